@@ -42,13 +42,15 @@ class ToolInvocation:
     """One tool call, for an interceptor.
 
     `request` is the model's call. `arguments` are the validated arguments that the model can see, with defaults, by the
-    names of the parameters. `context` is that of the call.
+    names of the parameters. `context` is that of the call. `replayed` is True if a stored run has the result, so that
+    `proceed` returns it and the tool does not run.
     """
 
     request: ToolExecutionRequest
     specification: ToolSpecification
     arguments: Mapping[str, Any] = field(hash=False)
     context: InvocationContext
+    replayed: bool = False
 
     def with_arguments(self, **changes: Any) -> ToolInvocation:
         """Return a copy with changed arguments, which `proceed` validates again. Raises `TypeError` for unknown ones.
@@ -68,12 +70,14 @@ class ToolInvocation:
 class ModelInvocation:
     """One model request, for an interceptor. `model` is the configured name, `"default"` for the default model.
 
-    Change the request with `dataclasses.replace(call, request=…)`.
+    Change the request with `dataclasses.replace(call, request=…)`. `replayed` is True if a stored run has the reply:
+    `proceed` returns it, and nothing is sent. It is final, so what `around_model` returns is ignored then.
     """
 
     request: ChatRequest
     model: str
     context: InvocationContext
+    replayed: bool = False
 
 
 ToolProceed: TypeAlias = Callable[[ToolInvocation], Awaitable[ToolExecutionResult]]
@@ -259,7 +263,9 @@ class _AroundTool:
             shown = {**decoded} if len(decoded) == self._count else {**self._defaults, **decoded}
         if self._copies:
             shown = _shown(shown)
-        invocation = _new_invocation(call.request, call.tool.specification, shown, call.context)
+        place = call.context.place
+        replayed = place is not None and place.is_recorded
+        invocation = _new_invocation(call.request, call.tool.specification, shown, call.context, replayed)
         try:
             returned = await bean.around_tool(invocation, proceed)
         except Exception:
@@ -374,7 +380,7 @@ class _AroundModel:
                     fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
                     raise IllegalConfigurationError([Problem(invocation.plan.where, fact, fix)])
                 try:
-                    replied: Any = await perform(CallModel(given.request), invocation)
+                    replied: Any = await perform(CallModel(given.request, effect.recorded), invocation)
                 except BaseException as error:
                     if ending is None and _ends_invocation(error):
                         ending = error
@@ -387,7 +393,8 @@ class _AroundModel:
             task = current_task()
             cancelling = 0 if task is None else task.cancelling()
             try:
-                call = ModelInvocation(effect.request, invocation.model_name, invocation.context)
+                replayed = effect.recorded is not None
+                call = ModelInvocation(effect.request, invocation.model_name, invocation.context, replayed)
                 returned = await bean.around_model(call, proceed)
                 _check(ending, task, cancelling)
             except Exception:

@@ -137,6 +137,24 @@ async def test_the_same_record_again_is_ignored(store: RunStore, along: tuple[St
     assert await store.records(run.id) == [record, *along]
 
 
+@pytest.mark.parametrize("along", [(), (StoredRecord("0#start", "start", "{}"),)])
+async def test_a_record_that_replaces_another_one_keeps_its_place(
+    store: RunStore, along: tuple[StoredRecord, ...]
+) -> None:
+    run = new_run(status="running")
+    await store.create(run, owner="a")
+    first = StoredRecord("0", "result", "raw")
+    await store.append(run.id, 1, [first, StoredRecord("#r1", "reply", "{}")])
+    await store.append(run.id, 1, [StoredRecord("0", "result", "judged", replaces=True), *along])
+    await store.append(run.id, 1, [first])
+
+    found = await store.records(run.id)
+    assert found[:2] == [StoredRecord("0", "result", "judged"), StoredRecord("#r1", "reply", "{}")]
+    with pytest.raises(LeaseLostError):
+        await store.append(run.id, 7, [StoredRecord("0", "result", "late", replaces=True)])
+    assert await store.records(run.id) == found
+
+
 async def test_records_of_the_same_place_belong_to_one_run_each(store: RunStore) -> None:
     one, two = new_run(), new_run()
     for run in (one, two):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -193,6 +193,8 @@ def read(text: str) -> dict[str, Any]:
         written = json.loads(text)
     except ValueError as error:
         raise UnreadableDocumentError("the stored text is not JSON") from error
+    except RecursionError:
+        raise UnreadableDocumentError("the stored text is nested too deeply") from None
     version = written.get("version") if isinstance(written, dict) else None
     if version != VERSION:
         raise UnreadableDocumentError(f"the stored run has format version {version!r}; this program reads {VERSION}")
@@ -320,12 +322,20 @@ def state_from_dict(written: Mapping[str, Any], before: State | None) -> State:
 
 
 def reply_to_json(
-    state: State, before: State | None, replied: ModelReplied, usage: Mapping[str, Any] | None = None
+    state: State,
+    before: State | None,
+    replied: ModelReplied,
+    usage: Mapping[str, Any] | None = None,
+    unfit: Sequence[int] = (),
 ) -> str:
-    """Write the state before a model's reply, the usage counted before it, and the reply."""
+    """Write the state before a model's reply, the usage counted before it, and the reply.
+
+    `unfit` are the positions of its calls that the program refused when the reply came.
+    """
     reply = State(None, (), tuple(replied.aside), response=replied.response).to_json()
     counted = json.dumps(usage)
-    return f'{{"version":{VERSION},"usage":{counted},"before":{state_to_json(state, before)},"reply":{reply}}}'
+    about = f'"version":{VERSION},"usage":{counted},"unfit":{json.dumps([*unfit])}'
+    return f'{{{about},"before":{state_to_json(state, before)},"reply":{reply}}}'
 
 
 def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
@@ -384,24 +394,30 @@ def failure_to_json(error: Exception, undo: list[dict[str, Any]]) -> str:
     return json.dumps({"version": VERSION, **facts})
 
 
-def result_to_json(result: Encoded | Exception) -> str:
-    """Write the result of a tool call, or its exception."""
+def result_to_json(
+    result: Encoded | Exception, arguments: Mapping[str, Any] | None = None, *, is_judged: bool = False
+) -> str:
+    """Write the result of a tool call, or its exception.
+
+    `arguments` are those that the tool had, if they are not the model's. `is_judged`: output guardrails have accepted
+    or written the result, so it is what the model reads.
+    """
+    about = {"version": VERSION, "arguments": arguments, "judged": is_judged}
     if isinstance(result, Exception):
         kind = "ToolRetry" if isinstance(result, ToolRetry) else type_name_of(result)
-        return json.dumps({"version": VERSION, "error": kind, "text": message_of(result)})
+        return json.dumps({**about, "error": kind, "text": message_of(result)})
     message = ToolExecutionResultMessage(
         "", "", result.text, result.is_error, dict(result.attributes or {}), tuple(result.contents)
     )
-    return json.dumps({"version": VERSION, "message": message_to_dict(message), "value": json_or_none(result.value)})
+    return json.dumps({**about, "message": message_to_dict(message), "value": json_or_none(result.value)})
 
 
-def result_from_json(text: str) -> Encoded:
-    """Return the result in a record. Raises the exception that was recorded."""
-    written = read(text)
+def result_from_dict(written: Mapping[str, Any]) -> Encoded | Exception:
+    """Return the result in a record written by `result_to_json`, or the exception that was recorded."""
     if "error" in written:
         if written["error"] == "ToolRetry":
-            raise ToolRetry(written["text"])
-        raise RecordedToolError(written["error"], written["text"])
+            return ToolRetry(written["text"])
+        return RecordedToolError(written["error"], written["text"])
     message = message_from_dict(written["message"])
     assert isinstance(message, ToolExecutionResultMessage)
     return EncodedInFull(

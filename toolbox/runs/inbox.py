@@ -67,7 +67,7 @@ from ..services.invocation import Invocation
 from ..services.layers import within
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Kind, Result, Shape
-from ..services.plans import MethodPlan, place_of_added_tools, plan_behind, services_below, tools_added
+from ..services.plans import MethodPlan, Toolset, place_of_added_tools, plan_behind, services_below, tools_added
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
 from .documents import (
@@ -572,7 +572,7 @@ class Runs(RunStarting):
         async with self._scope_of(prepared, await self._identity_of(stored.id, prepared)):
             invocation = Invocation(plan, self._host, arguments, place=place)
             await invocation.open()
-        return invocation.toolset.by_name.get(waiting.call.tool_name)
+        return invocation.toolset.stored(waiting.call.tool_name)
 
     def _inner_arguments(
         self, run_id: str, prepared: _Prepared, waiting: WaitingCall
@@ -651,7 +651,7 @@ class Runs(RunStarting):
 
     def _offered(self, run_id: str, plan: MethodPlan, name: str, added: Sequence[Tool]) -> Tool | None:
         """Return a tool of a method; None if only a tool provider can have it. Raises `RunIncompatibleError`."""
-        tool = plan.toolset.by_name.get(name) or next((each for each in added if each.name == name), None)
+        tool = plan.toolset.stored(name) or Toolset.of(added).stored(name)
         if tool is None and not plan.providers:
             raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
         return tool

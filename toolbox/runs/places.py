@@ -12,13 +12,14 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, Protocol, cast
 from uuid import uuid4
 
-from ..chat import PendingCall, RunSuspended, TokenUsage, ToolExecutionRequest
+from ..chat import PendingCall, RunSuspended, TokenUsage, ToolExecutionRequest, ToolSpecification
 from ..context import (
     TAKES_ANSWERS,
     TOOL_ORIGIN,
@@ -39,14 +40,17 @@ from ..errors import (
     RunConflictError,
     RunIncompatibleError,
     RunStoreError,
+    ToolArgumentsError,
     ToolDeferred,
     TransactionRolledBackError,
+    TranscriptError,
 )
-from ..execution.markers import EXECUTION_MARK, execution_of
+from ..execution.markers import COROUTINE, EXECUTION_MARK, execution_of
 from ..limits import Account, Usage
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
-from ..tools.codec import Encoded, EncodedInFull, printable
+from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
+from ..tools.failures import message_of
 from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
 from ..tools.specification import is_field
 from .documents import (
@@ -65,7 +69,7 @@ from .documents import (
     read,
     reply_from_dict,
     reply_to_json,
-    result_from_json,
+    result_from_dict,
     result_to_json,
     snapshot_to_json,
     state_from_dict,
@@ -111,6 +115,11 @@ class RunPlace:
         """True if a service already runs as the tool at this place."""
         return self.session.is_entered(self.path)
 
+    @property
+    def is_recorded(self) -> bool:
+        """True if the next attempt of this call has a recorded result, so that the tool does not run."""
+        return self.session.next_record(self.call) == "result"
+
 
 def place_of_compensation(invocation: RunPlace, position: int) -> RunPlace:
     """Return the place of the compensation of an execution: attempt 0 of its call. It is recorded once."""
@@ -125,6 +134,9 @@ class Suspendable(Protocol):
     state: State
     context: InvocationContext
     environment: Any
+    toolset: Any
+    plan: Any
+    is_resumed: bool
     deadline: Any
     account: Account | None
 
@@ -163,7 +175,7 @@ class RunSession:
         self._records: dict[str, StoredRecord] = {}
         self._starts: dict[str, int] = {}
         self._outside: set[str] = set()
-        self._results: dict[str, Encoded | Exception | ToolDeferred] = {}
+        self._results: dict[str, StoredRecord] = {}
         self._waiting: dict[str, WaitingCall] = {}
         self._suspended: dict[str, tuple[Suspendable, bool]] = {}
         self._snapshots: dict[str, int] = {}
@@ -171,6 +183,10 @@ class RunSession:
         self._entered: set[str] = set()
         self._fresh: set[str] = set()
         self._edited: set[str] = set()
+        self._checked: set[str] = set()
+        self._stored_calls: set[str] = set()
+        self._decoded: dict[str, dict[str, Any] | None] = {}
+        self._to_judge: dict[str, _Unjudged | None] = {}
         self._replies: dict[str, int] = {}
         self._written: dict[str, State] = {}
 
@@ -218,16 +234,17 @@ class RunSession:
         state: State | None = None
         remaining, notes, usage = None, {}, None
         first = 0
-        if count := self._snapshots.get(path):
-            written = read(self._records[f"{path}#s{count}"].data)
-            state, about = state_from_dict(written["state"], None), written["about"]
-            first, remaining, notes = about["replies"], about["remaining"], about["notes"]
-            usage = about["usage"]
-        replies = first
-        while (record := self._records.get(f"{path}#r{replies}")) is not None:
-            written = read(record.data)
-            state, usage = state_from_dict(written["before"], state), written["usage"]
-            replies += 1
+        with self._reading():
+            if count := self._snapshots.get(path):
+                written = read(self._records[f"{path}#s{count}"].data)
+                state, about = state_from_dict(written["state"], None), written["about"]
+                first, remaining, notes = about["replies"], about["remaining"], about["notes"]
+                usage = about["usage"]
+            replies = first
+            while (record := self._records.get(f"{path}#r{replies}")) is not None:
+                written = read(record.data)
+                state, usage = state_from_dict(written["before"], state), written["usage"]
+                replies += 1
         if state is None:
             return None
         self._written[path] = state
@@ -250,7 +267,10 @@ class RunSession:
     def failure_at(self, path: str) -> dict[str, Any] | None:
         """Return the recorded failure of the invocation at this place, with the executions to undo."""
         record = self._records.get(f"{path}#failed")
-        return None if record is None else read(record.data)
+        if record is None:
+            return None
+        with self._reading():
+            return read(record.data)
 
     async def record_failure(self, path: str, error: Exception, undo: list[dict[str, Any]]) -> None:
         """Record that the invocation at this place fails, before its tools are undone."""
@@ -280,8 +300,13 @@ class RunSession:
         key = f"{path}#r{number}"
         self._replies[path] = number + 1
         if (record := self._records.get(key)) is not None:
-            recorded = replace(reply_from_dict(read(record.data)), is_replayed=True)
-            if not self.cancels or recorded.response.ai_message.tool_execution_requests:
+            with self._reading():
+                recorded = replace(reply_from_dict(read(record.data)), is_replayed=True)
+            if not self.cancels:
+                # Interceptors see it again; the record has what they returned, and calls that have happened.
+                await perform(CallModel(effect.request, recorded), invocation)
+                return recorded
+            if recorded.response.ai_message.tool_execution_requests:
                 return recorded
         if self.cancels:
             raise self.cancelled()
@@ -291,7 +316,9 @@ class RunSession:
             if self.write_events is not None:  # after a crash, only events since the last reply are produced again
                 await self.written_events()
             state = invocation.state
-            data = reply_to_json(state, self._written.get(path), replied, usage)
+            requests = replied.response.ai_message.tool_execution_requests
+            unfit = [index for index, each in enumerate(requests) if _misfit(each, invocation) is not None]
+            data = reply_to_json(state, self._written.get(path), replied, usage, unfit)
             await self._write(StoredRecord(key, "reply", data))
             self._written[path] = state
         return replied
@@ -304,8 +331,12 @@ class RunSession:
         self._fresh.add(place)
         environment = invocation.environment
         context = replace(environment.context, place=RunPlace(self, place, place))
-        is_replayed = place in self._records and self._records[place].kind == "result"
-        environment = replace(environment, context=context, listeners=None if is_replayed else environment.listeners)
+        tools, listeners, name = environment.tools, environment.listeners, effect.request.name
+        if self.next_record(place) == "result":
+            tools, listeners = {name: self._recorded_tool(effect.request, place, invocation)}, None
+        elif place in self._stored_calls and (tool := invocation.toolset.former.get(name)) is not None:
+            tools = {name: tool, **tools}
+        environment = replace(environment, context=context, tools=tools, listeners=listeners)
         try:
             return ToolFinished(effect.index, await execute_tool(effect.request, environment))
         except ToolSuspension as suspension:
@@ -335,6 +366,34 @@ class RunSession:
                 reason = f"MCP server {seen.mcp_server!r} does not offer the tool {name} now, or has changed it"
             raise RunIncompatibleError(self.id, reason)
 
+    def check_fits(self, invocation: Suspendable) -> None:
+        """Raise `RunIncompatibleError` if a stored call without a result does not fit this program.
+
+        Called before the first effect of an invocation. While programs are replaced, an older one may get a run with
+        calls that only the newer one knows. If it went on, the model would read that a tool is unknown, and pay again.
+        A call that was refused when the reply came, such as one of a tool that the model made up, is refused again.
+        """
+        path, state = invocation.place.path, invocation.state
+        if path in self._checked:
+            return
+        self._checked.add(path)
+        if not invocation.is_resumed or self.cancels:
+            return
+        unfit: Sequence[int] = ()
+        requests = {index: each.request for index, each in enumerate(state.pending) if each.status == "waiting"}
+        if (record := self._records.get(f"{path}#r{self._replies.get(path, 0)}")) is not None:
+            with self._reading():
+                written = read(record.data)
+                reply, unfit = reply_from_dict(written).response.ai_message, written.get("unfit", ())
+            requests = dict(enumerate(reply.tool_execution_requests))
+        for index, request in requests.items():
+            place = _below(path, len(state.executions) + index)
+            if index in unfit:
+                continue
+            self._stored_calls.add(place)
+            if not self._has_result(place) and (reason := _misfit(request, invocation, is_stored=True)) is not None:
+                raise RunIncompatibleError(self.id, reason)
+
     def _has_result(self, place: str) -> bool:
         """Return True if the call at a place, or an attempt of it, has a recorded result."""
         return any(
@@ -342,7 +401,136 @@ class RunSession:
             for key, record in self._records.items()
         )
 
+    # --- recorded results
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read records inside the block. Raises `RunIncompatibleError` for those of another version of the program."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, TranscriptError) as error:
+            raise RunIncompatibleError(self.id, f"its records cannot be read: {error}") from error
+
+    def next_record(self, call: str) -> str | None:
+        """Return the kind of the record that the next attempt of a call has; None if the tool will run."""
+        record = self._records.get(_attempt(call, self._attempts.get(call, 0) + 1))
+        return None if record is None else record.kind
+
+    def _recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Suspendable) -> Tool:
+        """Return the tool of a call with a recorded result, for every identity.
+
+        If this program no longer has it, or it takes other arguments, the tool only gives the result.
+        """
+        tool = _stored_tool(request.name, invocation)
+        if tool is not None and _fault_of(tool, request) is None:
+            return tool if tool.access is None else replace(tool, access=None)
+
+        async def give(call: ToolCall) -> Encoded:
+            encoded = self._result_in(self._last_record(place))
+            if call.environment.ran is not None and not encoded.is_error:  # for its compensation
+                call.environment.ran[id(call.request)] = call
+            return encoded
+
+        return Tool(
+            specification=ToolSpecification(request.name),
+            execution=COROUTINE,
+            where=request.name,
+            function=None,
+            encode=lambda value: Encoded("", value),
+            run=give,
+        )
+
+    def _last_record(self, call: str) -> StoredRecord:
+        """Return the record of the last attempt of a call that has one."""
+        number = 1
+        while (after := self._records.get(_attempt(call, number + 1))) is not None and after.kind == "result":
+            number += 1
+        return self._records[_attempt(call, number)]
+
+    def _result_in(self, record: StoredRecord, call: ToolCall | None = None) -> Encoded:
+        """Return the result in a record, and give `call` the arguments that the tool had. Raises a recorded error."""
+        with self._reading():
+            written = read(record.data)
+            result = result_from_dict(written)
+        if call is not None and written.get("arguments") is not None:
+            with suppress(ToolArgumentsError):
+                call.arguments = decoded(call.tool, call, written["arguments"])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def replay(self, step: ToolStep, call: ToolCall) -> Encoded:
+        """Let the interceptors of a call see its recorded result again.
+
+        They see the arguments that the tool had. What they return counts, unless the record has what output guardrails
+        let the model read.
+        """
+        place: RunPlace = call.context.place
+        last, is_judged = self._last_record(place.call), self.is_judged(place.call)
+        with self._reading():
+            arguments = read(self._records[place.call].data).get("arguments")
+        if arguments is not None:
+            try:
+                call = call.with_arguments(decoded(call.tool, call, arguments))
+            except ToolArgumentsError:
+                return self._result_in(last)
+        self._decoded[place.call] = call.arguments
+        if not is_judged:
+            return await step(call)
+        try:
+            await step(call)
+        except EndsInvocation:
+            raise
+        except Exception as error:
+            logger.debug("an interceptor of tool %r failed around its recorded result: %s", call.tool.name, error)
+        return self._result_in(last)
+
+    def is_judged(self, call: str) -> bool:
+        """Return True if the record of a call has what output guardrails let the model read."""
+        with self._reading():
+            return bool(read(self._last_record(call).data).get("judged", False))
+
+    async def judge(self, guarded: ToolStep, call: ToolCall) -> Encoded:
+        """Run a call and its output guardrails, and record what they let the model read in place of the tool's result.
+
+        The tool's own result is recorded if the guardrails fail or are cancelled, because the tool has run.
+        """
+        place: RunPlace = call.context.place
+        self._to_judge[place.call] = None
+        try:
+            encoded = await guarded(call)
+            unjudged = self._to_judge[place.call]
+            if unjudged is not None:
+                record = _result_record(unjudged.path, encoded, unjudged.arguments, is_judged=True)
+                await self._add_record(replace(record, replaces=unjudged.result is None))
+            return encoded
+        except BaseException:
+            await self._record_unjudged(place.call)
+            raise
+        finally:
+            del self._to_judge[place.call]
+
+    async def _record_unjudged(self, call: str) -> None:
+        """Record the result of a call that output guardrails have not judged, if there is one."""
+        unjudged = self._to_judge.get(call)
+        if unjudged is not None and unjudged.result is not None:
+            self._to_judge[call] = replace(unjudged, result=None)
+            await self._add_record(_result_record(unjudged.path, unjudged.result, unjudged.arguments))
+
     # --- one tool
+
+    def note_decoded(self, call: ToolCall) -> None:
+        """Remember the arguments that the model gave to a call, to know later whether they were changed."""
+        self._decoded[call.context.place.call] = call.arguments
+
+    def _changed_arguments(self, call: ToolCall) -> dict[str, Any] | None:
+        """Return the arguments of a call as JSON values if a person, a guardrail or an interceptor changed them."""
+        given = self._decoded.get(call.context.place.call, call.arguments)
+        if call.arguments is None or call.arguments is given:
+            return None
+        with suppress(Exception):  # any exception of a value's own serializers
+            return json_arguments(call)
+        return None
 
     def first_answer(self, place: RunPlace) -> Answer | None:
         """Return the rejection of a call, or the approval that changed its arguments; only once for each call."""
@@ -357,17 +545,35 @@ class RunSession:
                 return each.answer
         return None
 
-    def approval_of(self, place: RunPlace, arguments: Mapping[str, Any]) -> GivenAnswer | None:
-        """Return the approval of a call with these arguments."""
+    def approval_of(self, call: ToolCall, arguments: Mapping[str, Any]) -> GivenAnswer | None:
+        """Return the approval of a call with these arguments, which are those of `call` as JSON values.
+
+        Where the model gave no value, a default of another version of the program voids no approval: a parameter may be
+        new. What a guardrail or an interceptor changed must be what the person saw.
+        """
+        place: RunPlace = call.context.place
         approvals = [each for each in self._answers(place.call) if each.answer.kind == "approve"]
         if not approvals:
             return None
         if place.call in self._edited:  # a person chose them; guardrails may have changed them since
             self._edited.discard(place.call)
             return approvals[-1]
+        written = read_arguments(call.request)
+        known = self._decoded.get(place.call)
+        model = written if known is None else json_arguments(call.with_arguments(known))
+        defaults = {name for name in arguments if name not in written and arguments[name] == model.get(name)}
+
+        def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in values.items() if name not in defaults}
+
         # The arguments that a person replaced are not approved.
         unchanged = [each for each in approvals if each.answer.arguments is None]
-        return next((each for each in reversed(unchanged) if dict(each.asked) == arguments), None)
+        shown = without_defaults(arguments)
+        return next((each for each in reversed(unchanged) if without_defaults(each.asked) == shown), None)
+
+    def forget_edit(self, call: str) -> None:
+        """Forget that a person chose the arguments of a call: its next attempt needs an approval of its own."""
+        self._edited.discard(call)
 
     def _given(self) -> Sequence[GivenAnswer]:
         return self.document.answers if self.document is not None else ()
@@ -404,7 +610,8 @@ class RunSession:
         """Return the recorded result of a tool; else run it, and record its result."""
         place: RunPlace = call.context.place
         attempt = self._attempts[place.call] = self._attempts.get(place.call, 0) + 1
-        path = place.call if attempt == 1 else f"{place.call}.{attempt}"
+        path = _attempt(place.call, attempt)
+        await self._record_unjudged(place.call)  # of an earlier attempt
         if path != place.path:
             object.__setattr__(call.context, "place", RunPlace(self, place.call, path))
         if (record := self._records.get(path)) is not None:
@@ -418,7 +625,7 @@ class RunSession:
             raise ToolSuspension({"kind": "cancelled"})  # the other calls of the reply are read from their records
         if self.generation is not None:
             if (starts := self._starts.get(path, 0)) and (known := self._unknown(call, path, starts)) is not None:
-                await self._write(StoredRecord(path, "result", result_to_json(known)))
+                await self._keep(path, known, call)
                 return known
             return await self._run_recorded(step, call, path)
         return await self._run(step, call, path)
@@ -443,7 +650,7 @@ class RunSession:
         except ToolDeferred as deferred:
             if not call.tool.deferred:
                 raise
-            await self._keep(path, deferred)
+            await self._keep(path, deferred, call)
             raise self.suspend(call, path, "deferred", deferred.reason, _json_attributes(call.tool, deferred)) from None
         except (Exception, asyncio.CancelledError) as error:
             if recorder is not None and (record := await self._read_back(recorder, path, error)) is not None:
@@ -456,17 +663,24 @@ class RunSession:
                 )
                 return await self._recorded(step, call, path, record)
             if not isinstance(error, (EndsInvocation, asyncio.CancelledError)):
-                await self._keep(path, error)
+                await self._keep(path, error, call)
             raise
-        if recorder is None or not recorder.is_written:
-            await self._keep(path, encoded)
+        if recorder is not None and recorder.is_written:
+            self._note_unjudged(path, call)
+        elif call.context.place.call in self._to_judge:
+            self._note_unjudged(path, call, encoded)
+        else:
+            await self._keep(path, encoded, call)
         return encoded
 
     async def _recorded(self, step: ToolStep, call: ToolCall, path: str, record: StoredRecord) -> Encoded:
         """Return the recorded result of a call. Raises `ToolSuspension` while a deferred one has no answer."""
         if record.kind == "deferred":
-            return await self._deferred(step, call, path, read(record.data))
-        return result_from_json(record.data)
+            with self._reading():
+                deferred = read(record.data)
+            return await self._deferred(step, call, path, deferred)
+        self._note_unjudged(path, call)
+        return self._result_in(record, call)
 
     async def _read_back(self, recorder: _Recorder, path: str, error: BaseException) -> StoredRecord | None:
         """Return the result that a transaction has recorded although its call raised an error; None if it has not.
@@ -496,12 +710,28 @@ class RunSession:
             raise cancelled
         return record
 
-    async def _keep(self, path: str, result: Encoded | Exception | ToolDeferred) -> None:
-        """Record a result now, or remember it for a suspension."""
+    def _note_unjudged(self, path: str, call: ToolCall, result: Encoded | None = None) -> None:
+        """Remember an attempt whose result output guardrails will judge; `result` is not recorded yet."""
+        place: RunPlace = call.context.place
+        if place.call in self._to_judge:
+            self._to_judge[place.call] = _Unjudged(path, self._changed_arguments(call), result)
+
+    async def _keep(self, path: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> None:
+        """Record a result."""
+        if not isinstance(result, ToolDeferred):
+            self._note_unjudged(path, call)
+        await self._add_record(self.result_record(path, result, call))
+
+    def result_record(self, path: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> StoredRecord:
+        """Return the record of a result, with the arguments of the call if they are not the model's."""
+        return _result_record(path, result, self._changed_arguments(call))
+
+    async def _add_record(self, record: StoredRecord) -> None:
+        """Write a record now, or remember it for a suspension."""
         if self.generation is not None:
-            await self._write(_result_record(path, result))
+            await self._write(record)
         else:
-            self._results[path] = result
+            self._results[record.key] = record
 
     async def _deferred(self, step: ToolStep, call: ToolCall, path: str, written: Mapping[str, Any]) -> Encoded:
         """Return the answer to a deferred call, or run the tool again with it. Raises `ToolSuspension` without one."""
@@ -616,11 +846,7 @@ class RunSession:
             for index, each in enumerate(invocation.state.pending)
             if each.status == "suspended"
         ]
-        return [
-            _result_record(path, result)
-            for path, result in self._results.items()
-            if any(_is_within(path, call) for call in calls)
-        ]
+        return [record for path, record in self._results.items() if any(_is_within(path, call) for call in calls)]
 
     async def written_events(self) -> None:
         """Wait until all events so far are stored. Raises `LeaseLostError` and `RunStoreError`."""
@@ -719,7 +945,7 @@ class _Recorder(TransactionRecorder):
     def record_in(self, connection: Any, value: Any) -> None:
         """See `TransactionRecorder`."""
         result = value if isinstance(value, ToolDeferred) else self._call.tool.encode(value)
-        record = _result_record(self._path, result)
+        record = self._session.result_record(self._path, result, self._call)
         self.has_begun = True
         self._store.record_in(connection, self._session.id, self._session._owned, record)
         self._raise_if_closed()
@@ -766,6 +992,7 @@ def in_run(perform: Callable[..., Any]) -> Callable[..., Any]:
 
     def performing(effect: CallModel | RunTool, invocation: Suspendable) -> Awaitable[Any]:
         session: RunSession = invocation.place.session
+        session.check_fits(invocation)
         if isinstance(effect, RunTool):
             return session.call(effect, invocation)
         return session.ask(effect, invocation, perform)
@@ -773,17 +1000,64 @@ def in_run(perform: Callable[..., Any]) -> Callable[..., Any]:
     return performing
 
 
+def replaying(perform: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the layer inside of interceptors that answers a model request with its recorded reply."""
+
+    def performing(effect: CallModel | RunTool, invocation: Suspendable) -> Awaitable[Any]:
+        if isinstance(effect, CallModel) and effect.recorded is not None:
+            return _awaited(effect.recorded)
+        return cast("Awaitable[Any]", perform(effect, invocation))
+
+    return performing
+
+
+async def _awaited(reply: ModelReplied) -> ModelReplied:
+    return reply
+
+
 def answered(step: ToolStep, tool: Tool) -> ToolStep:
     """Return the outermost layer of a tool: it answers rejected calls, and replaces arguments that a person changed."""
 
     async def run(call: ToolCall) -> Encoded:
         place: RunPlace | None = call.context.place
-        answer = None if place is None else place.session.first_answer(place)
+        if place is None:
+            return await step(call)
+        session = place.session
+        answer = session.first_answer(place)
+        if answer is not None and answer.kind == "reject":
+            return EncodedInFull(printable(answer.reason or ""), is_error=True)
+        if place.is_recorded:
+            session.forget_edit(place.call)
+            return await session.replay(step, call)
+        session.note_decoded(call)
         if answer is None:
             return await step(call)
-        if answer.kind == "reject":
-            return EncodedInFull(printable(answer.reason or ""), is_error=True)
         return await step(call.with_arguments(decoded(tool, call, answer.arguments or {})))
+
+    return run
+
+
+def unless_run(checked: ToolStep, step: ToolStep) -> ToolStep:
+    """Return a step that takes the checks before a tool only if the tool will run: a recorded call has passed them."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        has_run = place is not None and place.session.next_record(place.call) is not None
+        return await (step if has_run else checked)(call)
+
+    return run
+
+
+def judging(guarded: ToolStep, step: ToolStep) -> ToolStep:
+    """Return the layer around output guardrails: what they let the model read is recorded, and not judged again."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        if place is None:
+            return await guarded(call)
+        if place.is_recorded and place.session.is_judged(place.call):
+            return await step(call)
+        return await place.session.judge(guarded, call)
 
     return run
 
@@ -804,11 +1078,13 @@ def approval(step: ToolStep, tool: Tool) -> ToolStep:
         if place is None:
             return EncodedInFull(NOT_APPROVABLE, is_error=True)
         arguments = json_arguments(call)
-        given = place.session.approval_of(place, arguments)
+        given = place.session.approval_of(call, arguments)
         if given is not None:
             from .documents import read_person
 
             object.__setattr__(call.context, "approved_by", read_person(given.by))
+            if given.answer.arguments is None and given.asked != arguments:  # it runs with what the person saw
+                call = call.with_arguments(decoded(tool, call, given.asked))
         elif await _needs_approval(tool, call):
             raise place.session.suspend(call, place.call, "approval")
         return await step(call)
@@ -897,14 +1173,63 @@ def _supplied(tool: Tool, answer: Answer) -> Encoded:
     return tool.encode(answer.value)
 
 
-def _result_record(path: str, result: Encoded | Exception | ToolDeferred) -> StoredRecord:
+def _stored_tool(name: str, invocation: Suspendable) -> Tool | None:
+    """Return the tool of a stored call, also if the identity may no longer call it or a search has not found it."""
+    tool: Tool | None = invocation.environment.tools.get(name)
+    return tool or invocation.toolset.stored(name) or invocation.plan.toolset.stored(name)
+
+
+def _misfit(request: ToolExecutionRequest, invocation: Suspendable, *, is_stored: bool = False) -> str | None:
+    """Return why a call does not fit this program; None if it fits."""
+    tool = _stored_tool(request.name, invocation)
+    if tool is None or (not is_stored and request.name in tool.former_names):
+        return f"{invocation.plan.where} does not offer the tool {request.name!r}"
+    if (fault := _fault_of(tool, request)) is not None:
+        return f"the tool {request.name!r} does not accept the arguments of a stored call ({fault})"
+    return None
+
+
+def _fault_of(tool: Tool, request: ToolExecutionRequest) -> str | None:
+    """Return what is wrong with the arguments of a call; None if they are valid."""
+    if tool.decode is None:
+        return None
+    try:
+        tool.decode(request)
+    except ToolArgumentsError as error:
+        return "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
+    except Exception as error:  # of a type's own validators
+        return message_of(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unjudged:
+    """An attempt of a call that output guardrails have not judged. `result` is None if a record has it."""
+
+    path: str
+    arguments: dict[str, Any] | None
+    result: Encoded | None
+
+
+def _result_record(
+    path: str,
+    result: Encoded | Exception | ToolDeferred,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    is_judged: bool = False,
+) -> StoredRecord:
     if isinstance(result, ToolDeferred):
         from pydantic_core import to_jsonable_python
 
         attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
         data = json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
         return StoredRecord(path, "deferred", data)
-    return StoredRecord(path, "result", result_to_json(result))
+    return StoredRecord(path, "result", result_to_json(result, arguments, is_judged=is_judged))
+
+
+def _attempt(call: str, number: int) -> str:
+    """Return the place of an attempt of a call; interceptors can make several."""
+    return call if number == 1 else f"{call}.{number}"
 
 
 def _below(path: str, number: int) -> str:

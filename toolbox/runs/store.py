@@ -1,6 +1,6 @@
 """Runs as plain values, with their answers, and stores of runs: the protocol `RunStore`, and `InMemoryRunStore`.
 
-A run has one header (`StoredRun`) and records (`StoredRecord`), which are only ever added. Every write of an owner
+A run has one header (`StoredRun`) and records (`StoredRecord`). Every write of an owner
 names its generation, so that a process that has lost the run writes nothing more. Not here: what a document or a record
 contains (`documents`), checking and applying answers (`inbox`), stores in databases (`toolbox.sql`).
 """
@@ -51,11 +51,15 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """One record of a run. `key` is unique in the run; `data` is versioned JSON."""
+    """One record of a run. `key` is unique in the run; `data` is versioned JSON.
+
+    A record whose key exists is ignored, unless it `replaces` the one that is stored.
+    """
 
     key: str
     kind: str
     data: str
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,8 @@ class RunStore(Protocol):
     ) -> None:
         """Add records and events, and change the header, in one transaction.
 
-        A record whose key exists is ignored. Raises `LeaseLostError`, and writes nothing, unless the run has this
-        generation.
+        A record whose key exists is ignored, unless it `replaces` that one. Raises `LeaseLostError`, and writes
+        nothing, unless the run has this generation.
         """
         ...
 
@@ -188,7 +192,10 @@ class _Kept:
 
     def add(self, records: Sequence[StoredRecord]) -> None:
         for each in records:
-            self.records.setdefault(each.key, each)
+            if each.replaces:
+                self.records[each.key] = replace(each, replaces=False)
+            else:
+                self.records.setdefault(each.key, each)
 
     def add_events(self, events: Sequence[str]) -> None:
         first, now = len(self.events) + 1, datetime.now(UTC)

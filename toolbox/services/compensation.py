@@ -322,7 +322,7 @@ def _to_undo(invocation: Invocation) -> list[_Undo]:
     return [
         _Undo(position, execution)
         for position, execution in reversed(list(enumerate(state.all_executions)))
-        if execution.request.name in compensations
+        if _name_now(execution, invocation) in compensations
         and position not in state.undone
         and _succeeded(execution, position, invocation)
     ]
@@ -334,7 +334,7 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
     done: dict[int, bool] = {}
     for each in listed:
         state, position, execution = invocation.state, each.position, each.execution
-        compensation = compensations.get(execution.request.name)
+        compensation = compensations.get(_name_now(execution, invocation))
         if compensation is None:
             logger.error("cannot undo tool %r: this program has no compensation for it", execution.request.name)
             continue
@@ -350,6 +350,12 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
                 "%s failed to undo tool %r: %s", compensation.where, execution.request.name, error, exc_info=error
             )
     return done
+
+
+def _name_now(execution: ToolExecution, invocation: Invocation) -> str:
+    """Return the present name of the tool of an execution, which a stored run may know by a former one."""
+    tool = invocation.toolset.stored(execution.request.name)
+    return execution.request.name if tool is None else tool.name
 
 
 def _succeeded(execution: ToolExecution, position: int, invocation: Invocation) -> bool:
@@ -416,7 +422,8 @@ def _arguments(compensation: Tool, undo: _Undo, invocation: Invocation) -> dict[
     if ran is not None and ran.arguments is not None:
         given = ran.visible_arguments()
     else:
-        tool = invocation.toolset.by_name[execution.request.name]
+        tool = invocation.toolset.stored(execution.request.name)
+        assert tool is not None
         assert tool.decode is not None
         request = execution.request
         if undo.arguments is not None:

@@ -477,7 +477,8 @@ class Invocation:
             model=host.model,
         )
         if self._resumed is not None:
-            offered = tuple(name for name in self._resumed.offered if name in toolset.by_name)
+            found = (toolset.stored(name) for name in self._resumed.offered)
+            offered = tuple(dict.fromkeys(tool.name for tool in found if tool is not None))
             self.state, self.has_begun = self._resumed.changed(offered=offered), True
             if self.dynamic_providers:  # the state may use their tools
                 await self.add_dynamic_tools([*self.state.history, *self.state.messages])

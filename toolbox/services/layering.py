@@ -76,7 +76,8 @@ def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions,
     models = _model_interceptors(interceptors)
     invocation: tuple[InvocationLayer, ...] = _input_check(marks.named_by("input_guardrails"))
     # Compensation, limits, tool search, recording, interceptors.
-    effects: tuple[EffectLayer, ...] = (*_compensation(options), *_tool_search(options), *_recording(in_run), *models)
+    recording, replaying = _recording(in_run)
+    effects = (*_compensation(options), *_tool_search(options), *recording, *models, *replaying)
     output = marks.named_by("output_guardrails")
     return Layers(
         invocation=invocation,
@@ -105,7 +106,9 @@ def tool_layers(
 
     # These also run for arguments that an interceptor changed.
     before: tuple[ToolLayer, ...] = (_ToolInputGuards(named("tool_input_guardrails")), _approval)
-    output = _ToolOutputGuards(named("tool_output_guardrails"))
+    output: ToolLayer = _ToolOutputGuards(named("tool_output_guardrails"))
+    if in_run:
+        before, output = tuple(_UnlessRun(each) for each in before), _Judging(output)
     around: tuple[ToolLayer, ...] = (*before, output, _ToolInterceptors(tuple(interceptors), before))
     if compensates:
         around = (*around, _noting_runs)
@@ -115,12 +118,44 @@ def tool_layers(
 # --- runs
 
 
-def _recording(in_run: bool) -> tuple[EffectLayer, ...]:
+def _recording(in_run: bool) -> tuple[tuple[EffectLayer, ...], tuple[EffectLayer, ...]]:
+    """Return the layer that records effects, and the one that gives a recorded reply to the layers between the two."""
     if not in_run:
-        return ()
+        return (), ()
     from ..runs.places import in_run as layer
+    from ..runs.places import replaying
 
-    return (layer,)
+    return (layer,), (replaying,)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnlessRun:
+    """A layer of checks before a tool, without effect on a call of a stored run that has passed them and has run."""
+
+    layer: ToolLayer
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        checked = self.layer(step, tool)
+        if checked is step:
+            return step
+        from ..runs.places import unless_run
+
+        return unless_run(checked, step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judging:
+    """The layer of the output guardrails, whose result is recorded instead of the tool's."""
+
+    layer: ToolLayer
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        guarded = self.layer(step, tool)
+        if guarded is step:
+            return step
+        from ..runs.places import judging
+
+        return judging(guarded, step)
 
 
 def _answered(step: ToolStep, tool: Tool) -> ToolStep:

@@ -84,9 +84,10 @@ class Rules:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask the model."""
+    """Ask the model. `recorded` is the reply that a stored run has for this request, for interceptors."""
 
     request: ChatRequest
+    recorded: ModelReplied | None = None
 
 
 @with_fast_init

@@ -97,18 +97,26 @@ class Toolset:
     immediate: frozenset[str] = frozenset()
     immediate_if_last: frozenset[str] = frozenset()
     is_restricted: bool = False  # some tools are not for all identities
+    former: Mapping[str, Tool] = field(default_factory=dict)  # by the names that stored runs may have
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
         """Return the toolset of these tools."""
         by_name = {tool.specification.name: tool for tool in tools}
         immediate, if_last = (
-            frozenset(name for name, tool in by_name.items() if tool.return_behavior is behavior)
+            frozenset(
+                name for tool in tools if tool.return_behavior is behavior for name in (tool.name, *tool.former_names)
+            )
             for behavior in (ReturnBehavior.IMMEDIATE, ReturnBehavior.IMMEDIATE_IF_LAST)
         )
         specifications = tuple(tool.specification for tool in tools)
         is_restricted = any(tool.access is not None for tool in tools)
-        return cls(tuple(tools), specifications, by_name, immediate, if_last, is_restricted)
+        former = {name: tool for tool in tools for name in tool.former_names}
+        return cls(tuple(tools), specifications, by_name, immediate, if_last, is_restricted, former)
+
+    def stored(self, name: str) -> Tool | None:
+        """Return the tool of a call in a stored run, which may have a former name of the tool."""
+        return self.by_name.get(name) or self.former.get(name)
 
     def joined_by(self, others: Sequence[Tool], plan: MethodPlan) -> Toolset:
         """Return the toolset with `others` added. Raises `IllegalConfigurationError` for duplicate names."""

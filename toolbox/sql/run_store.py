@@ -371,7 +371,7 @@ class SqlRunStore(RunStore):
         events: Sequence[str] = (),
     ) -> None:
         """See `RunStore`."""
-        if len(records) == 1 and changes is None and not events:
+        if len(records) == 1 and changes is None and not events and not records[0].replaces:
             await self._append_one(run_id, generation, records[0])
             return
         runs = self._tables.runs
@@ -427,7 +427,8 @@ class SqlRunStore(RunStore):
             await connection.run_sync(self._add_record_now, run_id, record)
 
     def _add_record_now(self, connection: Connection, run_id: str, record: StoredRecord) -> None:
-        connection.execute(self._statements.add_unchecked, _record_values(run_id, record))
+        statement = self._statements.replace if record.replaces else self._statements.add_unchecked
+        connection.execute(statement, _record_values(run_id, record))
 
     @retried
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
@@ -676,6 +677,8 @@ class _Statements:
             make(records).from_select(columns, source.select_from(runs)).on_conflict_do_nothing(index_elements=same)
         )
         self.add_unchecked = make(records).on_conflict_do_nothing(index_elements=same)
+        new = make(records)
+        self.replace = new.on_conflict_do_update(index_elements=same, set_={"data": new.excluded.data})
         self.add_events: Any = self._add_events(tables) if dialect == "postgresql" else None
 
     def _add_events(self, tables: RunTables) -> Any:

@@ -75,6 +75,7 @@ class ToolMark:
     on_unknown_outcome: UnknownOutcome = "tell"
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
     strict: bool | None = None
+    former_names: tuple[str, ...] = ()
     local_names: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
 
@@ -98,6 +99,7 @@ def tool(
     on_unknown_outcome: UnknownOutcome = "tell",
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
     strict: bool | None = None,
+    former_names: Sequence[str] = (),
 ) -> Callable[[F], F]: ...
 
 
@@ -116,6 +118,7 @@ def tool(
     on_unknown_outcome: UnknownOutcome = "tell",
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
     strict: bool | None = None,
+    former_names: Sequence[str] = (),
 ) -> Any:
     """Mark a function or method as a tool that a language model may call. The function itself is not changed.
 
@@ -141,6 +144,7 @@ def tool(
       unknown, `"ask"` a person, or `"retry"` the call.
     - `strict`: True asks the server to enforce the schema of the arguments, False not to; None leaves it to the
       service and the model.
+    - `former_names`: a tuple or list of the names that the tool had; stored runs that call it by one of them continue.
     - `search_behavior`: `SearchBehavior.ALWAYS_VISIBLE` shows the tool without a search, in services with
       `tool_search=`.
 
@@ -162,6 +166,7 @@ def tool(
         *_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome),
         search_behavior=SearchBehavior(search_behavior),
         strict=strict,
+        former_names=_former_names(former_names),
     )
     return lambda target: _mark(target, mark, sys._getframe(1))
 
@@ -183,6 +188,13 @@ def _run_options(
     if on_unknown_outcome not in ("tell", "ask", "retry"):
         raise TypeError(f'@tool: on_unknown_outcome is {on_unknown_outcome!r}; use "tell", "ask" or "retry"')
     return requires_approval, tuple(approvers), not_self, deferred, on_unknown_outcome
+
+
+def _former_names(given: Any) -> tuple[str, ...]:
+    """Return the former names of a tool. Raises `TypeError` unless it is a tuple or list of names."""
+    if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) and each for each in given):
+        raise TypeError(f'@tool: former_names is {given!r}; use a tuple of names: former_names=("refund",)')
+    return tuple(given)
 
 
 def toolbox(*tools: Any) -> Callable[[F], F]:

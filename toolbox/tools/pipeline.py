@@ -107,7 +107,8 @@ class Tool:
 
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
-    is None if every identity may call the tool. `effects` are known effects, for reports.
+    is None if every identity may call the tool. `effects` are known effects, for reports. `former_names` are names in
+    stored runs.
     """
 
     specification: ToolSpecification
@@ -133,6 +134,7 @@ class Tool:
     not_self: bool = False
     deferred: bool = False
     on_unknown_outcome: UnknownOutcome = "tell"
+    former_names: tuple[str, ...] = ()
     key_names: tuple[str, ...] = ()
     run_id_names: tuple[str, ...] = ()
     progress_names: tuple[str, ...] = ()

@@ -269,6 +269,7 @@ class _Reading:
             not_self=mark.not_self,
             deferred=mark.deferred,
             on_unknown_outcome=mark.on_unknown_outcome,
+            former_names=mark.former_names,
             key_names=_names(parameters, Role.IDEMPOTENCY_KEY),
             progress_names=_names(parameters, Role.PROGRESS),
             run_id_names=_names(parameters, Role.RUN_ID),
@@ -407,16 +408,23 @@ def read_each(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...], 
 
 
 def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
-    """Yield a problem for each name that several tools share."""
+    """Yield a problem for each name that several tools share, also if one of them had it formerly."""
     by_name: dict[str, list[str]] = {}
+    former: list[tuple[str, str]] = []
     for each in tools:
         by_name.setdefault(each.specification.name, []).append(each.where)
+        former += [(name, each.where) for name in each.former_names]
     for name, places in by_name.items():
         if len(places) > 1:
             fix = 'rename one of them with @tool(name="…"), or offer only one'
             if len(set(places)) == 1:
                 fix = f"list {places[0]} only once"
             yield Problem(where, f"{len(places)} tools have the same name {name!r}: {', '.join(places)}", fix)
+    for position, (name, place) in enumerate(former):
+        others = [*by_name.get(name, ()), *(other for same, other in former[:position] if same == name)]
+        if others:
+            fact = f"the former name {name!r} of {place} is also a name of {others[0]}"
+            yield Problem(where, fact, "remove it from former_names=, so that stored calls have one tool")
 
 
 def bean_types(sources: Iterable[object]) -> tuple[type, ...]:
