@@ -125,7 +125,7 @@ ask: $(RUN_STAMP)
 # --- checks and tests
 
 test: $(DOCS_STAMP)
-	$(PY) -m tests.parallel -q $(ARGS)
+	$(PY) -m pytest -q -n auto --dist worksteal $(ARGS)
 
 compat-mcp: $(DEV_STAMP)
 	$(PY) -m pytest -q tests/mcp/compat/parties.py $(ARGS)

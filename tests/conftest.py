@@ -2,94 +2,43 @@
 
 import asyncio
 import gc
+import os
 import random
-import shlex
 import shutil
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from tests import parallel
 
+CHROMIUM_OPTIONS = ("--no-sandbox", "--disable-gpu")
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--share=2/4`, with which `tests.parallel` runs a part of the files."""
-    parser.addoption("--share", metavar="NUMBER/COUNT", type=parallel.share, help="run this share of the test files")
+SHARED_FOLDER = "TOOLBOX_TESTS_FOLDER"
+"""Environment variable with a folder that all pytest processes of a run share, for example for one database server."""
 
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore the files of other shares."""
-    share = config.getoption("share")
-    is_other = share is not None and collection_path.suffix == ".py" and collection_path not in share
-    return True if is_other else None
-
-
-# The first four cost time: a process that waits for a next page, a new frame for each page, and two hidden pages of
-# each window that belong to its address bar.
-# The others are of playwright's list, which this one replaces.
-DISABLED_FEATURES = (
-    "SpareRendererForSitePerProcess",
-    "RenderDocument",
-    "WebUIOmniboxPopup",
-    "WebUIOmniboxAimPopup",
-    "AimEnabled",
-    "AvoidCorsURLLoaderRestartOnRedirect",
-    "AvoidUnnecessaryBeforeUnloadCheckSync",
-    "DestroyProfileOnBrowserClose",
-    "HttpsFirstBalancedModeAutoEnable",
-    "HttpsUpgrades",
-    "LensOverlay",
-    "MediaRouter",
-    "NetworkTimeServiceQuerying",
-    "OptimizationHints",
-    "PaintHolding",
-    "PreconnectToSearch",
-    "ThirdPartyStoragePartitioning",
-    "Translate",
-)
-# The first one saves a process. The others are of playwright's list.
-ENABLED_FEATURES = ("NetworkServiceInProcess2", "CDPScreenshotNewSurface", "SkipListAccountsWithoutGaiaCookies")
-CHROMIUM_OPTIONS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--in-process-gpu",
-    "--force-prefers-reduced-motion",  # of the window around the page; playwright decides for the page
-    f"--disable-features={','.join(DISABLED_FEATURES)}",
-    f"--enable-features={','.join(ENABLED_FEATURES)}",
-)
+MEMORY = Path("/dev/shm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share one warm Python process among the workers of a run."""
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        from tests import warm_python
-
-        warm_python.share()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out other shares of files that the arguments name. Without a share, run the slowest files first."""
-    share = config.getoption("share")
-    if share is None:
-        share = {path: -parallel.seconds_of(path) for path in {each.path for each in items}}
-    items[:] = sorted((each for each in items if each.path in share), key=lambda item: share[item.path])
+    """Create the folder that the processes of this run share. The workers of pytest-xdist inherit its name."""
+    if not hasattr(config, "workerinput"):
+        stack = ExitStack()
+        os.environ[SHARED_FOLDER] = stack.enter_context(folder_in_memory(2**30))
+        config.add_cleanup(stack.close)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from visiting, again and again, what lives as long as the run: modules and tests."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 20)
-        gc.enable()
+@contextmanager
+def folder_in_memory(needed: int) -> Iterator[str]:
+    """A folder on a memory file system, to avoid waiting for the disk; on a disk if `needed` bytes are not free."""
+    is_large = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > needed
+    # Not in pytest's folder: run by root, PostgreSQL has another user, who may not enter pytest's folders.
+    with TemporaryDirectory(prefix="toolbox-", dir=MEMORY if is_large else None, ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -124,17 +73,6 @@ class Clock:
         self._ahead += seconds
         for each in loops:
             each.call_soon_threadsafe(lambda: None)  # the loop wakes and reads the clock
-
-
-@pytest.fixture(scope="session")
-def warm_executable(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a Python that has imported the libraries, for programs that start Python themselves."""
-    from tests import warm_python
-
-    path = tmp_path_factory.mktemp("warm") / "python"
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python.command())} "$@"\n', encoding="utf-8")
-    path.chmod(0o700)
-    return str(path)
 
 
 @pytest.fixture

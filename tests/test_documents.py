@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
@@ -122,23 +122,12 @@ def environment() -> dict[str, str]:
 
 
 def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return warm_python.run(arguments, folder, environment())
+    return programs.run(arguments, folder, environment())
 
 
-def later(page: Path) -> bool:
-    """Return True for pages whose programs are in `test_documents_m_to_z.py`: two workers then share the programs."""
-    return page.parent.name == "docs" and page.stem >= "m"
-
-
-@pytest.mark.parametrize(
-    "program", [each for page in PAGES if not later(page) for each in programs_of(page)], ids=first
-)
-def test_programs_print_the_documented_output(program: tuple[Block, ...], tmp_path: Path, warm_executable: str) -> None:
-    run_program(program, tmp_path, warm_executable)
-
-
-def run_program(program: tuple[Block, ...], tmp_path: Path, python: str) -> None:
-    """Run a program and compare its output with the text blocks below its parts. `python` is its `sys.executable`."""
+@pytest.mark.parametrize("program", [each for page in PAGES for each in programs_of(page)], ids=first)
+def test_programs_print_the_documented_output(program: tuple[Block, ...], tmp_path: Path) -> None:
+    """Run a program and compare its output with the text blocks below its parts."""
     for block in program:
         compile(block.text, str(block), "exec")
     if program[0].note.startswith("not run: "):
@@ -149,7 +138,7 @@ def run_program(program: tuple[Block, ...], tmp_path: Path, python: str) -> None
         command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", file]
     else:
         text = f"\nprint({SEPARATOR!r}, flush=True)\n".join(block.text for block in program)
-        (tmp_path / file).write_text(text.replace("sys.executable", repr(python)), encoding="utf-8")
+        (tmp_path / file).write_text(text, encoding="utf-8")
         command = ["-W", "error", file]
 
     done = run(command, tmp_path)
@@ -176,7 +165,7 @@ def test_commands_print_the_documented_output(block: Block, tmp_path: Path) -> N
 def served(application: str, folder: Path) -> Iterator[str]:
     """Run an application under uvicorn on a free port and return its address."""
     server = subprocess.Popen(
-        warm_python.command("-m", "uvicorn", application, "--port", "0"),
+        programs.command("-m", "uvicorn", application, "--port", "0"),
         cwd=folder,
         env=environment(),
         stderr=subprocess.PIPE,

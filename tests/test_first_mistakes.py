@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from pydantic_settings import BaseSettings
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tests import warm_python
+from tests import programs
 from toolbox import (
     AsyncBeanError,
     ChatRequest,
@@ -679,7 +679,7 @@ for _ in range(2):
     )
 
     arguments = ["-W", "always::ResourceWarning", str(program)]
-    done = warm_python.run(arguments, tmp_path, dict(os.environ), free_at_end=True)
+    done = programs.run(arguments, tmp_path, dict(os.environ))
 
     assert done.stdout.split() == ["hi", "hi"]
     assert "Unclosed" not in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
@@ -47,7 +47,7 @@ container.register(Assistant)
 def toolbox(*arguments: str, folder: Path, typed: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1", **variables}
     return subprocess.run(
-        warm_python.command("-m", "toolbox.cli", *arguments),
+        programs.command("-m", "toolbox.cli", *arguments),
         cwd=folder,
         env=environment,
         input=typed,
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_a_conversation_at_once(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        warm_python.command("-m", "toolbox.cli", "chat", "program:Assistant"),
+        programs.command("-m", "toolbox.cli", "chat", "program:Assistant"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
         stdin=theirs,
@@ -188,7 +188,7 @@ def test_a_new_project_passes_its_own_tests(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     project = tmp_path / "my-shop"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = warm_python.command("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    command = programs.command("-m", "pytest", "-q", "-p", "no:cacheprovider")
     tests = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
 
     assert tests.returncode == 0, tests.stdout + tests.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 PROGRAM = """
 from typing import Protocol
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: str) -> Any:
     path = os.pathsep.join((str(folder), str(Path(__file__).parent.parent.parent)))
     return subprocess.Popen(
-        warm_python.command(*arguments),
+        programs.command(*arguments),
         cwd=folder,
         env=os.environ | {"PYTHONPATH": path},
         text=True,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.parallel import FOLDER, folder_in_memory
+from tests.conftest import SHARED_FOLDER, folder_in_memory
 from toolbox import ChatMemoryKey, UserMessage
 
 from .forge import Forge, create_run_tables
@@ -32,13 +32,9 @@ PATIENCE = {"timeout": 100}  # seconds that a server may take to start
 
 
 @pytest.fixture(scope="session")
-def shared_folder() -> Iterator[Path]:
-    """A folder in memory for the processes of `tests.parallel`, or for this process alone."""
-    if FOLDER in os.environ:
-        yield Path(os.environ[FOLDER])
-    else:
-        with folder_in_memory(2**30) as folder:
-            yield Path(folder)
+def shared_folder() -> Path:
+    """The folder in memory that all processes of this test run share."""
+    return Path(os.environ[SHARED_FOLDER])
 
 
 @contextmanager
@@ -95,7 +91,7 @@ def new_database(server: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres(shared_folder: Path) -> Iterator[Any]:
-    """A PostgreSQL server, which the processes of `tests.parallel` share."""
+    """A PostgreSQL server, which all processes of a test run share."""
     with postgres_server(shared_folder, shared_folder / "postgres", synchronous_commit="off") as server:
         yield server
 

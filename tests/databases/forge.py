@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import NullPool, create_engine, text
 
-from tests import warm_python
+from tests import programs
 from toolbox import sql
 
 from . import suspensions, transfers, trips
@@ -34,7 +34,7 @@ class Forge:
         program = f"{imported}from {transfers.__name__} import main; main()"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
         self._process = subprocess.Popen(
-            warm_python.command("-c", program),
+            programs.command("-c", program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tests import warm_python
+from tests import programs
 from toolbox import AiMessage, ChatMemoryKey, ChatMemoryStore, ChatRequest, Container, UserMessage, sql
 
 from . import conversation
@@ -48,7 +48,7 @@ class Running:
         self.connection, its = Pipe()
         program = f"from {conversation.__name__} import run; run()"
         self._starter = subprocess.Popen(
-            warm_python.command("-c", program, *arguments),
+            programs.command("-c", program, *arguments),
             stdin=its.fileno(),
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )

@@ -20,7 +20,6 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from tests.warm_python import use_huge_pages
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -410,7 +409,6 @@ def main() -> None:
     steps.taken.clear()
     gc.collect()
     gc.disable()  # for the children: a collection writes to each object, and so copies the memory of this process
-    use_huge_pages()
     print("ready", flush=True)
     running: dict[int, str] = {}
     numbers = itertools.count()

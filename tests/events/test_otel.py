@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests import warm_python
+from tests import programs
 from tests.conftest import Clock
 from tests.models.scripted_server import Scripted, call, chunk, completion, serving, stream
 from tests.rest.http_server import Server
@@ -640,7 +640,7 @@ async def test_mcp_servers_receive_the_span_of_the_tool(telemetry: Telemetry) ->
 
     container = Container(models={"default": ScriptedChatModel([tool_call("trace_of_call"), last_result])})
     container.register(Remote).register_instance(telemetry.listener())
-    command, *arguments = warm_python.command(str(program))
+    command, *arguments = programs.command(str(program))
     server = mcp_server("tracing", command=command, args=arguments, env=environment, connect_timeout=110)
     async with container.register_instance(server, name="tracing"):
         answer = await container.get(Remote).ask("Go")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -77,7 +77,7 @@ def run(tmp_path: Path, program: str) -> list[str]:
     """Return the lines that the program prints."""
     file = tmp_path / "program.py"
     file.write_text(START + textwrap.dedent(program))
-    done = warm_python.run([str(file)], tmp_path, dict(os.environ), free_at_end=True)
+    done = programs.run([str(file)], tmp_path, dict(os.environ))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

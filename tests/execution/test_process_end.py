@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
@@ -52,7 +52,7 @@ def run(tmp_path: Path, program: str, **environment: str) -> tuple[list[str], st
     file = tmp_path / "program.py"
     file.write_text(START + textwrap.dedent(program))
     settings = {**os.environ, "TOOLBOX_STOP_TIMEOUT": "0.5", **environment}
-    done = warm_python.run([str(file)], tmp_path, settings, free_at_end=True)
+    done = programs.run([str(file)], tmp_path, settings)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 

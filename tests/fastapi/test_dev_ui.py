@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings
 
-from tests import warm_python
+from tests import programs
 from toolbox import (
     AiMessage,
     AudioContent,
@@ -136,7 +136,7 @@ def test_the_modules_of_the_dev_ui_are_not_loaded_when_it_is_off() -> None:
         "print([name for name in sys.modules if name.startswith('toolbox_fastapi.dev_ui.')])"
     )
 
-    done = warm_python.run(["-c", program], Path.cwd(), dict(os.environ))
+    done = programs.run(["-c", program], Path.cwd(), dict(os.environ))
 
     assert done.stdout.strip() == "['toolbox_fastapi.dev_ui.access']"
 

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 
-from tests import warm_python
+from tests import programs
 from toolbox import Container, IllegalConfigurationError, ToolboxSettings, application_scoped, tool
 from toolbox.tls import tls_context
 from toolbox_fastapi import DevUi, Inject, install
@@ -189,7 +189,7 @@ async def test_the_address_is_printed_and_the_token_is_not_in_the_access_log(
 def test_the_token_stays_after_a_reload_and_is_kept_in_a_private_file(tmp_path: Path) -> None:
     made = [
         subprocess.run(
-            warm_python.command("-c", "from toolbox_fastapi.dev_ui.access import make_token; print(make_token())"),
+            programs.command("-c", "from toolbox_fastapi.dev_ui.access import make_token; print(make_token())"),
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
             capture_output=True,
             text=True,

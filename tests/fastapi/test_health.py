@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tests import warm_python
+from tests import programs
 from toolbox import Container, application_scoped, produces, request_scoped
 from toolbox.mcp import McpServers, mcp_server
 from toolbox.redis import RedisChatMemoryStore, client
@@ -205,7 +205,7 @@ uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening]
 
 
 def test_an_application_that_shuts_down_is_live_but_not_ready() -> None:
-    server = subprocess.Popen(warm_python.command("-c", SHUTTING_DOWN), stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(programs.command("-c", SHUTTING_DOWN), stdout=subprocess.PIPE, text=True)
     with server, ThreadPoolExecutor() as threads:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -270,7 +270,7 @@ async def pid_of(servers: McpServers) -> int:
 
 
 async def test_mcp_servers_are_checked_once_they_are_used(running: Running) -> None:
-    command, *arguments = warm_python.command(str(MORTAL))
+    command, *arguments = programs.command(str(MORTAL))
     used = mcp_server("used", command=command, args=arguments, connect_timeout=110)
     unused = mcp_server("unused", command="a-program-that-does-not-exist")
     app = application(McpServers)

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests import warm_python
+from tests import programs
 from toolbox.tls import tls_context
 
 PROGRAM = """
@@ -90,7 +90,7 @@ def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproce
     program.write_text(textwrap.dedent(PROGRAM).replace("STOP_TIMEOUT", timeout).replace("OPTIONS", options))
     root = Path(__file__).parent.parent.parent
     process = subprocess.Popen(
-        warm_python.command(str(program)), stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(root)}
+        programs.command(str(program)), stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(root)}
     )
     with process:
         yield process

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests import warm_python
+from tests import programs
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AiMessage,
@@ -295,7 +295,7 @@ async def test_nothing_deprecated_is_requested_or_offered() -> None:
 
 
 def library(**options: Any) -> McpServer:
-    command, *arguments = warm_python.command(str(LIBRARY))
+    command, *arguments = programs.command(str(LIBRARY))
     return mcp_server("far", command=command, args=arguments, **{"connect_timeout": 110, **options})
 
 

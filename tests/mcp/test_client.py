@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 from tests.conftest import Clock
 from toolbox import (
     AiMessage,
@@ -49,12 +49,12 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 
 def counter(name: str = "counter", **options: Any) -> Any:
-    command, *arguments = warm_python.command(str(COUNTER))
+    command, *arguments = programs.command(str(COUNTER))
     return mcp_server(name, command=command, args=arguments, env=environment(), **{"connect_timeout": 110, **options})
 
 
 def telling() -> Any:
-    command, *arguments = warm_python.command(str(TELLING))
+    command, *arguments = programs.command(str(TELLING))
     return mcp_server("counter", command=command, args=arguments, connect_timeout=110)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from tests import warm_python
+from tests import programs
 from tests.conftest import Clock
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
@@ -53,7 +53,7 @@ PNG = base64.b64encode(b"\x89PNG").decode()
 
 
 def hostile(replies: dict[str, Any], **options: Any) -> McpServer:
-    command, *arguments = warm_python.command(str(HOSTILE), json.dumps(replies))
+    command, *arguments = programs.command(str(HOSTILE), json.dumps(replies))
     return mcp_server("far", command=command, args=arguments, **{"timeout": 60, "connect_timeout": 110, **options})
 
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 from toolbox import AiMessage, Container, Result, register_ai_service
 from toolbox.mcp import McpError, McpInputRequiredError, McpServer, McpServers, mcp_server, mcp_toolbox
 from toolbox.runs import Runs, RunStore, approve, fail, reject, respond
@@ -24,7 +24,7 @@ class Waiter(Protocol):
 
 
 def kitchen() -> McpServer:
-    command, *arguments = warm_python.command(str(ASKING))
+    command, *arguments = programs.command(str(ASKING))
     return mcp_server("kitchen", command=command, args=arguments, connect_timeout=110)
 
 
@@ -211,7 +211,7 @@ async def test_a_program_can_answer_itself() -> None:
 
 
 async def test_calls_of_destructive_tools_wait_for_approval() -> None:
-    command, *arguments = warm_python.command(str(LIBRARY))
+    command, *arguments = programs.command(str(LIBRARY))
     library = mcp_server("kitchen", command=command, args=arguments, approval="destructive", connect_timeout=110)
     calls = [tool_call("find", {"title": "a"}), tool_call("burn", {"title": "a"}), tool_call("burn", {"title": "b"})]
     container, _ = restaurant(AiMessage(None, calls), "done", server=library)

@@ -17,7 +17,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import AfterValidator, BaseModel, model_serializer
 
-from tests import warm_python
+from tests import programs
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AudioContent,
@@ -435,7 +435,7 @@ def test_objects_without_tools_are_rejected() -> None:
 
 
 async def test_tools_are_served_over_stdio() -> None:
-    command, *arguments = warm_python.command(str(Path(__file__).parent / "counting_server.py"))
+    command, *arguments = programs.command(str(Path(__file__).parent / "counting_server.py"))
     server = StdioServerParameters(command=command, args=arguments, env={"PYTHONPATH": str(ROOT)})
     async with Client(server) as client:
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
@@ -443,7 +443,7 @@ async def test_tools_are_served_over_stdio() -> None:
 
 def command_line_server(tools: str) -> StdioServerParameters:
     arguments = ("-m", "toolbox.cli", "mcp", "tests.mcp.program:container", "--tools", tools)
-    command, *rest = warm_python.command(*arguments)
+    command, *rest = programs.command(*arguments)
     return StdioServerParameters(command=command, args=rest, env={"PYTHONPATH": str(ROOT)}, cwd=str(ROOT))
 
 

@@ -7,20 +7,13 @@ import json
 import os
 from pathlib import Path
 
-from tests import warm_python
+from tests import programs
 
 ROOT = Path(__file__).parent.parent.parent
-# The program starts Python again, for the conversations.
-PROGRAM = """
-import sys
-sys.executable = sys.argv.pop(1)
-from benchmarks.wire import main
-sys.exit(main())
-"""
 
 
-def test_toolbox_passes_all_recorded_conversations(warm_executable: str) -> None:
-    done = warm_python.run(["-c", PROGRAM, warm_executable, "--ours", "--json"], ROOT, dict(os.environ))
+def test_toolbox_passes_all_recorded_conversations() -> None:
+    done = programs.run(["-m", "benchmarks.wire", "--ours", "--json"], ROOT, dict(os.environ))
 
     assert done.returncode == 0, done.stdout + done.stderr
     cases = {path.stem for path in (ROOT / "benchmarks" / "wire_replies" / "cases").glob("*.json")}

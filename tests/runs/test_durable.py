@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 from toolbox import (
     Container,
     EventListener,
@@ -574,7 +574,7 @@ def test_an_effect_outside_of_the_transaction_of_the_record_is_unknown(tmp_path:
 def process(tmp_path: Path, program: str, dies: str, kind: str) -> "subprocess.CompletedProcess[str]":
     file = tmp_path / "program.py"
     file.write_text(program)
-    return warm_python.run([str(file), dies, kind], tmp_path, dict(os.environ))
+    return programs.run([str(file), dies, kind], tmp_path, dict(os.environ))
 
 
 def ledger(database: Path) -> list[int]:

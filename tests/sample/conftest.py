@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 ROOT = Path(__file__).parent.parent.parent
 DEV_UI_TOKEN = "token-of-the-sample"
@@ -72,7 +72,7 @@ class Address:
 def served(**more: str) -> Iterator[Address]:
     """`python -m sample_app` on a free port; it says itself which."""
     process = subprocess.Popen(
-        warm_python.command("-m", "sample_app", "--port", "0"),
+        programs.command("-m", "sample_app", "--port", "0"),
         cwd=ROOT,
         env=environment(**more),
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from tests import warm_python
+from tests import programs
 
 ROOT = Path(__file__).parent.parent.parent
 START = """
@@ -58,7 +58,7 @@ def until(holds: Any) -> None:
 
 @contextmanager
 def worker(environment: dict[str, str], pause: str) -> Iterator["subprocess.Popen[str]"]:
-    arguments = warm_python.command("-m", "toolbox.cli", "worker", "--quiet", "sample_app.transfers:container")
+    arguments = programs.command("-m", "toolbox.cli", "worker", "--quiet", "sample_app.transfers:container")
     running = subprocess.Popen(arguments, env=environment | {"TRANSFER_PAUSE": pause}, text=True)
     try:
         yield running
@@ -69,7 +69,7 @@ def worker(environment: dict[str, str], pause: str) -> Iterator["subprocess.Pope
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_a_killed_worker_loses_no_money(environment: dict[str, str]) -> None:
-    subprocess.run(warm_python.command("-c", START), env=environment, check=True)
+    subprocess.run(programs.command("-c", START), env=environment, check=True)
 
     with worker(environment, "60") as running:
         until(lambda: rows(environment, "SELECT 1 FROM toolbox_runs_records WHERE key = '1#start'"))

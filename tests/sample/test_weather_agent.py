@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 from .conftest import DEV_UI_TOKEN
 
@@ -142,7 +142,7 @@ def run(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
     from .conftest import ROOT, environment
 
     return subprocess.run(
-        warm_python.command("-m", "sample_app", *arguments),
+        programs.command("-m", "sample_app", *arguments),
         cwd=ROOT,
         env=environment(**more),
         capture_output=True,

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 from toolbox import (
     AiMessage,
     AiServiceTool,
@@ -556,7 +556,7 @@ def test_synchronous_services_do_not_keep_the_process_alive(tmp_path: Path) -> N
         print(create_ai_service(Assistant, chat_model=model, tools=(later, now)).chat("x"))
     """
     program.write_text(textwrap.dedent(text))
-    ended = warm_python.run(["-W", "error", str(program)], tmp_path, dict(os.environ), free_at_end=True)
+    ended = programs.run(["-W", "error", str(program)], tmp_path, dict(os.environ))
     assert (ended.stdout, ended.stderr, ended.returncode) == ("done\n", "", 0)
 
 

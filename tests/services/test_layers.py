@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 from toolbox import (
     AiMessage,
     ChatResponse,
@@ -230,7 +230,7 @@ def test_stored_states_resume_in_a_new_process_without_repeating_tools(tmp_path:
     def process(dies: int) -> "subprocess.CompletedProcess[str]":
         file = tmp_path / "program.py"
         file.write_text(PROGRAM.format(folder=str(Path(__file__).parent), store=str(store), log=str(log), dies=dies))
-        return warm_python.run([str(file)], tmp_path, dict(os.environ))
+        return programs.run([str(file)], tmp_path, dict(os.environ))
 
     assert process(dies=2).returncode == 7
     stored = json.loads(store.read_text())

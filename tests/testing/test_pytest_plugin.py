@@ -4,7 +4,6 @@ import http.server
 import importlib.util
 import json
 import os
-import shlex
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm_python
+from tests import programs
 
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
@@ -83,14 +82,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def run(project: pytest.Pytester, *options: str) -> pytest.RunResult:
-    done = warm_python.run(["-m", "pytest", "-q", *options], project.path, dict(os.environ))
+    done = programs.run(["-m", "pytest", "-q", *options], project.path, dict(os.environ))
     return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
-
-
-def in_two_workers() -> list[str]:
-    """Return the options that do what `-n 2` does, with workers that start at once."""
-    worker = f"popen//python={shlex.join(warm_python.command())}"
-    return ["-p", "xdist", "--dist", "load", "--tx", f"2*{worker}"]
 
 
 def test_synchronous_tests_get_a_started_container_and_a_scripted_model(project: pytest.Pytester) -> None:
@@ -390,7 +383,7 @@ def test_recordings_are_stored_next_to_the_test_and_played_in_ci(
 
     monkeypatch.delenv("SERVED")
     monkeypatch.setenv("CI", "true")
-    run(project, *in_two_workers()).assert_outcomes(passed=3)
+    run(project, "-n", "2").assert_outcomes(passed=3)
 
     monkeypatch.setenv("TEXT", "something else")
     changed = run(project)
@@ -419,7 +412,7 @@ def test_the_plugin_can_be_disabled_and_works_with_xdist(project: pytest.Pyteste
     project.makepyfile("def test_it(): ...")
 
     run(project, "-p", "no:toolbox").assert_outcomes(passed=1)
-    run(project, *in_two_workers()).assert_outcomes(passed=1)
+    run(project, "-n", "2").assert_outcomes(passed=1)
 
 
 def test_unused_plugins_import_nothing_heavy(project: pytest.Pytester) -> None:
@@ -437,7 +430,7 @@ def test_unused_plugins_import_nothing_heavy(project: pytest.Pytester) -> None:
 
 def test_fixtures_have_descriptions() -> None:
     done = subprocess.run(
-        warm_python.command("-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider"),
+        programs.command("-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider"),
         cwd=Path(__file__).parent,
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
