@@ -11,7 +11,8 @@
 #   make wire               compare how libraries read replies that break the specification
 #   make bench-search       measure the tool search with 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
-#   make compat-mcp         test with MCP servers and clients of other authors, from npm and PyPI
+#   make quick              run the tests that a change needs most, in about a minute
+#   make compat             test with model servers, MCP servers and MCP clients of other authors, from npm and PyPI
 #   make charts             draw the saved figures for docs/performance.md
 #   make docs               build the documentation site in site/
 #   make pictures           take the pictures of the README, in Chromium
@@ -48,7 +49,7 @@ BENCHMARKS := container tools importing endpoints start wire models execution ap
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run ask test compat-mcp check check-style check-mypy check-pyright check-page docs pictures format constraints clean wire bench charts \
+.PHONY: help run ask test quick compat check check-style check-mypy check-pyright check-page docs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
 	bench-search bench-runs bench-inbox crash
 
@@ -124,11 +125,27 @@ ask: $(RUN_STAMP)
 
 # --- checks and tests
 
-test: $(DOCS_STAMP)
+# The tests that start processes, databases and browsers take most of the time: `make quick` leaves them out.
+SLOW := tests/databases tests/sample tests/compat tests/cli tests/test_documents.py tests/test_site.py \
+	tests/test_packaging.py tests/fastapi/test_dev_ui_page.py tests/testing/test_pytest_plugin.py
+
+test: $(DOCS_STAMP) $(PAGE_STAMP)
 	$(PY) -m pytest -q -n auto --dist worksteal $(ARGS)
 
-compat-mcp: $(DEV_STAMP)
-	$(PY) -m pytest -q tests/mcp/compat/parties.py $(ARGS)
+quick: $(DEV_STAMP)
+	$(PY) -m pytest -q -n auto --dist worksteal $(addprefix --ignore=,$(SLOW)) $(ARGS)
+
+# Installs into .cache/compat. The environments are separate, because the packages need different versions of others.
+COMPAT := .cache/compat
+
+compat: $(DEV_STAMP)
+	@mkdir -p $(COMPAT) && cp tests/compat/package.json $(COMPAT)
+	@$(NPM) install --prefix $(COMPAT) --no-audit --no-fund --ignore-scripts
+	@for file in tests/compat/requirements/*.txt; do \
+		folder=$(COMPAT)/$$(basename $$file .txt); \
+		[ -x $$folder/bin/python ] || $(PY) -m venv $$folder; \
+		$$folder/bin/python $(PIP) --quiet -r $$file || exit 1; done
+	$(PY) -m pytest -q tests/compat tests/mcp $(ARGS)
 
 # The checks run at the same time; their output does not mix. The architecture is checked by `make test`.
 check: $(DEV_STAMP) $(PAGE_STAMP)

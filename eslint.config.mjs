@@ -17,7 +17,7 @@ export default [
     languageOptions: {globals: globals.browser, sourceType: "module"},
   },
   {
-    files: ["tests/page/*.js", "tests/mcp/compat/*.js", "*.mjs"],
+    files: ["tests/page/*.js", "tests/compat/*.js", "*.mjs"],
     languageOptions: {globals: globals.nodeBuiltin, sourceType: "module"},
   },
   {

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-
 CHROMIUM_OPTIONS = ("--no-sandbox", "--disable-gpu")
 
 SHARED_FOLDER = "TOOLBOX_TESTS_FOLDER"

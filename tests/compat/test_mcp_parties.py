@@ -1,4 +1,4 @@
-"""Servers and clients of other authors, from the package indexes. Run `make compat-mcp`; each is installed once."""
+"""MCP servers and clients of other authors, from the package indexes, which `make compat` installs."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import pytest
 from fastapi import FastAPI
 
-from tests.installing import from_npm, from_pypi
-from tests.mcp.compat.served import Served
+from tests.compat.conftest import node_module, python_with
+from tests.compat.served import Served
 from tests.mcp.uvicorn_server import serving
 from toolbox import AiMessage, Container, ImageContent, Result, register_ai_service
 from toolbox.mcp import McpServer, McpServers, mcp_server, mcp_toolbox
@@ -22,13 +22,9 @@ from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install, mount_mcp
 
 pytestmark = pytest.mark.anyio
-ROOT = Path(__file__).parent.parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent
 SCOPE = "@modelcontextprotocol"
-NODE_SERVERS = tuple(
-    f"{SCOPE}/{name}"
-    for name in ("server-everything", "server-filesystem", "server-memory", "server-sequential-thinking")
-)
 
 
 @register_ai_service
@@ -46,14 +42,13 @@ async def assistant(server: McpServer, *calls: Any) -> AsyncIterator[tuple[Conta
 
 
 def node_server(name: str, *arguments: str, **options: Any) -> McpServer:
-    modules = from_npm("mcp", *NODE_SERVERS)
-    script = modules / SCOPE / f"server-{name}" / "dist" / "index.js"
+    script = node_module(f"{SCOPE}/server-{name}") / "dist" / "index.js"
     return mcp_server("party", command="node", args=[str(script), *arguments], **options)
 
 
 def python_server(package: str, *arguments: str, **options: Any) -> McpServer:
-    python = from_pypi(f"mcp-{package}", f"mcp-server-{package}")
-    return mcp_server("party", command=str(python), args=["-m", f"mcp_server_{package}", *arguments], **options)
+    python = python_with(f"mcp-{package}")
+    return mcp_server("party", command=python, args=["-m", f"mcp_server_{package}", *arguments], **options)
 
 
 # --- servers
@@ -196,12 +191,12 @@ async def served() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])
 async def test_the_typescript_sdk(transport: str) -> None:
-    sdk = from_npm("mcp", f"{SCOPE}/sdk") / SCOPE / "sdk"
+    sdk = node_module(f"{SCOPE}/sdk")
     client = ("node", str(HERE / "sdk_client.js"), str(sdk))
     if transport == "stdio":
         # The SDK's client passes only a few variables on to the server.
         start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
-        script = f"{start}runpy.run_module('tests.mcp.compat.stdio_server', run_name='__main__')"
+        script = f"{start}runpy.run_module('tests.compat.stdio_server', run_name='__main__')"
         check(await output_of(*client, sys.executable, "-c", script))
         return
     async with served() as url:
@@ -209,6 +204,6 @@ async def test_the_typescript_sdk(transport: str) -> None:
 
 
 async def test_the_client_of_fastmcp() -> None:
-    python = from_pypi("mcp-fastmcp", "fastmcp==4.1.2")
+    python = python_with("fastmcp")
     async with served() as url:
-        check(await output_of(str(python), str(HERE / "fastmcp_client.py"), url))
+        check(await output_of(python, str(HERE / "fastmcp_client.py"), url))

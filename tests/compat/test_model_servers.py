@@ -1,4 +1,4 @@
-"""Real servers, if they can be installed: aimock, and llama.cpp with a tiny random model."""
+"""Real model servers, which `make compat` installs: aimock, and llama.cpp with a tiny random model."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 
+from tests.compat.conftest import node_module, python_with
 from tests.conftest import free_port
-from tests.installing import from_npm, from_pypi
 from toolbox import (
     ChatRequest,
     CompleteResponse,
@@ -83,7 +83,7 @@ def answers(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def aimock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    script = from_npm("counterparts", "@copilotkit/aimock") / "@copilotkit/aimock/dist/cli.js"
+    script = node_module("@copilotkit/aimock") / "dist" / "cli.js"
     fixtures = tmp_path_factory.mktemp("aimock") / "fixtures.json"
     fixtures.write_text(json.dumps(FIXTURES), encoding="utf-8")
     port = free_port()
@@ -156,10 +156,10 @@ async def test_aimock_errors_and_broken_streams_raise_model_errors(aimock: str) 
 @pytest.fixture(scope="module")
 def llamas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Addresses of a model that says anything, and of one that calls tools."""
-    python = str(from_pypi("counterparts", "xllamacpp", "gguf"))
+    python = python_with("models")
     ports = [free_port(), free_port()]
     folder = tmp_path_factory.mktemp("llama")
-    command = (python, "-m", "tests.models.tiny_llama", str(folder), *map(str, ports))
+    command = (python, "-m", "tests.compat.tiny_llama", str(folder), *map(str, ports))
     with process(*command, ports=ports, path="/v1/models") as urls:
         yield urls
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.mcp.compat.served import Served
+from tests.compat.served import Served
 from toolbox import Container
 from toolbox.mcp import serve_stdio
 
