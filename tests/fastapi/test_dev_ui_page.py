@@ -543,12 +543,12 @@ def test_without_the_token_a_form_asks_for_it(clean_tab: Any, address: str) -> N
     clean_tab.get_by_role("heading", name="Waiter.serve").wait_for()
 
 
-def test_texts_that_are_too_pale_in_one_scheme_are_found(clean_tab: Any) -> None:
-    clean_tab.goto("about:blank")
+def test_texts_that_are_too_pale_in_one_scheme_are_found(tab: Any) -> None:
+    tab.goto("about:blank")
     dark = "@media (prefers-color-scheme: dark) { html { background: #111 } p { color: #444 } }"
-    clean_tab.set_content(f"<style>{dark}</style><p>too pale in the dark</p>")
+    tab.set_content(f"<style>{dark}</style><p>too pale in the dark</p>")
 
-    [found] = illegible_texts(clean_tab)
+    [found] = illegible_texts(tab)
     assert found.startswith("dark: p: ")
 
 
