@@ -3,7 +3,9 @@
     python -m benchmarks.models_server PORT
 
 `/<delay in ms>/v1/chat/completions`, and `/<delay in ms>/v1/messages` for Anthropic's Messages API. The number of
-results in the request says which round it is.
+results in the request says which round it is. Streamed events have the fields that OpenAI's API sends (its reference
+for `chat.completion.chunk`, with `include_usage` and obfuscation) and the events of Anthropic's Messages API; each
+chunk has another text.
 """
 
 from __future__ import annotations
@@ -43,17 +45,46 @@ def calls(number: int) -> bytes:
     )
 
 
-def event(delta: dict[str, object], reason: str | None = None) -> bytes:
-    """An event of a stream."""
-    choice = {"index": 0, "delta": delta, "finish_reason": reason}
-    value = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
+TEXT = "The forecast for Valence is mild and dry until Thursday, with light wind from the north and clear nights."
+WORDS = [f"{TEXT.split()[number % 19]} " for number in range(CHUNKS)]
+
+
+def event(choices: list[dict[str, object]], usage: object = None, padding: str = "") -> bytes:
+    """An event of a stream, with the fields that OpenAI's servers send."""
+    value: dict[str, object] = {
+        "id": "chatcmpl-B9MBs8CjcvOU2jLn4n570S5qMJKcT",
+        "object": "chat.completion.chunk",
+        "created": 1741569952,
+        "model": "gpt-4.1-2025-04-14",
+        "service_tier": "default",
+        "system_fingerprint": "fp_44709d6fcb",
+        "choices": choices,
+        "usage": usage,
+        "obfuscation": padding,
+    }
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+def choice(delta: dict[str, object], reason: str | None = None) -> list[dict[str, object]]:
+    """The choices of an event: one."""
+    return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
+
+
+def padded(word: str, number: int) -> bytes:
+    """An event with a word, and padding that hides its length, as OpenAI sends it."""
+    return event(choice({"content": word}), padding="kLq7ZtPw3XcVbN9"[: 15 - len(word) % 12 - number % 3])
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-STREAM = [event({"role": "assistant", "content": ""}), *[event({"content": "word "})] * CHUNKS, event({}, "stop")]
-STREAM.append(b"data: [DONE]\n\n")
+STREAM = [
+    event(choice({"role": "assistant", "content": "", "refusal": None}), padding="a1B"),
+    *(padded(word, number) for number, word in enumerate(WORDS)),
+    event(choice({}, "stop"), padding="Zk"),
+    event([], USAGE),
+    b"data: [DONE]\n\n",
+]
 STREAM_REPLY = STREAM_HEAD + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in STREAM) + b"0\r\n\r\n"
+
 # --- Anthropic's Messages API
 
 MESSAGE_USAGE = {"input_tokens": 1, "output_tokens": 1}
@@ -75,14 +106,19 @@ def tool_use(number: int) -> bytes:
 
 def named(value: dict[str, object]) -> bytes:
     """An event with its name."""
-    return b"event: %s\ndata: %s\n\n" % (str(value["type"]).encode(), json.dumps(value).encode())
+    body = json.dumps(value, separators=(",", ":")).encode()
+    return b"event: %s\ndata: %s\n\n" % (str(value["type"]).encode(), body)
 
 
-PIECE = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "word "}}
+def piece(word: str) -> bytes:
+    """An event with a word."""
+    return named({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}})
+
+
 MESSAGE_STREAM = [
     named({"type": "message_start", "message": {**message({}, ""), "content": [], "stop_reason": None}}),
     named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
-    *[named(PIECE)] * CHUNKS,
+    *map(piece, WORDS),
     named({"type": "content_block_stop", "index": 0}),
     named({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}),
     named({"type": "message_stop"}),
