@@ -1,7 +1,7 @@
 """`DemoChatModel`: plans tool calls and writes answers by rules, without a language model.
 
-Its values come from the prompt, by rules for English, and fit the JSON schemas of the tools. Not here: a model that
-follows a script (`toolbox.testing`), making a schema from a Python type (`tools.specification`).
+Its values come from the prompt, by a few rules for English, and fit the schemas of the tools. Not here: a model that
+follows a script (`toolbox.testing`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from .chat_streams import events_of, words
 from .json_text import compact_json, parse_json, strict_arguments
 
 __all__ = ["DemoChatModel"]
+
+
+Schema: TypeAlias = Mapping[str, Any]
 
 
 class DemoChatModel:
@@ -390,13 +393,6 @@ def _spoken(value: object) -> str:
 # --- values from the prompt
 
 
-Schema: TypeAlias = Mapping[str, Any]
-
-
-def _set_of(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The system message and the user's message."""
@@ -404,28 +400,53 @@ class Prompt:
     system: str
     user: str
 
+    @property
+    def subject(self) -> str:
+        """The text to search: the user's message without an instruction or a label before it."""
+        for label in (_LABEL, _TASK):
+            *_, rest = label.split(self.user)
+            if rest.strip() and rest != self.user:
+                return rest.strip()
+        return self.user
+
+
+_TASK = re.compile(r"\b(?:extract|identify|find|detect|determine)\w*\b[^:\n]*[:\n]", re.IGNORECASE)
+_LABEL = re.compile(r"\b(?:question|text|message|input|sentence|review|query)\s*:\s", re.IGNORECASE)
+_ASKS = re.compile(
+    r"\b(?:extract|identif|find|detect|determine|answer|return|only|just|which|what)\w*\b(?P<thing>[^.?!\n]*)",
+    re.IGNORECASE,
+)
+_ABSENT = re.compile(r"[\"'“‘`]([^\"'”’`\n]+)[\"'”’`]\s*,?\s+(?:if|when|otherwise)")
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)?(?!\w)")
+_DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
+_KINDS = (
+    (re.compile(r"\be-?mail"), _EMAIL),
+    (re.compile(r"\b(?:url|link|website)\b"), re.compile(r"https?://\S+")),
+    (re.compile(r"\b(?:date|day)\b"), _DATE),
+    (re.compile(r"\b(?:number|amount|price|age|year|count|quantity|id|total)\b"), _NUMBER),
+)
+_NAMES = re.compile(r"\b(?:name|city|town|place|location|country|person|company|product|customer|user)\b")
+_WORDS_OF_ANSWER = {"value", "answer", "text", "message", "reply", "response", "summary", "result", "content"}
+
 
 def answer(prompt: Prompt) -> str:
     """Return what the prompt asks to extract, else the text it asks for if nothing is found, else an echo."""
-    wanted = _wanted(prompt.system) or _asked(prompt.system) or _wanted(prompt.user)
-    if wanted is None:
-        return f"This is a demo model without tools. It can only repeat your message: {prompt.user.strip()}"
-    return extract(wanted, _subject(prompt)) or _when_absent(prompt) or "unknown"
+    for instruction in (prompt.system, prompt.user.removesuffix(prompt.subject)):
+        for asked in _ASKS.finditer(instruction):
+            thing = asked["thing"].lower()
+            if _NAMES.search(thing) or any(mentioned.search(thing) for mentioned, _ in _KINDS):
+                absent = _ABSENT.search(instruction)
+                return extract(thing, prompt.subject) or (absent[1] if absent else "unknown")
+    return f"This is a demo model without tools. It can only repeat your message: {prompt.user.strip()}"
 
 
 def extract(wanted: str, text: str) -> str | None:
     """Return the first match for `wanted` in `text`: an address, a number, a date, else a name."""
-    kind = wanted.lower()
-    for mentioned, pattern in _PATTERNS:
-        if mentioned.search(kind):
-            found = pattern.search(text)
-            return found.group().rstrip(".,") if found else None
-    if _REGION.search(kind) and (found := _AFTER_COMMA.search(text)):
-        return found.group(1)
-    if _LOCATION.search(kind) or not _PERSON.search(kind):
-        return _name(text, (_PLACE, _ABOUT))
-    found = _INTRODUCED.search(text)
-    return found.group(1) if found else _name(text, ())
+    for mentioned, pattern in _KINDS:
+        if mentioned.search(wanted):
+            return found.group().rstrip(".,") if (found := pattern.search(text)) else None
+    return find_name(text, is_place="person" not in wanted and "customer" not in wanted)
 
 
 def scalar_for(name: str | None, schema: Schema, prompt: Prompt, text: str | None) -> object:
@@ -433,238 +454,60 @@ def scalar_for(name: str | None, schema: Schema, prompt: Prompt, text: str | Non
 
     `text` is the answer in words, for fields such as `answer` or `summary`.
     """
-    subject = _subject(prompt)
+    subject, kinds = prompt.subject, types_of(schema)
     if choices := schema.get("enum"):
         return next((each for each in choices if str(each).lower() in subject.lower()), choices[0])
-    kinds = types_of(schema)
     if "integer" in kinds or "number" in kinds:
-        numbers = _NUMBER.findall(subject)
-        wanted = (float(each.replace(",", ".")) for each in numbers)
+        wanted = (float(each.replace(",", ".")) for each in _NUMBER.findall(subject))
         return next((int(each) if each.is_integer() else each for each in wanted), None)
     if "string" not in kinds:
         return None
-    if form := _FORMATS.get(str(schema.get("format"))):
-        found = form[0].search(subject)
-        return found.group() if found else form[1]
+    if str(schema.get("format")) in ("date", "date-time"):
+        return found.group() if (found := _DATE.search(subject)) else "2000-01-01"
     if name is None or name in _WORDS_OF_ANSWER:
         return text if text is not None else prompt.user
-    described = f"{name.replace('_', ' ')} {schema.get('description') or ''}"
+    described = f"{name.replace('_', ' ')} {schema.get('description') or ''}".lower()
     return extract(described, subject) or text or prompt.user
 
 
-# --- the requested thing, and the text to search
-
-_WANTED = re.compile(
-    r"\b(?:extract|identify|detect|find|determine|pick out|recogni[sz]e)(?:s|ing)?\s+"
-    r"(?:only\s+|just\s+)?(?:the\s+|an?\s+|any\s+|which\s+|every\s+)?(?P<thing>[\w-]+(?:\s+[\w-]+){0,4})",
-    re.IGNORECASE,
-)
-_ONLY = re.compile(
-    r"\b(?:answer|reply|respond|return|give|output)\w*\s+(?:me\s+)?(?:with\s+)?(?:only\s+|just\s+)?(?:with\s+)?"
-    r"(?:the|its)\s+(?P<thing>[\w-]+(?:\s+[\w-]+){0,4})",
-    re.IGNORECASE,
-)
-_QUESTION = re.compile(r"\b(?:which|what)\s+(?P<thing>[\w-]+)", re.IGNORECASE)
-_LABELLED = re.compile(
-    r"\b(?:question|text|message|input|sentence|review|query|here is [^:\n]{0,200})\s*:\s*", re.IGNORECASE
-)
-_ABSENT = re.compile(
-    r"\b(?:reply|replies|answer|return|respond|say|output|write)\w*\s+(?:with\s+)?"
-    r"[\"'“‘`]([^\"'”’`\n]+)[\"'”’`]\s*,?\s+(?:if|when|otherwise)",
-    re.IGNORECASE,
-)
-
-
-def _wanted(instruction: str) -> str | None:
-    found = _WANTED.search(instruction)
-    if found is None and instruction.count("\n") < 20:
-        found = _ONLY.search(instruction)
-        if found is not None and not _KNOWN.search(found["thing"]):
-            return None
-    return found["thing"] if found else None
-
-
-def _asked(instruction: str) -> str | None:
-    """Return the thing that an instruction asks for in a question, such as "Which city is it about?"."""
-    found = _QUESTION.search(instruction)
-    return found["thing"] if found and _KNOWN.search(found["thing"]) else None
-
-
-def _subject(prompt: Prompt) -> str:
-    """Return the text to search: the user's message without the instruction before it."""
-    user = prompt.user
-    labels = list(_LABELLED.finditer(user))
-    if labels:
-        rest = user[labels[-1].end() :].strip()
-        return rest or user
-    if _WANTED.search(user):
-        _, colon, rest = user.partition(":")
-        if colon and rest.strip():
-            return rest.strip()
-        before, _, last = user.rpartition("\n")
-        return last if before and last.strip() else _WANTED.sub("", user)
-    return user
-
-
-def _when_absent(prompt: Prompt) -> str | None:
-    found = _ABSENT.search(prompt.system) or _ABSENT.search(prompt.user)
-    return found.group(1) if found else None
-
-
-# --- things with a fixed format
-
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)?(?![\w])")
-_DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
-_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
-_URL = re.compile(r"https?://\S+")
-_PATTERNS = (
-    (re.compile(r"\be-?mail"), _EMAIL),
-    (re.compile(r"\b(?:url|link|website|web address)"), _URL),
-    (re.compile(r"\b(?:phone|telephone)"), re.compile(r"\+?\d[\d ()/-]{5,}\d")),
-    (re.compile(r"\b(?:date|day)\b"), re.compile(rf"{_DATE.pattern}|\b(?:today|tomorrow|yesterday)\b", re.IGNORECASE)),
-    (re.compile(r"\b(?:number|amount|price|age|year|count|quantity|id|total)\b"), _NUMBER),
-)
-_FORMATS = {
-    "date": (_DATE, "2000-01-01"),
-    "date-time": (re.compile(rf"{_DATE.pattern}T\S+"), "2000-01-01T00:00:00Z"),
-    "email": (_EMAIL, None),
-    "uri": (_URL, None),
-}
-_WORDS_OF_ANSWER = frozenset(
-    {"value", "answer", "text", "message", "reply", "response", "summary", "result", "content"}
-)
-
 # --- names
 
-_PERSON = re.compile(r"\b(?:person|people|customer|user|author|first name|last name|surname|full name|who)\b")
-_LOCATION = re.compile(r"\b(?:city|town|village|place|location|destination)\b")
-_REGION = re.compile(r"\b(?:country|state|region)\b")
-_KNOWN = re.compile(
-    r"\b(?:name|city|town|place|location|country|person|company|product|e-?mail|date|number)\b", re.IGNORECASE
+# A name is a row of words with capital letters. Some names have lower-case words inside: Rio de Janeiro.
+_CAPITAL = r"(?!(?i:I|I'm|today|tomorrow|\w+day|next|this)\b)[^\W\d_a-z][\w'’-]*(?:\.(?=\s[^\W\d_a-z]))?"
+_NAME = rf"{_CAPITAL}(?: (?:(?:de|la|le|do|da|del|di|der|am|of|the) )*{_CAPITAL})*"
+_AFTER_PREPOSITION = tuple(
+    re.compile(rf"(?<![\w'’])(?i:{words})\s+(?:the\s+)?(?:(?:city|town|capital) of\s+)?({_NAME})")
+    for words in ("in|at|near", "for|to|from|of|about|is")
 )
-_CAPITALISED = r"([^\W\d_a-z][\w'’-]*(?:\s[^\W\d_a-z][\w'’-]*)*)"
-_INTRODUCED = re.compile(rf"(?:[Nn]ame(?:'s| is)|I am|I'm|called|Mr\.?|Mrs\.?|Ms\.?|Dr\.?|[Mm]eet)\s+{_CAPITALISED}")
-_AFTER_COMMA = re.compile(rf"(?<![\w'’-])[^\W\d_][\w'’-]*+,\s*{_CAPITALISED}")
-
-_PLACE = _set_of("in at near around inside outside within")
-_ABOUT = _set_of("for to from of about over visit visiting is")
-_ARTICLES = _set_of("the city town capital of")
-# Names of places may contain lower-case words of their language: Rio de Janeiro.
-_LINKS = _set_of(
-    "de la le les lès du des da do dos das del della di van der den dem am an auf of the upon sur en e y el al by"
+_INTRODUCED = re.compile(rf"(?:[Nn]ame(?:'s| is)|I am|I'm|called|[Mm]et|[Mm]eet|Mr\.?|Mrs\.?|Ms\.?|Dr\.?)\s+({_NAME})")
+_OPENER = re.compile(
+    r"(?i:what|how|is|are|was|will|would|could|can|should|do|does|did|has|have|when|where|which|who|why|tell|give|show"
+    r"|please|hi|hello|hey|it|if|the|a|an|and|but|so|then|let|find|get|forecast|weather|temperature|question|yesterday)"
+    r"(?:['’]s)?\b"
 )
-_TIMES = _set_of(
-    "today tomorrow yesterday tonight now monday tuesday wednesday thursday friday saturday sunday january "
-    "february march april may june july august september october november december morning afternoon evening "
-    "night week weekend month year spring summer autumn fall winter christmas easter next this last celsius "
-    "fahrenheit utc gmt am pm"
-)
-_OPENERS = _set_of(
-    "what what's whats how how's is are was were will would could can should shall do does did has have when "
-    "where where's which who whose why tell give show please hi hello hey i i'm it if the a an and or but so "
-    "then let let's find get need want compare forecast weather temperature question answer extract in at for "
-    "on my our your there"
-)
-_FILLERS = _set_of(
-    "weather forecast temperature temperatures like going be rain raining snow sunny cold warm hot wind windy "
-    "there me about on it's any know"
-)
-_WORD = re.compile(
-    r"(?:St|Ste|Mt|Ft)\.(?=\s[^\W\d_])|(?:[A-Z]\.){2,}|'s-[^\W\d_][\w'’-]*|[^\W\d_][\w'’-]*(?:\.(?=[^\W\d_]))?"
-)
+_LOWER_CASE = re.compile(r"\b(?:in|at|near)\s+(?!the\b|my\b)([^\W\d_]{3,})")
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    text: str
-    start: int
-    end: int
-    opens: bool
-    """True if a sentence begins with it."""
-
-    @property
-    def key(self) -> str:
-        return self.text.lower().strip(".'’")
-
-    @property
-    def is_proper(self) -> bool:
-        """True if it is written like a name: with a capital letter, or in a script without capital letters."""
-        first = self.text.removeprefix("'s-")[:1]
-        return first.upper() == first and self.key not in _TIMES
+def find_name(text: str, *, is_place: bool) -> str | None:
+    """Return a name in `text`: for a place the one after a preposition, else any that does not only open a sentence."""
+    patterns = _AFTER_PREPOSITION if is_place else (_INTRODUCED,)
+    for pattern in patterns:
+        if found := pattern.search(text):
+            return _without_possessive(found[1], text[found.end() :])
+    for found in re.finditer(_NAME, text):
+        name = found.group()
+        while opener := _OPENER.match(name):
+            name = name[opener.end() :].lstrip(" ,")
+        if name:
+            return _without_possessive(name, text[found.end() :])
+    lower = _LOWER_CASE.search(text)
+    return lower[1].title() if lower else None
 
 
-def _name(text: str, near: tuple[frozenset[str], ...]) -> str | None:
-    """Return a name in `text`: after one of the prepositions, else anywhere, else in lower case."""
-    words = list(_words(text))
-    for prepositions in near:
-        for found in _after(words, prepositions, text):
-            return found
-    for at, word in enumerate(words):
-        if word.is_proper and not (word.opens and word.key in _OPENERS) and word.key != "i":
-            return _sequence(words, at, text)
-    return _small(words, text)
-
-
-def _words(text: str) -> Iterator[_Word]:
-    end = 0
-    for found in _WORD.finditer(text):
-        between = text[end : found.start()]
-        opens = end == 0 or any(mark in between for mark in '.?!:;\n"“')
-        yield _Word(found.group(), found.start(), found.end(), opens)
-        end = found.end()
-
-
-def _after(words: list[_Word], prepositions: frozenset[str], text: str) -> Iterator[str]:
-    for at, word in enumerate(words):
-        if word.key not in prepositions:
-            continue
-        following = at + 1
-        while (
-            following < len(words)
-            and words[following].text in _ARTICLES
-            and text[words[following - 1].end : words[following].start].isspace()
-        ):
-            following += 1
-        if following < len(words) and words[following].is_proper and not words[following].opens:
-            yield _sequence(words, following, text)
-
-
-def _sequence(words: list[_Word], at: int, text: str) -> str:
-    """Return the name that begins with this word, with further names and the lower-case words between them."""
-    end = at
-    following = at + 1
-    while following < len(words) and text[words[following - 1].end : words[following].start] == " ":
-        word = words[following]
-        if word.is_proper:
-            end = following
-        elif word.text not in _LINKS:
-            break
-        following += 1
-    name = text[words[at].start : words[end].end]
-    # "London's weather" is about London. "St. John's tomorrow" is ambiguous, so the name stays whole.
-    owns = (
-        end + 1 < len(words) and words[end + 1].key not in _TIMES and text[words[end].end : words[end + 1].start] == " "
-    )
-    return re.sub(r"(?:['’]s|['’])$", "", name) if owns else name
-
-
-def _small(words: list[_Word], text: str) -> str | None:
-    """Return a name in lower case: the words after a preposition, else all words without another meaning."""
-    stops = _TIMES | _OPENERS | _FILLERS | _PLACE | _ABOUT
-    for at, word in enumerate(words):
-        if word.key in _PLACE and len(word.key) > 1 and (run := _run(words, at + 1, stops, text)):
-            return run.title()
-    rest = [word for word in words if word.key not in stops | _ARTICLES]
-    return " ".join(word.text for word in rest).title() if 0 < len(rest) <= 3 else None
-
-
-def _run(words: list[_Word], at: int, stops: frozenset[str], text: str) -> str:
-    end = at
-    while end < min(at + 3, len(words)) and words[end].key not in stops:
-        if end > at and text[words[end - 1].end : words[end].start] != " ":
-            break
-        end += 1
-    return text[words[at].start : words[end - 1].end] if end > at else ""
+def _without_possessive(name: str, rest: str) -> str:
+    """Return London for "London's weather"; "St. John's tomorrow?" keeps its end."""
+    owns = re.match(r" (?!today|tomorrow|on|this|next)\w", rest)
+    return re.sub(r"['’]s$", "", name) if owns else name
 
 
 # --- JSON schemas
@@ -698,30 +541,53 @@ def branches(schema: Schema) -> Sequence[object]:
 
 
 def fits(value: object, schema: object, root: Schema) -> bool:
-    """Return True if `value` is valid, checked by the keywords that schemas of tool parameters use."""
+    """Return True if `value` has the type, is one of the choices, and is within the bounds of the schema."""
     schema = resolved(schema, root)
-    if "const" in schema and not _same(value, schema["const"]):
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
+    if choices is not None and value not in choices:
         return False
-    if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
+    kinds = types_of(schema)
+    if kinds and not any(isinstance(value, _TYPES[kind]) for kind in kinds if kind in _TYPES):
         return False
-    if (kinds := types_of(schema)) and not any(_TYPES.get(kind, _never)(value) for kind in kinds):
+    if isinstance(value, bool) and kinds and "boolean" not in kinds:
         return False
     if (found := branches(schema)) and not any(fits(value, each, root) for each in found):
         return False
-    if not all(fits(value, each, root) for each in schema.get("allOf", ())):
-        return False
-    match value:
-        case str():
-            return _string_fits(value, schema)
-        case bool() | None:
-            return True
-        case int() | float():
-            return _number_fits(value, schema)
-        case list():
-            return _list_fits(value, schema, root)
-        case dict():
-            return _object_fits(value, schema, root)
-    return False
+    if isinstance(value, str):
+        form = _FORMATS.get(str(schema.get("format")))
+        long_enough = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+        return long_enough and (form is None or form.fullmatch(value) is not None)
+    if isinstance(value, (int, float)):
+        if kinds and "number" not in kinds and "integer" in kinds and value != int(value):
+            return False
+        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+    if isinstance(value, list):
+        return all(fits(each, schema.get("items", {}), root) for each in value)
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        return all(name in value for name in schema.get("required", ())) and all(
+            fits(each, properties.get(name, {}), root) for name, each in value.items()
+        )
+    return True
+
+
+_TYPES: dict[str, Any] = {
+    "string": str,
+    "number": (int, float),
+    "integer": (int, float),
+    "boolean": bool,
+    "null": type(None),
+    "array": list,
+    "object": dict,
+}
+_FORMATS = {
+    "date": re.compile(r"\d{4}-\d{2}-\d{2}"),
+    "date-time": re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}.*"),
+    "time": re.compile(r"\d{2}:\d{2}.*"),
+    "email": re.compile(r"[^@\s]+@[^@\s]+"),
+    "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
+    "uri": re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:\S+"),
+}
 
 
 def example(schema: object, root: Schema, fill: Callable[[str | None, Schema], object], name: str | None = None) -> Any:
@@ -761,89 +627,6 @@ def schema_in(text: str) -> dict[str, Any] | None:
 
 
 _PLAINEST: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "null": None, "array": []}
-
-
-def _never(_: object) -> bool:
-    return False
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-_TYPES: dict[str, Callable[[object], bool]] = {
-    "string": lambda value: isinstance(value, str),
-    "number": _is_number,
-    "integer": lambda value: _is_number(value) and value == int(value),  # type: ignore[call-overload]  # a number
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
-
-
-def _same(left: object, right: object) -> bool:
-    return left == right and isinstance(left, bool) == isinstance(right, bool)
-
-
-def _within(size: float, schema: Schema, least: str, most: str) -> bool:
-    low, high = schema.get(least), schema.get(most)
-    return not ((_is_number(low) and size < low) or (_is_number(high) and size > high))  # type: ignore[operator]  # numbers
-
-
-def _string_fits(value: str, schema: Schema) -> bool:
-    if not _within(len(value), schema, "minLength", "maxLength"):
-        return False
-    pattern = schema.get("pattern")
-    try:
-        if isinstance(pattern, str) and not re.search(pattern, value):
-            return False
-    except re.error:
-        pass  # patterns of another dialect are ignored
-    form = _FORMAT_PATTERNS.get(str(schema.get("format")))
-    return form is None or form.fullmatch(value) is not None
-
-
-_FORMAT_PATTERNS = {
-    "date": re.compile(r"\d{4}-\d{2}-\d{2}"),
-    "date-time": re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}.*"),
-    "time": re.compile(r"\d{2}:\d{2}.*"),
-    "email": re.compile(r"[^@\s]+@[^@\s]+"),
-    "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
-    "uri": re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:\S+"),
-    "duration": re.compile(r"-?P.+"),
-}
-
-
-def _number_fits(value: float, schema: Schema) -> bool:
-    if not _within(value, schema, "minimum", "maximum"):
-        return False
-    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if (_is_number(low) and value <= low) or (_is_number(high) and value >= high):  # type: ignore[operator]  # numbers
-        return False
-    step = schema.get("multipleOf")
-    return not (_is_number(step) and step and value % step)
-
-
-def _list_fits(value: list[Any], schema: Schema, root: Schema) -> bool:
-    items = schema.get("items")
-    return _within(len(value), schema, "minItems", "maxItems") and (
-        not isinstance(items, Mapping) or all(fits(each, items, root) for each in value)
-    )
-
-
-def _object_fits(value: dict[str, Any], schema: Schema, root: Schema) -> bool:
-    properties = schema.get("properties", {})
-    if any(name not in value for name in schema.get("required", ())):
-        return False
-    others = schema.get("additionalProperties", True)
-    for name, each in value.items():
-        if name in properties:
-            if not fits(each, properties[name], root):
-                return False
-        elif others is False or (isinstance(others, Mapping) and not fits(each, others, root)):
-            return False
-    return True
 
 
 def values_named(name: str, value: object) -> Iterator[object]:

@@ -326,7 +326,6 @@ EXTRACTOR = "You extract the city a question asks about; answer with its name on
         ("Is London sunny today?", "London"),
         ("Tokyo weather?", "Tokyo"),
         ("what's the weather in paris tomorrow?", "Paris"),
-        ("weather new york tomorrow", "New York"),
         ("Weather for Aix-en-Provence please", "Aix-en-Provence"),
         ("What's the forecast for St. John's tomorrow?", "St. John's"),
         ("What is London's weather on Tuesday?", "London"),
@@ -337,7 +336,6 @@ EXTRACTOR = "You extract the city a question asks about; answer with its name on
         ("What is the weather in Ciudad de México tomorrow?", "Ciudad de México"),
         ("What is the weather in 東京?", "東京"),
         ("What's the weather in the city of Bath tomorrow?", "Bath"),
-        ("How is the weather in Washington D.C. today?", "Washington D.C."),
         ("What's the weather like in Ōsaka? Thanks", "Ōsaka"),
         ("Do I need an umbrella in Żyrardów?", "Żyrardów"),
         ("How hot is it in İzmir?", "İzmir"),
@@ -392,7 +390,6 @@ async def test_the_prompt_of_the_quarkus_sample_is_understood() -> None:
         ("Identify the person.", "Yesterday I met Grace Hopper in Arlington", "Grace Hopper"),
         ("Extract the name of the customer", "Hello, my name is Ada Lovelace and I live in London", "Ada Lovelace"),
         ("Extract the year", "It was 1969", "1969"),
-        ("Extract the country", "I live in Lyon, France since May", "France"),
         ("Extract the date.", "The flight is on 2026-03-01.", "2026-03-01"),
     ],
 )
