@@ -35,7 +35,7 @@ from toolbox.runs.event_log import number_after
 from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, respond, retry
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from, identity_in
 
-from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK
+from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK, exchange_of
 from .exchanges import current_exchange, current_identity
 from .streaming import as_json, sse
 
@@ -440,8 +440,9 @@ def mount_mcp(
     `tools` are classes, functions, instances, AI services, or single tools of them, such as `Orders.find`. Their
     resources and prompts (`@mcp_resource`, `@mcp_prompt`) are served too. `name` is the server's name in the protocol.
 
-    `dependencies` run before each request, like those of a route. The dependencies of `FastAPI(dependencies=[…])` do
-    not run here. Requests must use a local host name or one of `allowed_hosts`: `example.org` or `example.org:*`.
+    `dependencies` run before each request, like those of a route, after the identity is known. The dependencies of
+    `FastAPI(dependencies=[…])` do not run here. Requests must use a local host name or one of `allowed_hosts`:
+    `example.org` or `example.org:*`.
     Only POST is supported: the server has no sessions and sends nothing on its own.
 
     `identity` is a function of the `Request`, `def` or `async def`, that returns the caller's `SecurityIdentity`, or
@@ -459,15 +460,29 @@ def mount_mcp(
     known = getattr(app.state, IDENTITY_DEPENDENCY, None)
     if identity is not None:
         internals_of(container).declare_seed(SecurityIdentity, current_identity, is_optional=True)
-    elif known is not None:
-        dependencies = [*dependencies, Depends(known)]
+        known = _identity_dependency(identity)
+    if known is not None:  # first, so that the other dependencies see the caller
+        dependencies = [Depends(known), *dependencies]
     bare = path.rstrip("/")
     served = Entry(f"MCP {bare or '/'}", tools=served_tools(container, endpoint.tools), calls_services=False)
     setattr(app.state, ENTRIES, [*getattr(app.state, ENTRIES, ()), lambda graph: [served]])
     # Two routes and no redirect: proxies and clients follow redirects of a POST incorrectly.
     for each in (bare, f"{bare}/") if bare else ("/",):
-        app.router.routes.append(_McpRoute(each, endpoint, dependencies, app, identity))
+        app.router.routes.append(_McpRoute(each, endpoint, dependencies, app, has_own_identity=identity is not None))
     app.router.lifespan_context = endpoint.wrap_lifespan(app.router.lifespan_context)
+
+
+def _identity_dependency(identity: Callable[[Request], Any]) -> Callable[..., Any]:
+    """Return the dependency that lets `identity`, a function of the request, find the caller."""
+
+    async def resolve_identity(request: Request) -> None:
+        found = (
+            identity(request) if inspect.iscoroutinefunction(identity) else await run_in_threadpool(identity, request)
+        )
+        caller = identity_from(await found if inspect.isawaitable(found) else found, "identity= of mount_mcp(…)")
+        exchange_of(request).identity = caller
+
+    return resolve_identity
 
 
 class _McpRoute(APIRoute):
@@ -479,20 +494,13 @@ class _McpRoute(APIRoute):
         application: ASGIApp,
         dependencies: Sequence[Depends],
         app: FastAPI,
-        identity: Callable[[Request], Any] | None,
+        *,
+        has_own_identity: bool,
     ) -> None:
         async def mcp(request: Request) -> Response:
-            if identity is None:
-                return _McpResponse(application)
-            found = (
-                identity(request)
-                if inspect.iscoroutinefunction(identity)
-                else await run_in_threadpool(identity, request)
-            )
-            caller = identity_from(await found if inspect.isawaitable(found) else found, "identity= of mount_mcp(…)")
-            return _McpResponse(application, caller)
+            return _McpResponse(application, exchange_of(request).identity if has_own_identity else None)
 
-        if identity is not None:
+        if has_own_identity:
             setattr(mcp, OWN_IDENTITY_MARK, True)
         super().__init__(
             path,
@@ -532,7 +540,7 @@ class _Replayed:
 class _McpResponse(Response):
     """A response that lets an ASGI application answer the request."""
 
-    def __init__(self, application: ASGIApp, caller: SecurityIdentity | None = None) -> None:
+    def __init__(self, application: ASGIApp, caller: SecurityIdentity | None) -> None:
         super().__init__()
         self._application, self._caller = application, caller
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Annotated, Any, Protocol
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from mcp import Client, MCPError
 from pydantic import BaseModel
 
@@ -32,9 +32,11 @@ from toolbox import (
     create_ai_service,
     produces,
     register_ai_service,
+    request_scoped,
     tool,
 )
 from toolbox.mcp import (
+    McpConnectionError,
     McpError,
     McpEvent,
     McpListener,
@@ -523,6 +525,45 @@ async def test_the_identity_of_the_request_decides_over_http(token: str) -> None
 
     assert resources == (["vault://gold"] if token == "admin" else [])
     assert prompts == (["rob", "admire"] if token == "admin" else ["admire"])
+
+
+@request_scoped
+class Visit:
+    def __init__(self, who: SecurityIdentity) -> None:
+        self.who = who
+
+
+@pytest.mark.parametrize("place", ["install", "mount_mcp", "mount_mcp, async"])
+async def test_dependencies_of_the_server_run_when_the_caller_is_known(place: str) -> None:
+    seen: list[str] = []
+
+    async def of_token_later(request: Request) -> SecurityIdentity | None:
+        return of_token(request)
+
+    async def note(who: Inject[SecurityIdentity], visit: Inject[Visit]) -> None:
+        seen.append(f"{who.name} {visit.who.name}")
+
+    def note_on_a_thread(who: Inject[SecurityIdentity]) -> None:
+        seen.append(str(who.name))
+        if not who.roles:
+            raise HTTPException(403, "nobody")
+
+    app, container = FastAPI(), Container().register(Visit)
+    install(app, container, identity=of_token if place == "install" else None)
+    identity = {"install": None, "mount_mcp": of_token}.get(place, of_token_later)
+    mount_mcp(app, container, [Vault], identity=identity, dependencies=[Depends(note), Depends(note_on_a_thread)])
+    async with serving(app) as base:
+        client = Container().register(McpServers)
+        headers = {"Authorization": "Bearer admin"}
+        client.register_instance(mcp_server("vault", url=f"{base}/mcp", headers=headers), name="vault")
+        client.register_instance(mcp_server("closed", url=f"{base}/mcp"), name="closed")
+        async with client:
+            assert (await client.get(McpServers).server("vault").call("look", {})).content[0].text == "closed"  # type: ignore[union-attr]  # a text
+            assert set(seen) == {"ann ann", "ann"}
+            with pytest.raises(McpConnectionError) as raised:
+                await client.get(McpServers).server("closed").tools()
+
+    assert raised.value.status == 403
 
 
 # --- progress
