@@ -17,6 +17,7 @@ from .schemas import MEMBER_NAMES
 
 # The closing quote is optional: without it, the rest is one long string, and matching stays linear.
 _STRING_OR_COMMA = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,(?=[ \t\r\n]*[}\]])', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"?(?:[ \t\r\n]*+(:))?|\{|\[|\}|\]', re.DOTALL)
 _CONTROL = re.compile("[\x00-\x1f]")
 _SPACE = " \t\r\n"
 
@@ -75,7 +76,11 @@ def arguments_text(text: str) -> str:
 
 
 def value_text(text: str) -> str:
-    """Return the text of one JSON value with the repairs of `arguments_text`. Raises `ValueError`."""
+    """Return the text of one JSON value with the repairs of `arguments_text`. Raises `ValueError`, also for a name that
+    occurs twice in an object.
+    """
+    if (name := doubled_name(text)) is not None:
+        raise ValueError(f"the name {name[:100]!r} occurs twice")
     try:
         parse_json(text)
     except ValueError:
@@ -93,6 +98,40 @@ def read_arguments(text: str, schema: Mapping[str, Any] | None = None) -> dict[s
     if schema is not None:
         value = as_wanted(value, schema, None, lambda inner: parse_json(value_text(inner)))
     return value
+
+
+def doubled_name(text: str) -> str | None:
+    """Return a name that occurs twice in one object of an arguments text, at any depth; None if there is none.
+
+    Parsers disagree about which of the values counts. Two readers of the same text, such as a check and a tool, could
+    therefore see different arguments. The text may be invalid: this is asked before anything is repaired.
+    """
+    text = _unwrapped(text)
+    if text.count(":") < 2:
+        return None
+    names: list[set[str]] = []  # of each open object or list
+    for found in _STRING_OR_BRACKET.finditer(text):
+        string, colon = found.groups()
+        if colon and names:
+            name = _unescaped(string) if "\\" in string else string
+            if name in names[-1]:
+                return name
+            names[-1].add(name)
+        elif string is None:
+            if found[0] in "{[":
+                names.append(set())
+            elif names:
+                names.pop()
+    return None
+
+
+def _unescaped(string: str) -> str:
+    """Return the text of a JSON string without its quotes; an invalid one unchanged."""
+    try:
+        text: str = json.loads(f'"{string}"', strict=False)
+    except ValueError:
+        return string
+    return text
 
 
 def object_text(text: str) -> str:
@@ -139,6 +178,8 @@ def _unwrapped(text: str) -> str:
 def _one_object(text: str) -> str | None:
     """Return the object in `text`, which may occur twice and after a leading `{}`; None for anything else."""
     objects: list[tuple[str, str]] = []  # the text as written, and a comparable form
+    if doubled_name(text) is not None:
+        return None
     position = 0
     while rest := text[position:].lstrip(_SPACE):
         if len(objects) == 3:

@@ -116,6 +116,15 @@ async def test_failing_tools_and_invalid_arguments_are_reported_to_the_model() -
     assert issubclass(ToolArgumentsError, Exception)
 
 
+async def test_a_doubled_name_in_the_arguments_does_not_reach_the_server() -> None:
+    made, _ = container(tool_call("add", '{"a": 1, "a": 2}'), "sorry")
+    async with made:
+        [execution] = (await made.get(Assistant).chat("q")).tool_executions
+
+    assert execution.is_error
+    assert "a: this name occurs twice in one JSON object" in execution.result
+
+
 async def test_tools_can_be_filtered_and_renamed() -> None:
     server = counter(include=["add", "visit_*"], exclude=["visit_number"], prefix="count_")
     made, model = container(AiMessage(None, [tool_call("count_add", {"a": 1})]), "2", server=server)

@@ -22,7 +22,7 @@ from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRe
 from ..execution.markers import returns_awaitable
 from ..fast_dataclass import creator
 from ..introspection import EMPTY, Unresolved, is_plain_data, unwrapped
-from ..json_text import arguments_text, as_wanted, value_text
+from ..json_text import arguments_text, as_wanted, doubled_name, value_text
 from ..safe_text import COUNTED, faults_of
 from ..schemas import schema_of
 from .specification import ToolParameter, is_field
@@ -66,6 +66,7 @@ class ArgumentDecoder:
 
         Raises `ToolArgumentsError` if they are invalid and cannot be repaired.
         """
+        refuse_doubled_names(request)
         text = request.arguments
         try:
             if self._validator is None:
@@ -219,6 +220,15 @@ def with_strings_as_wanted(
         return None if wanted == written else written_exactly(wanted)
     except (RecursionError, ValueError):
         return None
+
+
+def refuse_doubled_names(request: ToolExecutionRequest) -> None:
+    """Raise `ToolArgumentsError` if an object in the arguments has two values of one name: checks could see another
+    value than the tool.
+    """
+    if (name := doubled_name(request.arguments or "")) is not None:
+        what = "this name occurs twice in one JSON object; pass it once"
+        raise ToolArgumentsError(request, [(printable(name[:100]), what)])
 
 
 def read_arguments(request: ToolExecutionRequest) -> dict[str, Any]:

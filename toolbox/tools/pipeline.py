@@ -70,7 +70,15 @@ from ..execution.runners import Runner
 from ..fast_dataclass import creator, with_fast_init
 from ..introspection import EMPTY
 from ..security import Access, SecurityIdentity, identity_in
-from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
+from .codec import (
+    Encoded,
+    EncodedInFull,
+    cut,
+    printable,
+    read_arguments,
+    refuse_doubled_names,
+    with_written_arguments,
+)
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import OWN_TOOL_CALLS, SERVICE_MARK, ApprovalRule, ReturnBehavior, SearchBehavior, UnknownOutcome
 from .specification import ToolParameter
@@ -431,8 +439,16 @@ def answer(
         raise _not_offered(request, tuple(environment.tools), environment)
     if tool.access is not None:
         return _answer_if_allowed(tool, tool.access, request, context, environment)
-    arguments = None if tool.decode is None else tool.decode(request)
+    arguments = _arguments_in(request, tool)
     return tool.run(ToolCall(tool, request, arguments, context, environment))
+
+
+def _arguments_in(request: ToolExecutionRequest, tool: Tool) -> dict[str, Any] | None:
+    """Return the decoded arguments; None for an executor, which reads the request itself."""
+    if tool.decode is not None:
+        return tool.decode(request)
+    refuse_doubled_names(request)
+    return None
 
 
 async def _answer_if_allowed(
@@ -446,7 +462,7 @@ async def _answer_if_allowed(
             name for name, each in environment.tools.items() if each.access is None or each.access.allows(identity)
         ]
         raise _not_offered(request, names, environment)
-    arguments = None if tool.decode is None else tool.decode(request)
+    arguments = _arguments_in(request, tool)
     return await tool.run(ToolCall(tool, request, arguments, context, environment))
 
 
