@@ -12,6 +12,8 @@ from toolbox import (
     IllegalConfigurationError,
     Inject,
     Problem,
+    ServiceEvent,
+    TokenStream,
     ToolSpecification,
     create_ai_service,
     register_ai_service,
@@ -120,6 +122,60 @@ def test_decorators_without_parentheses_are_reported() -> None:
     assert "@system_message" in problem_of(Two).what
     assert problem_of(Two).where == "Two.chat"
     assert "@toolbox" in problem_of(Three).what
+
+
+def test_several_messages_of_one_kind_on_one_object_are_problems() -> None:
+    class System(Protocol):
+        @system_message("a")
+        @system_message("b")
+        async def chat(self, text: str) -> str: ...
+
+    class User(Protocol):
+        @user_message("a {text}")
+        @system_message("b")
+        @user_message("c {text}")
+        async def chat(self, text: str) -> str: ...
+
+    @system_message(lambda context: "a")
+    @system_message("b")
+    class Class(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    class Inherited(System, Protocol):
+        pass
+
+    for cls, where, decorator in (
+        (System, "System.chat", "@system_message"),
+        (User, "User.chat", "@user_message"),
+        (Class, "Class", "@system_message"),
+        (Inherited, "System.chat", "@system_message"),
+    ):
+        problem = problem_of(cls)
+        assert problem.where == where
+        assert problem.what == f"has several {decorator} decorators"
+
+
+def test_one_message_on_a_class_and_one_on_its_method_are_allowed() -> None:
+    @system_message("a")
+    class Both(Protocol):
+        @system_message("b")
+        @user_message("c {text}")
+        async def chat(self, text: str) -> str: ...
+
+    create_ai_service(Both, chat_model=ScriptedChatModel([]))
+
+
+@pytest.mark.parametrize("parameters", [int, (int, 3), ServiceEvent])
+def test_a_token_stream_has_no_parameter(parameters: Any) -> None:
+    class Parametrized(Protocol):
+        def chat(self, text: str) -> Any: ...
+
+    Parametrized.chat.__annotations__["return"] = TokenStream[parameters]  # type: ignore[misc,type-arg]  # the mistake
+
+    problem = problem_of(Parametrized)
+
+    assert problem.where == "Parametrized.chat"
+    assert "TokenStream has no parameter" in problem.what
 
 
 def test_unbound_methods_as_tools_are_a_problem() -> None:

@@ -28,6 +28,7 @@ from toolbox import (
     PartialReasoning,
     PartialResponse,
     PartialToolCall,
+    ReturnBehavior,
     StreamEvent,
     TokenStream,
     TokenUsage,
@@ -412,8 +413,6 @@ async def test_event_streams_can_be_declared_by_event_type() -> None:
 
 
 async def test_immediate_rounds_end_the_stream_with_their_reply() -> None:
-    from toolbox import ReturnBehavior
-
     @tool(return_behavior=ReturnBehavior.IMMEDIATE)
     def now() -> str:
         return "now"
@@ -424,6 +423,60 @@ async def test_immediate_rounds_end_the_stream_with_their_reply() -> None:
         kinds = await names(service.events("x"))
         assert kinds[-3:] == ["BeforeToolExecution", "ToolExecuted", "CompleteResponse"]
         assert "IntermediateResponse" not in kinds
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_streams_of_text_send_the_value_of_each_immediate_tool_as_one_piece(together: bool) -> None:
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def now() -> str:
+        return "a long text"
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def price() -> dict[str, int]:
+        return {"euros": 3}
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def nothing() -> None: ...
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def maybe() -> str | None:
+        return None
+
+    @tool
+    def other() -> str:
+        return "other"
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE_IF_LAST)
+    def last() -> int:
+        return 7
+
+    every: Any = (now, price, nothing, maybe, other, last)
+
+    async def pieces(*calls: Any) -> list[str]:
+        reply = AiMessage("Look: ", calls)
+        given = {"chat_model": ScriptedChatModel([reply]), "tools": every, "concurrent_tools": together}
+        return [each async for each in create_ai_service(Streaming, **given).text("x")]
+
+    assert await pieces(tool_call("now")) == ["Look: ", "a long text"]
+    assert await pieces(*map(tool_call, ("price", "nothing", "maybe", "now"))) == [
+        "Look: ",
+        '{"euros":3}',
+        "a long text",
+    ]
+    assert await pieces(tool_call("other"), tool_call("last")) == ["Look: ", "7"]
+
+
+def test_synchronous_streams_of_text_send_the_values_of_immediate_tools() -> None:
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def now() -> str:
+        return "now"
+
+    @register_ai_service(tools=now)
+    class Reading(Protocol):
+        def text(self, text: str) -> Iterator[str]: ...
+
+    with Container(models={"default": ScriptedChatModel([tool_call("now")])}).register(Reading) as container:
+        assert list(container.get(Reading).text("x")) == ["now"]
 
 
 # --- errors

@@ -69,11 +69,15 @@ def durable(method: D) -> D:
 
 @dataclass(frozen=True, slots=True)
 class MessageMark:
-    """A declared message: a text, a file next to the module, or a function."""
+    """A declared message: a text, a file next to the module, or a function.
+
+    `is_repeated` marks the last of several decorators on one object, which is a mistake.
+    """
 
     text: str | None = None
     file: str | None = None
     function: MessageFunction | None = None
+    is_repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,10 +300,21 @@ def user_message(text: str | None = None, *more: str, file: str | None = None) -
 
 def _leaving(name: str, mark: MessageMark) -> Callable[[D], D]:
     def leave(target: D) -> D:
-        setattr(target, name, mark)
+        setattr(target, name, replace(mark, is_repeated=name in vars(target)))
         return target
 
     return leave
+
+
+def repeated_messages(cls: type[Any]) -> Iterator[Problem]:
+    """Yield a problem for each object with several decorators for the same message: only one of them would count."""
+    for where, target in ((cls.__name__, cls), *((f"{cls.__name__}.{name}", each) for name, each in vars(cls).items())):
+        marks = getattr(target, "__dict__", {})
+        for name, decorator in ((SYSTEM_MARK, "@system_message"), (USER_MARK, "@user_message")):
+            mark = marks.get(name)
+            if isinstance(mark, MessageMark) and mark.is_repeated:
+                fix = f'keep one; it may have several texts: {decorator}("…", "…")'
+                yield Problem(where, f"has several {decorator} decorators", fix)
 
 
 def _message(decorator: str, text: object, more: tuple[object, ...], file: str | None) -> MessageMark:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from ..chat import (
 )
 from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, pieces_in, response_of
 from ..context import current_invocation
+from ..tools.codec import SUCCESS
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform, abandon_runs
 from .layers import NOTHING, ObservedModel, around, counted, limited, within
@@ -47,9 +48,11 @@ from .loop import (
     ToolFinished,
     ToolSuspended,
     advance,
+    immediate_executions,
     may_end,
     with_early_call,
 )
+from .outputs import Shape
 
 News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
 """What happens while tools run: a call starts, reports its progress, ends or is suspended."""
@@ -369,6 +372,9 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                 invocation.value()  # raises
             yield RunSuspended(invocation.place.run_id, invocation.place.session.pending)
         if isinstance(invocation.end, Finish):
+            if invocation.plan.output.shape is Shape.TEXT_STREAM:
+                for text in _immediate_texts(invocation):
+                    yield PartialResponse(text)
             yield CompleteResponse(replace(invocation.end.response, token_usage=invocation.state.token_usage))
     except BaseException as error:
         invocation.context.cancellation.cancel()
@@ -376,6 +382,15 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
         raise
     finally:
         invocation.note()
+
+
+def _immediate_texts(invocation: Invocation) -> Iterator[str]:
+    """Yield the values of the immediate tools that ended a stream of text, as text; nothing for None."""
+    for each in immediate_executions(invocation.rules, invocation.state):
+        text = each.result_object if isinstance(each.result_object, str) else each.result
+        # Without an object, the text is that of an executor or a guardrail; or it stands for None.
+        if text and (each.result_object is not None or text not in ("null", SUCCESS)):
+            yield text
 
 
 async def _abandon_runs(error: BaseException, invocation: Invocation) -> None:

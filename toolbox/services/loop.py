@@ -22,6 +22,7 @@ from ..chat import (
     Message,
     Reasoning,
     SystemMessage,
+    ToolExecution,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     ToolSpecification,
@@ -489,11 +490,19 @@ def _immediate_end(rules: Rules, state: State) -> Finish | None:
     if rules.immediate_type is None:
         return Finish(None, FinishReason.TOOL_EXECUTION, response)
     values = []
-    for each in last:
-        if each.request.name in rules.immediate or each.request.name in rules.immediate_if_last:
-            with suppress(ValidationError):
-                values.append(rules.immediate_type.validate_python(each.result_object, strict=True))
+    for each in immediate_executions(rules, state):
+        with suppress(ValidationError):
+            values.append(rules.immediate_type.validate_python(each.result_object, strict=True))
     return Finish(values[0], FinishReason.TOOL_EXECUTION, response) if len(values) == 1 else None
+
+
+def immediate_executions(rules: Rules, state: State) -> list[ToolExecution]:
+    """Return the executions of the immediate tools that ended the invocation; none if it ended with an answer."""
+    if state.response is None or not isinstance(state.messages[-1], ToolExecutionResultMessage):
+        return []
+    last = state.executions[-len(state.response.ai_message.tool_execution_requests) :]
+    names = rules.immediate | rules.immediate_if_last
+    return [each for each in last if each.request.name in names]
 
 
 def _joined_by(

@@ -57,6 +57,7 @@ from .declaration import (
     is_interface,
     local_names_of,
     method_names,
+    repeated_messages,
     service_options_of,
 )
 from .layering import NO_LAYERS, HostLayers, MethodMarks, method_layers, named_at_method
@@ -93,6 +94,7 @@ def plan_service(
             problems.append(Problem(f"{where}.{name}", fact, "implement it in the class"))
     bare = [problem for base in cls.__mro__ for problem in bare_decorators(base)]
     problems += bare
+    problems += [problem for base in cls.__mro__ for problem in repeated_messages(base)]
     if not names and not bare:
         fact = "has no method to implement; methods with a body are kept"
         fix = "declare one without a body: `async def chat(self, text: str) -> str: ...`"
