@@ -1,7 +1,7 @@
 """`DbosRunEngine`: runs on many machines, with a DBOS queue as a doorbell (extra `dbos`).
 
 DBOS only decides which process executes a run next. What a run has done is in the `RunStore`; DBOS gets no step and no
-result of it. Not here: leases and taking over (`toolbox.runs`).
+result of it. What is written for DBOS is JSON. Not here: leases and taking over (`toolbox.runs`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class DbosRunEngine(RunEngine):
 
     def _launch(self, url: str | None) -> None:
         """Join or launch DBOS, and register the workflow and the queue."""
-        from dbos import DBOS
+        from dbos import DBOS, DBOSPortableJSONSerializer, WorkflowSerializationFormat
 
         if _instance() is None:
             # A new executor id for each start: DBOS then recovers nothing by itself; runs are taken over by lease.
@@ -113,10 +113,11 @@ class DbosRunEngine(RunEngine):
                 "application_version": "toolbox",
                 "executor_id": self._runs.owner,
                 "log_level": "WARNING",
+                "serializer": DBOSPortableJSONSerializer(),
             }
             DBOS(config=config)  # type: ignore[arg-type]  # a TypedDict of optional keys
             self._has_launched = True
-        DBOS.workflow(name=WORKFLOW)(execute_run)
+        DBOS.workflow(name=WORKFLOW, serialization_type=WorkflowSerializationFormat.PORTABLE)(execute_run)
         try:
             if not _is_launched():
                 DBOS.launch()
@@ -150,11 +151,16 @@ class DbosRunEngine(RunEngine):
 
     async def submit(self, run_id: str, generation: int) -> None:
         """See `RunEngine`. A delivery that still waits in the queue is not repeated."""
-        from dbos import EnqueueOptions
+        from dbos import EnqueueOptions, WorkflowSerializationFormat
 
         delivery = f"{run_id}:{generation}"
         for number in range(2, _MOST_RINGS + 2):
-            options = EnqueueOptions(workflow_name=WORKFLOW, queue_name=self._queue, workflow_id=delivery)
+            options = EnqueueOptions(
+                workflow_name=WORKFLOW,
+                queue_name=self._queue,
+                workflow_id=delivery,
+                serialization_type=WorkflowSerializationFormat.PORTABLE,  # JSON, also in the program's own instance
+            )
             status = await self._status(delivery)
             if status is None:
                 await self._enqueue(options, run_id)
@@ -239,8 +245,8 @@ def _is_launched() -> bool:
 
 
 def _client_of(url: str | None) -> DBOSClient:
-    from dbos import DBOS, DBOSClient
+    from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
 
     assert url is not None
     DBOS.migrate(url)
-    return DBOSClient(system_database_url=url)
+    return DBOSClient(system_database_url=url, serializer=DBOSPortableJSONSerializer())

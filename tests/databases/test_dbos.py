@@ -82,7 +82,30 @@ def test_the_engine_joins_the_instance_of_the_program(forge: Forge, sqlite_url: 
     assert forge.wait() == [0]
 
     check_books(sqlite_url, 1)
-    until(lambda: rows(f"sqlite:///{tmp_path}/own.sqlite", "SELECT COUNT(*) FROM workflow_status")[0][0] >= 1)
+    own = f"sqlite:///{tmp_path}/own.sqlite"
+    until(lambda: rows(own, "SELECT COUNT(*) FROM workflow_status")[0][0] >= 1)
+    assert set(rows(own, FORMAT)) == {("portable_json", "{")}
+
+
+FORMAT = """
+    SELECT status.serialization, SUBSTR(input.inputs, 1, 1)
+    FROM workflow_status AS status JOIN workflow_input AS input USING (workflow_uuid)
+    WHERE status.name = 'toolbox.execute_run'
+"""
+
+
+def test_what_is_written_for_dbos_is_json(forge: Forge, sqlite_url: str) -> None:
+    create_tables(sqlite_url, transfers.TABLES)
+    asyncio.run(start(sqlite_url, "order"))
+    system = f"{sqlite_url}.dbos"
+    assert rows(system, FORMAT) == [("portable_json", "{")]
+
+    forge.begin("work_with_dbos", sqlite_url, LEASE, 1)
+    assert forge.wait() == [0]
+
+    check_books(sqlite_url, 1)
+    assert set(rows(system, FORMAT)) == {("portable_json", "{")}
+    assert {output for [output] in rows(system, "SELECT output FROM workflow_output")} <= {"null", None}
 
 
 def test_mistakes_are_named() -> None:
