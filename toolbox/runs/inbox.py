@@ -27,6 +27,8 @@ from datetime import UTC, datetime, timedelta
 from inspect import isawaitable
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, get_args
 
+from pydantic_core import to_json
+
 from ..chat import (
     FinishReason,
     PendingCall,
@@ -68,6 +70,7 @@ from ..services.layers import within
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan, Toolset, place_of_added_tools, plan_behind, services_below, tools_added
+from ..tools.codec import printable
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
 from .documents import (
@@ -349,12 +352,15 @@ class Runs(RunStarting):
         return await self._on_own_loop(lambda: self._cancel(run_id, reason))
 
     async def _cancel(self, run_id: str, reason: str | None) -> Run[Any]:
-        store = await self._opened()
+        store, reason = await self._opened(), None if reason is None else printable(reason)
         while True:
             stored = await self._loaded(run_id)
             if stored.status in ENDED:
                 return self._public(stored)
-            document = self._document(stored)
+            try:
+                document = self._document(stored)
+            except RunIncompatibleError:  # of another version of the program; what it says is dropped
+                document = RunDocument()
             if document.cancels:  # by another caller, or before a crash
                 await self._execute(run_id, None)
                 continue
@@ -512,6 +518,7 @@ class Runs(RunStarting):
             if not isinstance(answer.reason, str):
                 raise RunAnswerError(run_id, f"call {call_id}: the reason must be text")
             _check_size(run_id, call, "the reason", answer.reason, MAX_REASON)
+            answer = replace(answer, reason=printable(answer.reason))
         return waiting, answer
 
     def _check_person(self, run_id: str, waiting: WaitingCall, prepared: _Prepared, by: Any) -> None:
@@ -774,6 +781,7 @@ class Runs(RunStarting):
     def _public(self, stored: StoredRun) -> Run[Any]:
         try:
             document = RunDocument.from_json(stored.document)
+            _check_shown(document)
         except UnreadableDocumentError as error:
             document = RunDocument(error_type="RunIncompatibleError", error_text=str(error))
         return Run(
@@ -1000,8 +1008,27 @@ def _check_fits(run_id: str, tool: Tool | None, call_id: str, name: str, argumen
 
 def _error_text(document: RunDocument) -> str | None:
     if document.error_type is not None:
-        return f"{document.error_type}: {document.error_text}"
-    return document.reason
+        return printable(f"{document.error_type}: {document.error_text}")
+    return None if document.reason is None else printable(document.reason)
+
+
+_ROOM = 10
+"""The levels of JSON that a client may put around a run: pydantic writes 255 levels."""
+
+
+def _check_shown(document: RunDocument) -> None:
+    """Raise `UnreadableDocumentError` if a client cannot get the pending calls and the history as JSON.
+
+    A model can write half a surrogate, or nest its arguments too deeply: one such run must not break all lists.
+    """
+    shown: Any = (document.pending, document.history)
+    for _ in range(_ROOM):
+        shown = [shown]
+    try:
+        to_json(shown)
+    except (ValueError, RecursionError):
+        reason = "its pending calls or its history have half a surrogate or are nested too deeply"
+        raise UnreadableDocumentError(reason) from None
 
 
 async def _events_of(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:

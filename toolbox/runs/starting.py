@@ -476,7 +476,7 @@ class RunStarting:
                 await self._submit(stored)
         for run_id in [*self._refused]:  # the program of another process may have been able to continue it
             stored = await store.load(run_id)
-            if stored is None or stored.status != "running":
+            if stored is None or stored.status in ENDED:
                 del self._refused[run_id]
         return len(lapsed) > 0 and isinstance(self._engine, LocalRunEngine)
 

@@ -465,7 +465,8 @@ class Run(Generic[T]):
     - `service`: the qualified name `module.Class`; `method`: the name of the method.
     - `status`: `"running"`, `"suspended"`, `"completed"`, `"failed"` or `"cancelled"`.
     - `pending`: the calls that wait for an answer. `history`: the answers so far, oldest first.
-    - `error`: type and text of the error of a failed run, or the reason of a cancelled one; else None.
+    - `error`: type and text of the error of a failed run, or the reason of a cancelled one; else None. Also why this
+      program cannot read the run: then `pending` and `history` are empty, and the run can still be cancelled.
     """
 
     id: str
