@@ -193,8 +193,8 @@ def test_a_new_project_passes_its_own_tests(tmp_path: Path) -> None:
 
     assert tests.returncode == 0, tests.stdout + tests.stderr
     assert "1 passed" in tests.stdout
-    [url] = re.findall(r"curl 'localhost:8000/chat/me\?question=(\S+)'", (project / "README.md").read_text())
-    asked = toolbox("chat", "my_shop:Assistant", folder=project, typed=url.replace("+", " "), TOOLBOX_DEMO="1")
+    [text] = re.findall(r'--json \'{"text": "(.+)"}\'', (project / "README.md").read_text())
+    asked = toolbox("chat", "my_shop:Assistant", folder=project, typed=text, TOOLBOX_DEMO="1")
     assert "find articles: blue paint 12.5, white paint 11" in asked.stdout, asked.stdout + asked.stderr
     checked = toolbox("check", "my_shop:container", folder=project)
     assert "no default model" in checked.stdout + checked.stderr

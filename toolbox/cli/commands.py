@@ -1,44 +1,33 @@
-"""The commands of `toolbox`: check, graph, reach, tools, chat, worker, new, mcp; the worker and the new project.
+"""The commands of `toolbox`: check, graph, reach, tools, chat, worker, new, mcp.
 
-The package `cli` is the home of typer and rich. Not here: what the terminal shows and the conversation of `chat`
-(`terminal`), the checks, the bean graph, the tool specifications, taking over runs (`toolbox.runs`).
+The package `cli` is the home of typer and rich. Not here: what the commands name (`targets`), what the terminal shows
+and the conversation of `chat` (`terminal`), the `worker`, the files of a new project (`new_project`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import difflib
-import importlib
 import inspect
-import json
-import re
 import shlex
-import signal
 import sys
-import time
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
-from datetime import datetime
-from importlib.machinery import PathFinder
-from keyword import iskeyword
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..container import APPLICATION_CONTAINER, Container, internals_of
-from ..errors import IllegalConfigurationError, ToolboxError
-from ..introspection import read_signature
+from ..container import internals_of
+from ..errors import IllegalConfigurationError
 from ..overview import nodes_of
-from ..safe_text import for_line, for_terminal
+from ..safe_text import for_terminal
 from ..services.declaration import service_options_of
+from .new_project import new_project
+from .targets import container_in, container_of, holds_container, load, load_container, load_made
 from .terminal import (
     fail,
-    fail_in_program,
     fail_with_problems,
     mermaid_lines,
     offers_of,
@@ -50,9 +39,7 @@ from .terminal import (
     specification_lines,
     text_lines,
 )
-
-if TYPE_CHECKING:
-    from ..runs.store import StoredRun
+from .worker import work
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -319,314 +306,3 @@ def _tool_source(target: str) -> Any:
 
             return ToolMember(cls, attribute)
     return found
-
-
-# --- targets: `module:name` of a container, an application, a service or a tool
-
-
-def load(target: str) -> Any:
-    """Return the object that `module:name` names, imported from the current folder or the environment."""
-    module_name, colon, path = target.partition(":")
-    if not colon or not module_name or not path:
-        example = f"{target.removesuffix('.py')}:container" if target and not colon else "my_app.main:container"
-        fail(f"invalid target {target!r}; write module:name, such as {example}")
-    found: Any = import_module(module_name)
-    for name in path.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            near = difflib.get_close_matches(name, dir(found), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "use a name that it defines"
-            fail(f"{module_name} has no {path!r}; {hint}")
-    return found
-
-
-def import_module(name: str) -> ModuleType:
-    """Import a module from the current folder or the environment; exit with an error if this fails."""
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        with redirect_stdout(sys.stderr):  # keep the output of imported modules out of the command's output
-            return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            fail_in_program(f"{name} cannot be imported", error)
-        if name.endswith(".py"):
-            fail(f"{name!r} is a file; use the module name {name.removesuffix('.py').replace('/', '.')!r}")
-        fail(f"no module named {error.name!r}; run this command in the folder that contains it, or install it")
-    except ToolboxError as error:
-        fail(f"{name} cannot be imported: {error}")
-    except Exception as error:
-        fail_in_program(f"{name} cannot be imported", error)
-
-
-def load_container(target: str) -> Container:
-    """Return the container at `target`: a container, an application that has one, or a function that returns either."""
-    return container_in(load_made(target), target)
-
-
-def load_made(target: str) -> Any:
-    """Return the object at `target`; for a function that returns a container or an application, what it returns."""
-    found = load(target)
-    if is_container_factory(found):
-        try:
-            with redirect_stdout(sys.stderr):
-                found = found()
-        except ToolboxError as error:
-            fail(f"{target} failed: {error}")
-        except Exception as error:
-            fail_in_program(f"{target} failed", error)
-    return found
-
-
-def container_in(found: object, target: str) -> Container:
-    """Return the container itself, or that of an application; exit with an error for other objects."""
-    found = installed_in(found)
-    if not isinstance(found, Container):
-        kind = "class" if isinstance(found, type) else type(found).__name__
-        module = target.partition(":")[0]
-        there = [name for name, each in containers_in(module)]
-        if is_application(found):
-            fail(f"{target} has no container; call install({target.partition(':')[2]}, container)")
-        hint = f"the Container, {module}:{there[0]}" if there else "a Container, or a function `-> Container`"
-        fail(f"{target} is a {kind}, not a container; use {hint}")
-    return found
-
-
-def containers_in(module: str) -> list[tuple[str, Container]]:
-    """Return the containers in an imported module, with their names."""
-    return [(name, each) for name, each in vars(sys.modules[module]).items() if isinstance(each, Container)]
-
-
-def container_of(service: type, target: str, address: str | None) -> Container:
-    """Return the container at `address`, else the first one in the service's module, else a new one."""
-    if address is not None:
-        return load_container(address)
-    for _, found in containers_in(target.partition(":")[0]):
-        return found
-    return Container().register(service)
-
-
-def installed_in(found: Any) -> Any:
-    """Return the container that `install` connected to an application; other objects unchanged."""
-    if not is_application(found):
-        return found
-    return getattr(found.state, APPLICATION_CONTAINER, found)
-
-
-def is_application(found: object) -> bool:
-    """Return True for a FastAPI or Starlette application, without importing these libraries."""
-    return any(is_application_class(each) for each in type(found).__mro__)
-
-
-def is_application_class(cls: type) -> bool:
-    """Return True for Starlette's application class itself."""
-    return (cls.__module__, cls.__name__) == ("starlette.applications", "Starlette")
-
-
-def holds_container(found: object) -> bool:
-    """Return True for a container, an application that has one, and a function that is declared to return either."""
-    return isinstance(installed_in(found), Container) or is_container_factory(found)
-
-
-def is_container_factory(found: object) -> bool:
-    """Return True for a function that is declared to return a container or an application."""
-    if not inspect.isfunction(found) or inspect.iscoroutinefunction(found):
-        return False
-    returns = read_signature(found).returns
-    return returns is Container or (isinstance(returns, type) and any(map(is_application_class, returns.__mro__)))
-
-
-# --- the worker
-
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-async def work(container: Container, show: Callable[[str], None]) -> None:
-    """Continue runs until SIGTERM or SIGINT; `show` gets one line for each start and end of a run.
-
-    At a signal, running tools get the container's `stop_timeout` to finish; then the leases are released. Raises
-    `LookupError` if the container has no persistent `RunStore`.
-    """
-    report = WorkerReport(show)
-    internals_of(container).take_over_runs(True)
-    async with container:
-        runs = container.runs
-        store = await runs.store()
-        if not store.persistent:
-            raise LookupError("its runs are in memory, so a worker finds none; register sql.engine and sql.SqlRunStore")
-        runs.progress = report.tell
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
-                loop.add_signal_handler(number, stopped.set)
-        show(f"{_now()} worker {runs.owner} is ready; it looks for runs with expired leases every {store.lease:g} s")
-        try:
-            await stopped.wait()
-        finally:
-            for number in STOP_SIGNALS:
-                with suppress(NotImplementedError):
-                    loop.remove_signal_handler(number)
-            count = report.running
-            show(f"{_now()} stopping" + (f"; {count} running {'run' if count == 1 else 'runs'}" if count else ""))
-    show(f"{_now()} stopped; {report.ended} ended here")
-
-
-class WorkerReport:
-    """Counts the runs that this worker executes, and shows a line for each start and end."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._began: dict[str, float] = {}
-        self.ended = 0
-
-    @property
-    def running(self) -> int:
-        """The number of runs that are executed now."""
-        return len(self._began)
-
-    def tell(self, what: str, run: StoredRun) -> None:
-        """Show that a run was taken (`executes`), or the status with which its execution here has ended."""
-        where = f"{_now()} run {run.id} ({run.service}.{run.method})"
-        if what == "executes":
-            self._began[run.id] = time.monotonic()
-            self._show(f"{where}: continues here")
-            return
-        seconds = time.monotonic() - self._began.pop(run.id, time.monotonic())
-        self.ended += what in ("completed", "failed", "cancelled")
-        self._show(f"{where}: {what} after {seconds:.1f} s")
-
-
-def _now() -> str:
-    return datetime.now().astimezone().strftime("%H:%M:%S")
-
-
-# --- a new project
-
-
-APP = '''"""A FastAPI service whose model can call the tools in this file."""
-
-from typing import Protocol
-
-from fastapi import FastAPI
-
-from toolbox import Container, Inject, MemoryId, Result, register_ai_service, system_message, tool
-from toolbox_fastapi import install
-
-
-class Articles:
-    """Tools are methods that the model can call. The docstring and the type hints describe them to the model."""
-
-    @tool
-    def find_articles(self, words: str) -> dict[str, float]:
-        """Find the articles that match these words, with their prices in euros."""
-        prices = {{"blue paint": 12.5, "white paint": 11.0, "paper": 3.2}}
-        return {{name: price for name, price in prices.items() if set(name.split()) & set(words.lower().split())}}
-
-
-@register_ai_service(tools=Articles)
-class Assistant(Protocol):
-    @system_message("You are a helpful assistant. Use your tools.")
-    async def chat(self, session: MemoryId[str], question: str) -> Result[str]: ...
-
-
-container = Container().register(Assistant)
-app = FastAPI(title={quoted_title})
-install(app, container)
-
-
-@app.get("/chat/{{session}}")
-async def chat(session: str, question: str, assistant: Inject[Assistant]) -> dict[str, object]:
-    # Anyone who knows a session's id can read its conversation: take the id from the user's login.
-    result = await assistant.chat(session, question)
-    return {{"answer": result.content, "tools": [each.request.name for each in result.tool_executions]}}
-'''
-
-TEST = '''"""Tests of the service with a scripted model, without a key or a network."""
-
-import pytest
-from fastapi.testclient import TestClient
-
-from {package} import app, container
-from toolbox.testing import ExpectedCall, ScriptedChatModel, assert_tool_calls, tool_call
-
-
-def test_the_assistant_looks_prices_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ScriptedChatModel([tool_call("find_articles", {{"words": "paper"}}), "It is 3.20 €."])
-    monkeypatch.setitem(container.models, "default", model)
-
-    with TestClient(app) as client:
-        reply = client.get("/chat/me", params={{"question": "What is paper?"}}).json()
-
-    assert reply == {{"answer": "It is 3.20 €.", "tools": ["find_articles"]}}
-    assert_tool_calls(model, ExpectedCall("find_articles", {{"words": "paper"}}, result='{{"paper":3.2}}'))
-'''
-
-PROJECT = """[project]
-name = "{name}"
-version = "0.1.0"
-requires-python = ">=3.11"
-dependencies = ["toolbox-di[fastapi]"]
-
-[dependency-groups]
-dev = ["pytest>=9.2"]
-
-[tool.pytest.ini_options]
-pythonpath = ["."]
-"""
-
-README = """# {title}
-
-    pip install 'toolbox-di[fastapi]' pytest
-    TOOLBOX_DEMO=1 uvicorn {package}:app          # without a model; or set OPENAI_MODEL and OPENAI_API_KEY
-    curl 'localhost:8000/chat/me?question=Have+you+got+white+paint'
-    python -m pytest
-    toolbox check {package}:container             # and: graph, tools, chat {package}:Assistant
-"""
-
-FILES = {
-    "{package}.py": APP,
-    "tests/test_{package}.py": TEST,
-    "pyproject.toml": PROJECT,
-    "README.md": README,
-    ".gitignore": "__pycache__/\n.venv/\n.pytest_cache/\n",
-}
-
-
-def new_project(folder: Path) -> list[Path]:
-    """Create a project in `folder`, and return the files.
-
-    Raises `FileExistsError` if the folder is not empty. Raises `ValueError` if its name contains control characters,
-    is not usable as a module name, or is the name of an installed module.
-    """
-    title = folder.resolve().name
-    package = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
-    if for_line(title) != title:
-        raise ValueError(f"invalid folder name {title!r}: it contains control characters; use another name")
-    if not package.isidentifier() or iskeyword(package):
-        raise ValueError(f"{title!r} is not a valid module name; start with a letter, and do not use a Python keyword")
-    if is_taken(package):
-        raise ValueError(f"a Python module {package!r} already exists and the project would hide it; use another name")
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty; use another folder")
-    name = package.replace("_", "-")
-    quoted = json.dumps(title, ensure_ascii=False)  # a JSON string is also a Python string
-    written = []
-    for path, text in FILES.items():
-        file = folder / path.format(package=package)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.format(name=name, package=package, title=title, quoted_title=quoted), encoding="utf-8")
-        written.append(file)
-    return written
-
-
-def is_taken(module: str) -> bool:
-    """Return True if a module of this name exists outside the current folder."""
-    if module in sys.stdlib_module_names:
-        return True
-    elsewhere = [each for each in sys.path if each and Path(each).resolve() != Path.cwd()]
-    found = PathFinder.find_spec(module, elsewhere)
-    return found is not None and found.origin is not None
