@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, naming
-from .chat import ChatRequest, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
+from .chat import ChatRequest, ChatResponse, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from .context import InvocationContext
 from .di.decorators import Scope
 from .errors import EndsInvocation, IllegalConfigurationError, Problem
@@ -368,12 +368,12 @@ class _AroundModel:
 
     def __call__(self, perform: Perform) -> Perform:
         async def ask(effect: CallModel, invocation: Invocation) -> ModelReplied:
-            aside: Sequence[Message] = ()
+            replies: list[ModelReplied] = []
             ending: BaseException | None = None
             is_over = False
 
             async def proceed(given: ModelInvocation) -> ChatResponse:
-                nonlocal aside, ending
+                nonlocal ending
                 _check(ending, task, cancelling, is_over)
                 if not isinstance(given, ModelInvocation) or given.model != invocation.model_name:
                     fact = "proceed was called with another object than its ModelInvocation, or with another model"
@@ -385,7 +385,7 @@ class _AroundModel:
                     if ending is None and _ends_invocation(error):
                         ending = error
                     raise
-                aside = replied.aside
+                replies.append(replied)
                 response: ChatResponse = replied.response
                 return response
 
@@ -404,7 +404,11 @@ class _AroundModel:
                 is_over = True
             if not isinstance(returned, ChatResponse):
                 raise _wrong_value(bean, "around_model", returned, ChatResponse)
-            return ModelReplied(returned, aside)
+            if not replies:
+                return ModelReplied(returned)
+            # The tools that were sent are those of the request whose reply this is; of a changed reply, the last one's.
+            used = next((each for each in replies if each.response is returned), replies[-1])
+            return ModelReplied(returned, used.aside, sent=used.sent)
 
         def performing(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
             return perform(effect, invocation) if isinstance(effect, RunTool) else ask(effect, invocation)

@@ -170,7 +170,7 @@ def _can_be_denied(websocket: WebSocket) -> bool:
 
 
 async def answer_group(connection: Request | WebSocket, group: ExceptionGroup[Exception]) -> Response | None:
-    """Answer a group as the first of its errors, if each of them has an answer of its own. Raises the group if not.
+    """Answer a group as the first of its errors, if each of them has an answer. Raises the group if not.
 
     The answers are those of the application's handlers, such as the one for `HTTPException`.
     """

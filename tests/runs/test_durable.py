@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ import pytest
 
 from tests import programs
 from toolbox import (
+    ChatResponse,
     Container,
     EventListener,
     InvocationEvent,
@@ -23,11 +25,12 @@ from toolbox import (
     ToolStartedEvent,
     application_scoped,
     register_ai_service,
+    return_to_model,
     tool,
     user_message,
 )
 from toolbox.errors import RunStoreError
-from toolbox.interceptors import ToolInterceptor, interceptors
+from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, ToolInterceptor, interceptors
 from toolbox.limits import CostEstimator, UsageLimits
 from toolbox.runs import (
     IdempotencyKey,
@@ -278,6 +281,38 @@ async def test_recorded_effects_do_not_happen_again_and_are_not_traced_again() -
     assert [each.result for each in result.tool_executions] == ["1", "2"]
     assert (second.count(ToolStartedEvent), second.count(ToolExecutedEvent)) == (0, 0)
     assert second.count(ModelResponseEvent) == 1
+
+
+async def test_the_record_of_a_reply_keeps_the_tools_that_were_sent() -> None:
+    class Narrowing(ModelInterceptor):
+        narrows = True
+
+        async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+            left = [each for each in call.request.tool_specifications if each.name == "note" or not self.narrows]
+            return await proceed(replace(call, request=replace(call.request, tool_specifications=left)))
+
+    @tool
+    async def delete() -> str:
+        ran.append("deleted")
+        return "deleted"
+
+    @register_ai_service(tools=[note, delete], durable=True, on_unknown_tool=return_to_model)
+    @interceptors(Narrowing)
+    class Careful(Protocol):
+        async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+    store = Kept(lease=0.05)
+    store.dies_on = "result:0"
+    async with container(store, asks(NOTE, tool_call("delete")), services=(Careful,)) as here:
+        with pytest.raises(RunStoreError):
+            await here.get(Careful).ask("r", "x")
+
+    Narrowing.narrows = False  # the program as it is now does not decide about a reply that was recorded before
+    async with container(store.restarted(), says("done"), services=(Careful,)) as here:
+        result = await here.runs.resume("r", {})
+
+    assert "deleted" not in ran
+    assert "no tool named 'delete'" in result.tool_executions[1].result
 
 
 async def test_recorded_effects_are_not_charged_again() -> None:

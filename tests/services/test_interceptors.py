@@ -34,9 +34,11 @@ from toolbox import (
     ToolExecution,
     ToolExecutionRequest,
     ToolExecutionResult,
+    ToolExecutionResultMessage,
     ToolProviderResult,
     ToolRetry,
     ToolSpecification,
+    UnknownToolError,
     application_scoped,
     call_scoped,
     create_ai_service,
@@ -1256,3 +1258,85 @@ async def test_a_limit_that_an_interceptors_own_service_reaches_ends_the_invocat
         with pytest.raises(UsageLimitExceededError):
             await container.get(Limited).ask("x")
     assert len(model.requests) == 1
+
+
+# --- tools that an interceptor takes out of the request
+
+
+class WithoutDelete(ModelInterceptor):
+    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        left = [each for each in call.request.tool_specifications if each.name != "delete"]
+        return await proceed(replace(call, request=replace(call.request, tool_specifications=left)))
+
+
+class FromCache(ModelInterceptor):
+    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        if len(call.request.messages) > 1:
+            return ChatResponse(AiMessage("cached"))
+        return ChatResponse(AiMessage(None, (tool_call("delete"),)))
+
+
+class FirstOfTwo(ModelInterceptor):
+    """Asks twice, the second time without tools, and returns the first reply."""
+
+    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        first = await proceed(call)
+        await proceed(replace(call, request=replace(call.request, tool_specifications=())))
+        return first
+
+
+@tool
+def delete() -> str:
+    LOG.append("deleted")
+    return "deleted"
+
+
+@tool
+def look() -> str:
+    LOG.append("looked")
+    return "looked"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("concurrent", [False, True])
+async def test_a_tool_that_was_taken_out_of_the_request_does_not_run(streamed: bool, concurrent: bool) -> None:
+    @register_ai_service(tools=[delete, look], concurrent_tools=concurrent)
+    @interceptors(WithoutDelete)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+        def events(self, text: str) -> TokenStream: ...
+
+    reply = ChatResponse(AiMessage(None, (tool_call("look"), tool_call("delete"))))
+    model = ScriptedChatModel([reply])
+    desk = create_ai_service(Desk, chat_model=model)
+    with pytest.raises(UnknownToolError) as raised:
+        _ = [event async for event in desk.events("x")] if streamed else await desk.ask("x")
+    assert raised.value.tool_names == ("look",)
+    assert "deleted" not in LOG
+
+
+async def test_the_model_sees_which_tools_were_sent() -> None:
+    @register_ai_service(tools=[delete, look], on_unknown_tool=return_to_model)
+    @interceptors(WithoutDelete)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("delete"), "sorry"])
+    assert await create_ai_service(Desk, chat_model=model).ask("x") == "sorry"
+    [*_, result] = model.requests[1].messages
+    assert isinstance(result, ToolExecutionResultMessage)
+    assert "look" in result.text
+    assert LOG == []
+
+
+@pytest.mark.parametrize(
+    ("interceptor", "replies"), [(FromCache, []), (FirstOfTwo, [tool_call("delete"), "b", "c", "d"])]
+)
+async def test_the_tools_of_the_request_whose_reply_is_used_count(interceptor: Any, replies: Any) -> None:
+    @register_ai_service(tools=[delete, look])
+    @interceptors(interceptor)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    await create_ai_service(Desk, chat_model=ScriptedChatModel(replies)).ask("x")
+    assert LOG == ["deleted"]

@@ -332,7 +332,7 @@ def reply_to_json(
 
     `unfit` are the positions of its calls that the program refused when the reply came.
     """
-    reply = State(None, (), tuple(replied.aside), response=replied.response).to_json()
+    reply = State(None, (), tuple(replied.aside), response=replied.response, sent=replied.sent).to_json()
     counted = json.dumps(usage)
     about = f'"version":{VERSION},"usage":{counted},"unfit":{json.dumps([*unfit])}'
     return f'{{{about},"before":{state_to_json(state, before)},"reply":{reply}}}'
@@ -342,7 +342,7 @@ def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
     """Read the reply in a record written by `reply_to_json`."""
     reply = State.from_json(json.dumps(written["reply"]))
     assert reply.response is not None
-    return ModelReplied(reply.response, reply.messages)
+    return ModelReplied(reply.response, reply.messages, sent=reply.sent)
 
 
 def snapshot_to_json(

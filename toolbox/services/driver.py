@@ -52,7 +52,7 @@ from .loop import (
     may_end,
     with_early_call,
 )
-from .outputs import Shape
+from .outputs import ANSWER_TOOL, Shape
 
 News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
 """What happens while tools run: a call starts, reports its progress, ends or is suspended."""
@@ -71,16 +71,25 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
-    model, request = invocation.model, effect.request
+    model, request, sent = invocation.model, effect.request, sent_tools(effect, invocation)
     if invocation.pieces is None:
         response = await model.chat(request)
-        return ModelReplied(response if type(response) is ChatResponse else response_of(model, response))
+        return ModelReplied(response if type(response) is ChatResponse else response_of(model, response), sent=sent)
+    invocation.environment.sent = sent  # tools may start before the reply is complete
     async with aclosing(answer_stream(model, request)) as events:
         async for event in events:
             if isinstance(event, CompleteResponse):
-                return ModelReplied(response_of(model, event.response))
+                return ModelReplied(response_of(model, event.response), sent=sent)
             await invocation.pieces.put(event)
     raise no_response(model)
+
+
+def sent_tools(effect: CallModel, invocation: Invocation) -> tuple[str, ...]:
+    """Return the names of the tools in a request that goes to the model; the answer tool is not one."""
+    specifications, rules = effect.request.tool_specifications, invocation.rules
+    if specifications is rules.specifications:
+        return rules.names
+    return tuple([each.name for each in specifications if each.name != ANSWER_TOOL])
 
 
 def check_answer(effect: CheckAnswer, invocation: Invocation) -> Awaitable[AnswerChecked]:
@@ -232,6 +241,7 @@ async def _perform_effects(invocation: Invocation) -> None:
             if isinstance(effect, CallModel):
                 tasks = None
                 event = await performing(effect, invocation)
+                invocation.environment.sent = event.sent
             elif isinstance(effect, CheckAnswer):
                 event = await check_answer(effect, invocation)
             elif not isinstance(effect, RunTools):
@@ -319,7 +329,9 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                             else:
                                 raise no_response(invocation.model)
                         if isinstance(event, CompleteResponse):
-                            event = ModelReplied(response_of(invocation.model, event.response))
+                            sent = invocation.environment.sent
+                            event = ModelReplied(response_of(invocation.model, event.response), sent=sent)
+                        invocation.environment.sent = event.sent
                         invocation.state, effect = advance(invocation.rules, invocation.state, event)
                         requests = event.response.ai_message.tool_execution_requests
                         if requests and not isinstance(effect, Fail):
@@ -410,6 +422,7 @@ def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> 
 def _asking(effect: CallModel, invocation: Invocation, performing: Perform) -> AsyncGenerator[Any, None]:
     """Return the events of the model's reply; the last is a `CompleteResponse`, or a `ModelReplied` of a layer."""
     if performing is perform:
+        invocation.environment.sent = sent_tools(effect, invocation)
         return answer_pieces(invocation.model, effect.request)
     return _through_layers(effect, invocation, performing)
 
@@ -425,6 +438,7 @@ async def _through_layers(
         while (event := await pieces.next()) is not None:
             yield event
         replied: Any = task.result()
+        invocation.environment.sent = replied.sent
         if not pieces.handed_over:  # a layer replied without asking the model
             for event in events_of(replied.response):
                 if not isinstance(event, CompleteResponse):

@@ -480,6 +480,7 @@ class Invocation:
             found = (toolset.stored(name) for name in self._resumed.offered)
             offered = tuple(dict.fromkeys(tool.name for tool in found if tool is not None))
             self.state, self.has_begun = self._resumed.changed(offered=offered), True
+            self.environment.sent = self.state.sent
             if self.dynamic_providers:  # the state may use their tools
                 await self.add_dynamic_tools([*self.state.history, *self.state.messages])
             if self.place is not None:

@@ -158,12 +158,14 @@ Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Suspend | Finish | Fail
 class ModelReplied:
     """The model has replied. `aside` are additional messages before the reply, which are not stored in memory.
 
-    `is_replayed` marks a reply that was recorded earlier: limits do not check it, and it is not paid again.
+    `is_replayed` marks a reply that was recorded earlier: limits do not check it, and it is not paid again. `sent` are
+    the names of the tools in the request that was sent; None if no request was sent.
     """
 
     response: ChatResponse
     aside: Sequence[Message] = ()
     is_replayed: bool = False
+    sent: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
         case ModelReplied(response, aside):
             if aside:
                 state = _with_aside(state, aside)
-            return _replied(rules, state, response)
+            return _replied(rules, state.changed(sent=event.sent), response)
         case AnswerChecked():
             return _checked(rules, state, event)
         case ToolSuspended(index, details):

@@ -63,7 +63,8 @@ class State:
     - `history`: the messages before this invocation; `messages`: its own, starting with the user message.
     - `prompted`: the user message with instructions for the model, if it differs from the stored message.
     - `unremembered`: positions in `messages` that are not stored in memory (invalid replies and corrections).
-    - `offered`: the names of the tools, in the model's order.
+    - `offered`: the names of the tools, in the model's order; `sent`: those in the request for the last reply, which
+      interceptors may have narrowed, or None if no request was sent.
     - `response`: the model's last reply; `pending`: its tool calls until all have finished, including calls that were
       started before the reply was complete.
     - `failed`: positions in `executions` of tools that failed; `undone`: of those whose compensation was called.
@@ -85,6 +86,7 @@ class State:
     pending: tuple[PendingToolCall, ...] = ()
     failed: frozenset[int] = frozenset()
     undone: frozenset[int] = frozenset()
+    sent: tuple[str, ...] | None = None
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields; faster than `dataclasses.replace`."""
@@ -138,6 +140,7 @@ class State:
                 "pending": [_pending_to_dict(each) for each in self.pending],
                 "failed": sorted(self.failed),
                 "undone": sorted(self.undone),
+                "sent": self.sent,
             }
         )
 
@@ -163,6 +166,7 @@ class State:
                 pending=tuple(_pending(each) for each in written["pending"]),
                 failed=frozenset(written.get("failed", ())),
                 undone=frozenset(written.get("undone", ())),
+                sent=None if (sent := written.get("sent")) is None else tuple(sent),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, TranscriptError):

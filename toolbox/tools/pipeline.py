@@ -321,6 +321,9 @@ class ToolEnvironment:
     """The calls that were performed here, by the id of their request, if `ran` is set."""
     search_tool: str | None = None
     """The name of the tool that finds more tools."""
+    sent: tuple[str, ...] | None = None
+    """The names of the tools in the request for the current reply, which interceptors may have narrowed. A call of
+    another tool is a call of an unknown tool. None if no request was sent."""
     on_progress: Callable[[ToolProgress], object] | None = None
     """Receives the progress of tools, on the event loop."""
     model: Callable[[str | None], ChatModel] | None = None
@@ -329,6 +332,14 @@ class ToolEnvironment:
 
     Returns the names of these services.
     """
+
+    def was_sent(self, name: str) -> bool:
+        """Return True if the model could see a tool of this name when it replied."""
+        return self.sent is None or name in self.sent
+
+    def called_tool(self, request: ToolExecutionRequest) -> Tool | None:
+        """Return the tool that the model calls; None if it could not see one of this name."""
+        return self.tools.get(request.name) if self.was_sent(request.name) else None
 
 
 @with_fast_init
@@ -386,7 +397,7 @@ _ENDED: Any = object()
 async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, outcomes: list[ToolOutcome]) -> None:
     """Run one call in the current context, and append its outcome to `outcomes`."""
     started_at, clock = datetime.now(UTC), perf_counter()
-    tool, listeners, limit = environment.tools.get(request.name), environment.listeners, environment.max_result_chars
+    tool, listeners, limit = environment.called_tool(request), environment.listeners, environment.max_result_chars
     outer = environment.context
     cancellation = outer.cancellation
     if tool is not None and tool.timeout is not None:
@@ -436,7 +447,7 @@ def answer(
     Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
     """
     if tool is None:
-        raise _not_offered(request, tuple(environment.tools), environment)
+        raise _not_offered(request, environment.tools if environment.sent is None else environment.sent, environment)
     if tool.access is not None:
         return _answer_if_allowed(tool, tool.access, request, context, environment)
     arguments = _arguments_in(request, tool)
@@ -459,15 +470,18 @@ async def _answer_if_allowed(
     if not access.allows(identity):
         logger.warning("%s is not allowed to call tool %r", identity, request.name)
         names = [
-            name for name, each in environment.tools.items() if each.access is None or each.access.allows(identity)
+            name
+            for name, each in environment.tools.items()
+            if (each.access is None or each.access.allows(identity)) and environment.was_sent(name)
         ]
         raise _not_offered(request, names, environment)
     arguments = _arguments_in(request, tool)
     return await tool.run(ToolCall(tool, request, arguments, context, environment))
 
 
-def _not_offered(request: ToolExecutionRequest, names: Sequence[str], environment: ToolEnvironment) -> UnknownToolError:
-    error = UnknownToolError(request, names, environment.search_tool)
+def _not_offered(request: ToolExecutionRequest, names: Iterable[str], environment: ToolEnvironment) -> UnknownToolError:
+    search = environment.search_tool
+    error = UnknownToolError(request, tuple(names), search if search and environment.was_sent(search) else None)
     error.is_refusal = True
     return error
 
