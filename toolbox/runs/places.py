@@ -317,7 +317,12 @@ class RunSession:
                 await self.written_events()
             state = invocation.state
             requests = replied.response.ai_message.tool_execution_requests
-            unfit = [index for index, each in enumerate(requests) if _misfit(each, invocation) is not None]
+            sent = replied.sent
+            refused = [
+                (sent is not None and each.name not in sent) or _misfit(each, invocation) is not None
+                for each in requests
+            ]
+            unfit = [index for index, is_refused in enumerate(refused) if is_refused]
             data = reply_to_json(state, self._written.get(path), replied, usage, unfit)
             await self._write(StoredRecord(key, "reply", data))
             self._written[path] = state
