@@ -29,7 +29,6 @@ from .di.graph import (
     BeanGraph,
     Binding,
     Registration,
-    SingleBean,
     Value,
     describe,
     provider_names,
@@ -663,7 +662,7 @@ class ContainerInternals:
             created = wiring.application.store.get(bean.key)  # a producer may declare an interface without the method
             has_method = any(callable(getattr(each, method, None)) for each in (cls, created))
             if definition.scope is Scope.APPLICATION and has_method:
-                found[names[bean.key]] = partial(wiring.aget_value, SingleBean(bean.key), wiring.application)
+                found[names[bean.key]] = partial(wiring.aget_value, wiring.graph.single(bean.key), wiring.application)
         return found
 
     def request_scope(self, seeds: Mapping[Any, Any]) -> RequestScope:

@@ -7,6 +7,7 @@ runs; `local_names` collects them then. Not here: the meaning of parameters (`di
 
 from __future__ import annotations
 
+import abc
 import dis
 import functools
 import inspect
@@ -23,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from typing_extensions import TypeAliasType as BackportedAlias
 
 _ALIASES: tuple[Any, ...] = tuple({BackportedAlias, getattr(typing, "TypeAliasType", BackportedAlias)})
-_NOT_A_KEY = frozenset({object, typing.Generic, typing.Protocol})
+_NOT_A_KEY = frozenset({object, abc.ABC, typing.Generic, typing.Protocol})
 
 
 # --- types and annotations
@@ -118,6 +119,11 @@ def is_hashable(annotation: Any) -> bool:
     return True
 
 
+def is_key(form: Any) -> bool:
+    """Return True if beans can be found by this type. All objects are instances of `object`, and ABCs of `ABC`."""
+    return is_hashable(form) and form is not Any and form not in _NOT_A_KEY
+
+
 def is_union(annotation: Any) -> bool:
     """Return True for `A | B` and `Union[A, B]`."""
     return not is_class(annotation) and get_origin(annotation) in (typing.Union, types.UnionType)
@@ -174,6 +180,20 @@ def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
     return annotation[tuple(arguments.get(each, each) for each in open_ones)]
 
 
+def with_self(annotation: Any, cls: type[Any]) -> Any:
+    """Return the annotation with `cls` for `Self`."""
+    if annotation is typing.Self:
+        return cls
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if not any(with_self(each, cls) is not each for each in arguments):
+        return annotation
+    filled = tuple(with_self(each, cls) for each in arguments)
+    if origin is Annotated:
+        return Annotated[(filled[0], *annotation.__metadata__)]
+    generic: Any = typing.Union if is_union(annotation) else origin
+    return generic[filled]
+
+
 def opened(cls: Any) -> Any:
     """Return a generic class with its type variables, `Repository[T]` for `Repository`; others unchanged."""
     own = parameters_of(cls) if isinstance(cls, type) else ()
@@ -190,6 +210,9 @@ def forms_of(form: Any) -> tuple[Any, ...]:
                 break
         else:
             return tuple([base for base in bases if base not in _NOT_A_KEY])
+    if is_union(form):  # a value of a union has the types that all members have
+        first, *others = (forms_of(each) for each in get_args(form))
+        return (form, *(each for each in first if all(each in other for other in others)))
     found: dict[Any, None] = {}
     for each in _walk(plain(form)):
         if each not in _NOT_A_KEY:

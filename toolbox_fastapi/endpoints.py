@@ -28,7 +28,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Mount, Route
 
 from toolbox.bean_references import is_rest_client
 from toolbox.container import Offered
@@ -446,7 +446,7 @@ def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tupl
                 continue
             yield from endpoints_of(inner.routes or (), path)
         elif context.endpoint is not None:
-            methods = "/".join(sorted(context.methods or ())) or "WebSocket"
+            methods = "/".join(sorted(context.methods or ())) or ("HTTP" if isinstance(inner, Route) else "WebSocket")
             yield f"{methods} {path} ({_name_of(context.endpoint)})", context
 
 
@@ -492,6 +492,8 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
             place = f"{where}, parameter {each.name!r}"
             yield from graph.problems_of(point_of(each.wanted, place, parameter=each.name, default=default))
         dependant = getattr(context, "dependant", None)
+        if dependant is None and callable(context.endpoint):
+            yield from _injects_of_plain_route(context.endpoint, where)
         yield from _unresolved_injects(dependant, where)
         for point in _points_in(dependant, where) if dependant is not None else ():
             yield from graph.problems_of(point)
@@ -509,6 +511,21 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
             yield Problem(where, "the roles have no effect on an endpoint", fix)
         for tool in tools:
             yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
+
+
+def _injects_of_plain_route(endpoint: Callable[..., Any], where: str) -> Iterator[Problem]:
+    """Yield a problem for each `Inject[…]` of a view that Starlette calls: with the request only."""
+    views = vars(endpoint).values() if isinstance(endpoint, type) else (endpoint,)
+    for view in filter(inspect.isroutine, views):
+        for each in inspect.signature(view).parameters.values():
+            names = getattr(inspect.unwrap(view), "__globals__", {})
+            annotation = resolve(each.annotation, names, names_around(inspect.unwrap(view)))
+            dependencies = [mark.dependency for mark in metadata_of(annotation) if isinstance(mark, params.Depends)]
+            is_injected = any(isinstance(mark, InjectMark) for mark in metadata_of(annotation))
+            if is_injected or any(isinstance(dependency, BeanDependency) for dependency in dependencies):
+                what = "Inject has no effect here: Starlette calls the views of add_route with the request only"
+                fix = "use a route of FastAPI: app.add_api_route(…), @app.get(…) or @app.websocket(…)"
+                yield Problem(f"{where}, parameter {each.name!r}", what, fix)
 
 
 def _unresolved_injects(dependant: Dependant | None, where: str) -> Iterator[Problem]:

@@ -9,6 +9,10 @@ from typing import Annotated, Any, Protocol
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from pydantic import BaseModel
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import WebSocketRoute
 
 from toolbox import (
     Container,
@@ -540,3 +544,35 @@ async def test_an_application_can_be_started_again(running) -> None:
     for _ in range(2):
         async with running(app) as client:
             await ask_all(client)
+
+
+async def test_inject_in_a_view_of_starlette_is_a_problem_at_start() -> None:
+    app = application()
+
+    async def view(request: Request, counter: Inject[Counter]) -> JSONResponse:
+        return JSONResponse(counter.next())
+
+    async def socket(websocket: WebSocket, counter: "Inject[Counter]") -> None: ...
+
+    class Views(HTTPEndpoint):
+        async def get(self, request: Request, motto: Annotated[Inject[str], "kept"]) -> JSONResponse:
+            return JSONResponse(motto)
+
+    def plain(request: Request) -> JSONResponse:
+        return JSONResponse("plain")
+
+    app.add_route("/view", view)
+    app.router.routes.append(WebSocketRoute("/socket", socket))
+    app.add_route("/views", Views)
+    app.add_route("/plain", plain)
+
+    with pytest.raises(IllegalConfigurationError) as caught:
+        async with app.router.lifespan_context(app):
+            pass
+
+    assert [each.where for each in caught.value.problems] == [
+        "GET/HEAD /view (view), parameter 'counter'",
+        "WebSocket /socket (socket), parameter 'counter'",
+        "HTTP /views (Views), parameter 'motto'",
+    ]
+    assert all("add_api_route" in each.fix for each in caught.value.problems)

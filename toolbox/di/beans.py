@@ -17,10 +17,12 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Generator,
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,14 +40,17 @@ from ..introspection import (
     class_of,
     declared_signature,
     forms_of,
+    is_class,
     may_be_marked_in,
     metadata_of,
+    parameters_of,
     plain,
     read_signature,
     resolve,
     substitute,
     type_name,
     unwrapped,
+    with_self,
 )
 from .decorators import Instance, Named, Scope, producer_mark_of, scope_mark_of
 
@@ -63,10 +68,11 @@ MISSING: Final = Missing.MISSING
 
 
 class PointShape(StrEnum):
-    """Kind of an injection point: one bean, a list, a dict or an `Instance`."""
+    """Kind of an injection point: one bean, a list, a tuple, a dict or an `Instance`."""
 
     ONE = "one"
     LIST = "list"
+    TUPLE = "tuple"
     DICT = "dict"
     INSTANCE = "instance"
 
@@ -90,6 +96,9 @@ class InjectionPoint:
     positional: bool = False
     keyword: bool = False
     problem: Problem | None = None
+
+
+_LISTS = (list, Sequence, Collection, Iterable)
 
 
 def point_of(
@@ -117,17 +126,19 @@ def point_of(
     inner = taken.type
     shape, wants, whole = PointShape.ONE, inner, inner
     origin, arguments = get_origin(inner), get_args(inner)
-    if origin is list and len(arguments) == 1:
+    if origin in _LISTS and len(arguments) == 1:
         shape, wants = PointShape.LIST, plain(arguments[0])
-    elif origin is dict and len(arguments) == 2 and arguments[0] is str:
+    elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        shape, wants = PointShape.TUPLE, plain(arguments[0])
+    elif origin in (dict, Mapping) and len(arguments) == 2 and arguments[0] is str:
         shape, wants = PointShape.DICT, plain(arguments[1])
     elif origin is Instance:
         shape, wants = PointShape.INSTANCE, arguments[0]
     elif inner is Instance and problem is None:
         problem = Problem(where, "Instance needs a type argument", "write Instance[T]")
-    if shape in (PointShape.LIST, PointShape.DICT) and get_origin(wants) is Instance and problem is None:
+    if shape not in (PointShape.ONE, PointShape.INSTANCE) and get_origin(wants) is Instance and problem is None:
         generic: Any = origin
-        of = type_name(generic[(*arguments[:-1], *get_args(wants))])
+        of = type_name(generic[tuple(get_args(each)[0] if each is wants else each for each in arguments)])
         problem = Problem(where, f"{type_name(inner)} is not supported", f"write Instance[{of}]")
     return InjectionPoint(
         where=where,
@@ -226,8 +237,8 @@ class BeanDefinition:
     `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
     `make_ready` is then awaited before `factory` is called, if that returns an instance that async code must create.
     `behind` are beans it needs and gets in another way; `included` calls the provider of an included container.
-    An `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what
-    is wrong with the declaration by itself.
+    `optional`: the factory may return None. An `implicit` bean gives way where its provider's name is taken. `source`
+    is what was registered; `problems` is what is wrong with the declaration by itself.
     """
 
     provides: Any
@@ -243,6 +254,7 @@ class BeanDefinition:
     make_ready: Callable[[], Awaitable[None]] | None = None
     included: Any = None
     implicit: bool = False
+    optional: bool = False
     source: object = None
     problems: tuple[Problem, ...] = ()
 
@@ -395,7 +407,7 @@ _YIELDING = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncG
 
 def yielded(form: Any) -> Any:
     """Return the type that a generator with this return annotation yields, or the annotation itself."""
-    return plain(get_args(form)[0]) if get_origin(form) in _YIELDING and get_args(form) else form
+    return get_args(form)[0] if get_origin(form) in _YIELDING and get_args(form) else form
 
 
 def read_producer(function: Callable[..., Any], names: Names | None = None) -> BeanDefinition:
@@ -404,7 +416,9 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
     where = type_name(function)
     made = _making_of(function)
     signature = read_signature(function, names)
-    provides, problem = _produced(signature.returns, made, where)
+    owner = getattr(function, "__self__", None)
+    returns = with_self(signature.returns, owner) if isinstance(owner, type) else signature.returns
+    provides, optional, problem = _produced(returns, made, where)
     problems = [problem] if problem else []
     if mark is None:
         problems = [Problem(where, "the function is not marked as a producer", "add @produces(scope=…)")]
@@ -413,7 +427,7 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
         problems = [Problem(where, what, "remove the decorator: @produces takes the generator function itself")]
     elif mark.own_task and made is not FactoryKind.ASYNC_GENERATOR:
         problems.append(Problem(where, "own_task= works only with async generators", "remove own_task="))
-    named = name_in(metadata_of(signature.returns))
+    named = name_in(metadata_of(returns))
     module = getattr(function, "__module__", "")
     return BeanDefinition(
         provides=provides,
@@ -426,6 +440,7 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
             if not each.is_variadic
         ),
         factory_kind=made,
+        optional=optional,
         own_task=bool(mark and mark.own_task),
         source=function,
         problems=tuple(problems),
@@ -440,22 +455,34 @@ def _making_of(function: Callable[..., Any]) -> FactoryKind:
     return FactoryKind.COROUTINE if inspect.iscoroutinefunction(function) else FactoryKind.CALL
 
 
-def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, Problem | None]:
-    """Return the type that a producer creates, and a problem if its return annotation is invalid."""
+def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, bool, Problem | None]:
+    """Return the type that a producer creates, if it may return None, and the problem of its return annotation."""
     if isinstance(returns, Unresolved):
-        return Any, unresolved(returns, f"{where}.return")
+        return Any, False, unresolved(returns, f"{where}.return")
     if returns is EMPTY or returns is None or returns is type(None):
-        return Any, Problem(where, "missing return annotation", "annotate the type that the producer returns or yields")
-    if made not in (FactoryKind.GENERATOR, FactoryKind.ASYNC_GENERATOR):
-        return unwrapped(returns).type, None
-    form = plain(returns)
-    if yielded(form) is not form:
-        return unwrapped(yielded(form)).type, None
-    kind = "Iterator" if made is FactoryKind.GENERATOR else "AsyncIterator"
-    name = type_name(returns)
-    return form, Problem(
-        where, f"the producer yields, but its return annotation is {name}", f"annotate it `-> {kind}[{name}]`"
-    )
+        problem = Problem(where, "missing return annotation", "annotate the type that the producer returns or yields")
+        return Any, False, problem
+    form = returns
+    if made in (FactoryKind.GENERATOR, FactoryKind.ASYNC_GENERATOR):
+        form = yielded(plain(returns))
+        if form is plain(returns):
+            kind = "Iterator" if made is FactoryKind.GENERATOR else "AsyncIterator"
+            name = type_name(returns)
+            what = f"the producer yields, but its return annotation is {name}"
+            return form, False, Problem(where, what, f"annotate it `-> {kind}[{name}]`")
+    produced = unwrapped(form)
+    return produced.type, produced.optional, _unfindable(produced.type, where)
+
+
+def _unfindable(form: Any, where: str) -> Problem | None:
+    """Return the problem of a produced type that no injection point can request."""
+    name = type_name(form)
+    if form is typing.Self:
+        return Problem(where, "Self needs a class method", "name the class, or register the class method")
+    if isinstance(form, TypeVar) or (not is_class(form) and parameters_of(form)):
+        fix = "name the type arguments; for all of them, register the generic class itself"
+        return Problem(where, f"the producer returns {name}, which has free type variables", fix)
+    return None
 
 
 # --- names local to functions
@@ -494,7 +521,7 @@ def _not_given() -> Any:
 def open_variables(definition: BeanDefinition) -> tuple[TypeVar, ...]:
     """Return the type variables of a registered generic class without arguments."""
     form = definition.provides
-    return tuple(getattr(form, "__parameters__", ())) if isinstance(form, type) else ()
+    return tuple(getattr(form, "__parameters__", ())) if isinstance(form, type) and definition.source is form else ()
 
 
 # --- settings classes as beans: built from the environment; error messages contain no values

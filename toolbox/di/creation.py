@@ -60,6 +60,7 @@ class Resolvers:
             "A": application,
             "a_get": application.store.get,
             "must_await": _must_await,
+            "without_none": without_none,
         }
 
     def resolver(self, value: Value) -> Resolver:
@@ -145,17 +146,26 @@ class _Writing:
         """Return an expression for the value of an injection point."""
         match value:
             case SingleBean(key, absent):
-                return self.bean(key, absent)
-            case BeanList(keys):
-                return "[" + ", ".join(self.bean(key) for key in keys) + "]"
+                made = self.bean(key, absent)
+                if not self._graph.definitions[key].optional or absent is None:
+                    return made
+                return f"s.home.required({key}, {made}, {self._resolvers.constant(absent)})"
+            case BeanList(keys, as_tuple):
+                made = self._present("[" + ", ".join(self.bean(key) for key in keys) + "]", keys)
+                return f"tuple({made})" if as_tuple else made
             case BeanDict(named):
-                return "{" + ", ".join(f"{name!r}: {self.bean(key)}" for name, key in named) + "}"
+                made = "{" + ", ".join(f"{name!r}: {self.bean(key)}" for name, key in named) + "}"
+                return self._present(made, beans_in(value))
             case Constant(fixed):
                 return self._resolvers.constant(fixed)
             case LazyBean():
                 return self._resolvers.constant(self._resolvers._later(value))
             case NotFound():
                 raise AssertionError("a graph with a missing bean is refused before")
+
+    def _present(self, made: str, keys: tuple[int, ...]) -> str:
+        may_hold_none = any(self._graph.definitions[key].optional for key in keys)
+        return f"without_none({made})" if may_hold_none else made
 
     def bean(self, key: int, absent: Any = MISSING) -> str:
         """Return an expression that finds a bean in its scope, or creates it."""
@@ -249,6 +259,13 @@ class _Writing:
                 by_position = False
                 written.append(f"{point.parameter}={expression}")
         return ", ".join(written)
+
+
+def without_none(beans: Any) -> Any:
+    """Return a list or dict of beans without those whose producer returned None."""
+    if isinstance(beans, dict):
+        return {name: bean for name, bean in beans.items() if bean is not None}
+    return [bean for bean in beans if bean is not None]
 
 
 def _must_await(key: int) -> Any:
@@ -467,17 +484,24 @@ class Stepwise:
 
     def steps_to(self, value: Value, owner: OpenScope) -> Steps:
         """Return a value for `owner`, when the awaited beans with a place are there."""
+        made = yield self._steps_to(value, owner)
+        if isinstance(value, SingleBean) and made is None and self._graph.definitions[value.bean].optional:
+            return owner.home.required(value.bean, made, value.absent)
+        return made
+
+    def _steps_to(self, value: Value, owner: OpenScope) -> Steps:
         match value:
-            case BeanList(keys):
+            case BeanList(keys, as_tuple):
                 beans = []
                 for key in keys:
-                    beans.append((yield self.steps_to(SingleBean(key), owner)))
-                return beans
+                    beans.append((yield self.steps_to(self._graph.single(key), owner)))
+                present = without_none(beans)
+                return tuple(present) if as_tuple else present
             case BeanDict(named):
                 by_name = {}
                 for name, key in named:
-                    by_name[name] = yield self.steps_to(SingleBean(key), owner)
-                return by_name
+                    by_name[name] = yield self.steps_to(self._graph.single(key), owner)
+                return without_none(by_name)
             case SingleBean(key) if key not in ((owner.request or owner).seeds or ()):
                 if self._providers[key].last_overriding is not None:
                     with owned_by(owner):
@@ -608,6 +632,10 @@ class Started(Protocol):
 
     def no_seed(self, key: int, absent: Any = MISSING) -> Any:
         """Return the replacement for a seed that the request scope does not have. Raises `MissingBeanError`."""
+        ...
+
+    def required(self, key: int, made: Any, absent: Any) -> Any:
+        """Return what a producer that can return None has made, else `absent`. Raises `MissingBeanError`."""
         ...
 
     def outside(self, key: int) -> Any:
@@ -781,6 +809,13 @@ def end_override(provider: Any, fake: Any) -> None:
         provider.override(each)
 
 
+def _calling(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the provider of what a function returns for the values of other providers."""
+    provider = providers.Callable(function, *arguments)
+    provider.disable_async_mode()
+    return provider
+
+
 # --- wiring
 
 
@@ -856,14 +891,16 @@ class Providers:
     def of_value(self, value: Value) -> Any:
         """Return the provider of a value."""
         match value:
+            case SingleBean(key, absent) if self._graph.definitions[key].optional:
+                found = self._of_bean[key]
+                return found if absent is None else _calling(self._started.required, key, found, absent)
             case SingleBean(key, absent):
                 return self._of_bean[key] if absent is MISSING else SeedOr(key, absent, self._of_bean[key])
-            case BeanList(()):
-                return providers.Factory(list)  # a List of nothing gives a tuple
-            case BeanList(keys):
-                return providers.List(*(self._of_bean[key] for key in keys))
+            case BeanList(keys, as_tuple):
+                beans = _calling(without_none, providers.List(*(self._of_bean[key] for key in keys)))
+                return _calling(tuple, beans) if as_tuple else beans
             case BeanDict(named):
-                return providers.Dict({name: self._of_bean[key] for name, key in named})
+                return _calling(without_none, providers.Dict({name: self._of_bean[key] for name, key in named}))
             case Constant(fixed):
                 return providers.Object(fixed)
             case LazyBean():

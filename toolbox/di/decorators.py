@@ -122,6 +122,9 @@ def produces(
     mark = ProducerMark(Scope(scope), name, own_task)
 
     def apply(function: F) -> F:
+        if inspect.ismethod(function):
+            fix = "decorate the function or the class method where it is defined"
+            raise TypeError(f"@produces does not support bound methods, got {function.__qualname__}: {fix}")
         setattr(function, PRODUCER_MARK, mark)
         return function
 

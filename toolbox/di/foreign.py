@@ -12,12 +12,12 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, TypeGuard, cast
+from typing import Any, NewType, TypeGuard, cast, get_origin
 
 from dependency_injector import providers, resources
 
 from ..errors import AsyncBeanError, Problem
-from ..introspection import plain, read_signature, type_name
+from ..introspection import is_class, parameters_of, plain, read_signature, type_name, unwrapped, with_self
 from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
 from .creation import BeanProvider, SeedOr, end_override
 from .decorators import Scope
@@ -101,8 +101,10 @@ def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
     )
     is_awaited, lasts = _is_async(provider), _lasts(provider)
     call = ProviderCall(provider, f"{where}.{name}")
+    produced = unwrapped(_type_of(provider))
     return BeanDefinition(
-        provides=_type_of(provider),
+        provides=produced.type,
+        optional=produced.optional,
         factory=call if not is_awaited else call.present if lasts else call.new,
         make_ready=call.make_ready if is_awaited and lasts else None,
         scope=Scope.APPLICATION if lasts else Scope.DEPENDENT,
@@ -368,7 +370,7 @@ def _provides(provider: Any) -> Any:
 
 
 def _type_of(provider: Any) -> Any:
-    """Return the declared type of the provider's result, or `Any`."""
+    """Return the declared type of the provider's result, which can be a union with None, or `Any`."""
     if isinstance(provider, providers.Configuration):
         return dict[str, Any]
     if isinstance(provider, providers.Object):
@@ -391,10 +393,13 @@ def _returned(function: Callable[..., Any]) -> Any:
     """Return the annotated type that a function returns or yields, or `Any`."""
     with suppress(ValueError, TypeError):  # C code without a signature
         returns = read_signature(function).returns
-        if isinstance(returns, type) or getattr(returns, "__origin__", None) is not None:
-            form = plain(returns)
-            yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-            return yielded(form) if yields else form
+        owner = getattr(function, "__self__", None)
+        returns = with_self(returns, owner) if isinstance(owner, type) else returns
+        yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        form = yielded(plain(returns)) if yields else returns
+        inner = unwrapped(form).type
+        if is_class(inner) or isinstance(inner, NewType) or (get_origin(inner) and not parameters_of(inner)):
+            return form
     return Any
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import GenericAlias
 from typing import Any, TypeAlias, get_args, get_origin
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
@@ -21,6 +22,7 @@ from ..introspection import (
     fitted,
     forms_of,
     is_hashable,
+    is_key,
     is_union,
     opened,
     parameters_of,
@@ -70,7 +72,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class SingleBean:
-    """The bean with this key; `absent` replaces a seed that the request scope does not have."""
+    """The bean with this key; `absent` replaces a seed that the request scope does not have, and a producer's None."""
 
     bean: int
     absent: Any = MISSING
@@ -78,14 +80,15 @@ class SingleBean:
 
 @dataclass(frozen=True, slots=True)
 class BeanList:
-    """All beans with these keys, as a list."""
+    """All beans with these keys, as a list or a tuple; None is left out."""
 
     beans: tuple[int, ...]
+    as_tuple: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BeanDict:
-    """Beans by their names, as a dict."""
+    """Beans by their names, as a dict; None is left out."""
 
     beans: tuple[tuple[str, int], ...]
 
@@ -118,7 +121,7 @@ Value: TypeAlias = SingleBean | BeanList | BeanDict | Constant | LazyBean | NotF
 DEFAULT = Constant(MISSING)
 """The parameter is omitted, so its default applies."""
 
-_NOTHING = (NotFound(), BeanList(()), BeanDict(()))
+_NOTHING = (NotFound(), BeanList(()), BeanList((), as_tuple=True), BeanDict(()))
 
 
 def beans_in(value: Value) -> tuple[int, ...]:
@@ -171,16 +174,17 @@ class BeanGraph:
         self._short_names: list[str] = []
         self._index: dict[Any, list[tuple[int, str | None]]] = {}
         self._open: list[int] = []
+        self._unions: list[int] = []
         self.templates: set[int] = set()
         self._derived: dict[Any, int] = {}
         self._bound: dict[tuple[Any, str | None], int] = {}
+        self._bound_open: dict[tuple[Any, str | None], int] = {}
         self._absent_callers: dict[int, bool] = {}
         self.binding_problems: list[Problem] = []
         for definition in definitions:
             self._add(definition)
         self.registered = len(self.definitions)
-        for binding in bindings:
-            self._bind(binding)
+        self._bind_all(list(bindings))
         self._beans: list[Bean] = []
         self._resolve_all()
 
@@ -193,36 +197,82 @@ class BeanGraph:
                 # It can be created only with type arguments.
                 self.templates.add(key)
                 return key
+        if is_union(definition.provides):
+            self._unions.append(key)
         # A derived bean is found only by its exact type, and is not added to lists.
         for form in (plain(definition.provides),) if derived else forms_of(definition.provides):
-            if _is_key(form):
+            if is_key(form):
                 self._index.setdefault(form, []).append((key, definition.name))
         return key
 
+    # --- bindings
+
+    def _bind_all(self, waiting: list[Binding]) -> None:
+        """Bind each interface, after those among the implementations."""
+        while waiting:
+            interfaces = {plain(each.interface) for each in waiting}
+            later = [
+                each
+                for each in waiting
+                if is_hashable(form := plain(each.implementation)) and form in interfaces - {plain(each.interface)}
+            ]
+            is_cycle = len(later) == len(waiting)
+            for each in waiting:
+                if is_cycle or each not in later:
+                    self._bind(each)
+            waiting = [] if is_cycle else later
+
     def _bind(self, binding: Binding) -> None:
-        interface, implementation = plain(binding.interface), plain(binding.implementation)
+        interface = plain(binding.interface)
         where = f"bind({type_name(binding.interface)}, {type_name(binding.implementation)})"
-        found = self.choose(implementation, None)
-        if not isinstance(found, SingleBean):
-            found = self.choose(implementation, binding.name)
-        if not isinstance(found, SingleBean):
-            of_function = [k for k, each in enumerate(self.definitions) if each.source is binding.implementation]
-            found = SingleBean(of_function[0]) if len(of_function) == 1 else NotFound()
+        found = self._implementing(binding)
         if isinstance(found, NotFound):
-            what = f"expected exactly one bean of type {type_name(binding.implementation)}"
-            self.binding_problems.append(Problem(where, what, "register it, or bind a more specific class"))
+            self.binding_problems.append(self._unbound(binding, found, where))
             return
-        earlier = self._bound.setdefault((interface, binding.name), found.bean)
-        if earlier != found.bean:
+        of_function = inspect.isroutine(binding.implementation)
+        given = self.definitions[found.bean].provides if of_function else binding.implementation
+        if reason := unfit(interface, given):
+            fix = (
+                f"bind a class that implements it; for a fake, use register_instance(…, as_type={type_name(interface)})"
+            )
+            self.binding_problems.append(Problem(where, reason, fix))
+            return
+        key, bound = found.bean, self._bound
+        filled = self._filled(key, interface) if key in self._open else None
+        if filled is not None:
+            key = filled
+        elif key in self._open:
+            self._bound_open.setdefault((interface, binding.name), key)
+            bound = self._bound_open if key in self.templates else bound
+        earlier = bound.setdefault((interface, binding.name), key)
+        if earlier != key:
             what = f"{type_name(interface)} is already bound to {self.definitions[earlier].label}"
             self.binding_problems.append(Problem(where, what, "remove one of the bindings, or give them names"))
             return
-        entry = (found.bean, binding.name)
         pairs = self._index.setdefault(interface, [])
         # Lists are in registration order. The implementation can already be listed by its name.
-        if binding.name is not None or found.bean not in (key for key, _ in pairs):
-            pairs.append(entry)
+        if key not in self.templates and (binding.name is not None or key not in (each for each, _ in pairs)):
+            pairs.append((key, binding.name))
             pairs.sort(key=lambda pair: pair[0])
+
+    def _implementing(self, binding: Binding) -> SingleBean | NotFound:
+        """Return the bean that provides the implementation of a binding."""
+        if inspect.isroutine(binding.implementation):
+            return _only(key for key, each in enumerate(self.definitions) if each.source == binding.implementation)
+        found = self.choose(binding.implementation, None)
+        if isinstance(found, NotFound) and binding.name is not None:
+            named = self.choose(binding.implementation, binding.name)
+            found = named if isinstance(named, SingleBean) else found
+        if found == NotFound():
+            found = _only(key for key in self._open if self.definitions[key].provides is binding.implementation)
+        return found
+
+    def _unbound(self, binding: Binding, found: NotFound, where: str) -> Problem:
+        implementation = type_name(binding.implementation)
+        if found.candidates:
+            labels = ", ".join(self.definitions[key].label for key in found.candidates)
+            return Problem(where, f"multiple beans provide {implementation}: {labels}", "bind one of them")
+        return Problem(where, f"no bean provides {implementation}", f"register {implementation}, or bind another class")
 
     # --- resolving
 
@@ -238,6 +288,10 @@ class BeanGraph:
         new = self.definitions[len(known) :]
         self._short_names = [*known, *(snake_case(each.provides) if each.name is None else each.name for each in new)]
         return self._short_names
+
+    def single(self, key: int) -> SingleBean:
+        """Return the value of a bean that may be None."""
+        return SingleBean(key, None) if self.definitions[key].optional else SingleBean(key)
 
     def __getitem__(self, key: int) -> Bean:
         return self._beans[key]
@@ -273,6 +327,8 @@ class BeanGraph:
             value = (
                 self._collection(point) if point.shape is not PointShape.ONE else self.choose(point.wants, point.name)
             )
+        if isinstance(value, SingleBean) and self.definitions[value.bean].optional:
+            return SingleBean(value.bean, None if point.optional else point.default)
         if isinstance(value, SingleBean) and self.definitions[value.bean].factory_kind is FactoryKind.SEED:
             return SingleBean(value.bean, None if point.optional and point.default is MISSING else point.default)
         if value in _NOTHING:
@@ -285,19 +341,23 @@ class BeanGraph:
     def _collection(self, point: InjectionPoint) -> Value:
         # A producer of the list itself takes precedence over a list of beans.
         whole = self.choose(point.whole, point.name, derive=False)
+        if isinstance(whole, NotFound) and point.shape is not PointShape.TUPLE:
+            whole = self.choose(_concrete(point), point.name, derive=False)
         if isinstance(whole, SingleBean) or point.name is not None:
             return whole
         pairs = self._matching(point.wants, derive=False)
-        if point.shape is PointShape.LIST:
-            return BeanList(tuple(dict.fromkeys(key for key, _ in pairs)))
+        if point.shape is not PointShape.DICT:
+            return BeanList(tuple(dict.fromkeys(key for key, _ in pairs)), point.shape is PointShape.TUPLE)
         return BeanDict(tuple({name: (name, key) for key, name in pairs if name is not None}.values()))
 
     def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
         """Return the bean for a type and a name, or the candidates if none or several match."""
         wanted = plain(wanted)
-        if not _is_key(wanted):
+        if not is_key(wanted):
             return self._named(name) if name is not None and wanted in (Any, object) else NotFound()
         bound = self._bound.get((wanted, name))
+        if bound is None and derive:
+            bound = self._bound_with_arguments(wanted, name)
         if bound is not None:
             return SingleBean(bound)
         pairs = self._matching(wanted, derive)
@@ -313,20 +373,24 @@ class BeanGraph:
 
     def _named(self, name: str) -> SingleBean | NotFound:
         """Return the bean with a name, whatever its type."""
-        keys = tuple(key for key, each in enumerate(self.definitions) if each.name == name)
-        return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
+        return _only(key for key, each in enumerate(self.definitions) if each.name == name)
 
     def _matching(self, wanted: Any, derive: bool = True) -> list[tuple[int, str | None]]:
         """Return the beans of a type with their names, in registration order."""
         if is_union(wanted):
-            arms = [pair for arm in get_args(wanted) for pair in self._matching(plain(arm), derive)]
+            members = {plain(each) for each in get_args(wanted)}
+            arms = [pair for arm in members for pair in self._matching(arm, derive)]
+            for key in self._unions:  # a bean that is of one of these types
+                definition = self.definitions[key]
+                if all(members.intersection(forms_of(plain(each))) for each in get_args(definition.provides)):
+                    arms.append((key, definition.name))
             return sorted(set(arms), key=lambda pair: pair[0])
-        if not _is_key(wanted):
+        if not is_key(wanted):
             return []
         found: list[tuple[int, str | None]] = list(self._index.get(wanted, ()))
         if not found and derive:
-            key = self._derive(wanted)
-            found = [] if key is None else [(key, None)]
+            derived = self._derive(wanted)
+            found = [] if derived is None else [(derived, None)]
         return found
 
     def _derive(self, wanted: Any) -> int | None:
@@ -336,19 +400,42 @@ class BeanGraph:
         if is_settings(wanted):
             return self._add(read_class(wanted, self.names), derived=True)
         for key in self._open:
-            definition = self.definitions[key]
-            for form in forms_of(opened(definition.provides)):
-                arguments = fitted(form, wanted)
-                if not arguments:
-                    continue
-                filled = definition.provides[tuple(arguments.get(each, Any) for each in open_variables(definition))]
-                if filled not in self._derived:
-                    derived = read_class(filled, self.names, definition.scope)
-                    self._derived[filled] = self._add(derived, derived=True)
-                if filled != wanted:
-                    self._index.setdefault(wanted, []).append((self._derived[filled], None))
-                return self._derived[filled]
+            filled = self._filled(key, wanted)
+            if filled is not None:
+                if self.definitions[filled].provides != wanted:
+                    self._index.setdefault(wanted, []).append((filled, None))
+                return filled
         return None
+
+    def _filled(self, key: int, wanted: Any) -> int | None:
+        """Return the bean of a generic class with the type arguments that give the wanted type, if there are any."""
+        for form in forms_of(opened(self.definitions[key].provides)):
+            if arguments := fitted(form, wanted):
+                return self._with_arguments(key, arguments)
+        return None
+
+    def _with_arguments(self, key: int, arguments: Mapping[Any, Any]) -> int:
+        definition = self.definitions[key]
+        filled = definition.provides[tuple(arguments.get(each, Any) for each in open_variables(definition))]
+        if filled not in self._derived:
+            self._derived[filled] = self._add(read_class(filled, self.names, definition.scope), derived=True)
+        return self._derived[filled]
+
+    def _bound_with_arguments(self, wanted: Any, name: str | None) -> int | None:
+        """Return the bean for a generic interface with arguments that is bound to a generic class without."""
+        key = self._bound_open.get((get_origin(wanted), name))
+        if key is None or wanted in self._index:
+            return None
+        filled = self._filled(key, wanted)
+        if filled is not None:
+            return filled
+        variables, given = open_variables(self.definitions[key]), get_args(wanted)
+        # A class that does not inherit from its Protocol: its type variables have the same order.
+        return (
+            self._with_arguments(key, dict(zip(variables, given, strict=True)))
+            if len(variables) == len(given)
+            else None
+        )
 
     # --- the identity
 
@@ -397,9 +484,10 @@ class BeanGraph:
             text = repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
             if value.candidates:
                 raise AmbiguousBeanError(text, tuple(self.definitions[key].label for key in value.candidates))
-            raise MissingBeanError(
-                text, self.near_misses(point), point.where if point.parameter else "", web_request_fix(point.wants)
-            )
+            fix = web_request_fix(point.wants)
+            if _wider(point.wants, self.definitions) is not None:
+                fix = suggestion(point, (), self.definitions)
+            raise MissingBeanError(text, self.near_misses(point), point.where if point.parameter else "", fix)
         if problems:
             raise IllegalConfigurationError(problems)
         return value
@@ -447,8 +535,34 @@ class BeanGraph:
         return tuple(dict.fromkeys([*otherwise_named, *alike(inner.wants, self.definitions)]))
 
 
-def _is_key(form: Any) -> bool:
-    return is_hashable(form) and form is not object and form is not Any
+def _concrete(point: InjectionPoint) -> Any:
+    """Return the `list[T]` or `dict[str, T]` that a `Sequence[T]` or `Mapping[str, T]` can be."""
+    return GenericAlias(dict, (str, point.wants)) if point.shape is PointShape.DICT else GenericAlias(list, point.wants)
+
+
+def _only(keys: Iterable[int]) -> SingleBean | NotFound:
+    """Return the only bean of these, or the candidates."""
+    found = tuple(keys)
+    return SingleBean(found[0]) if len(found) == 1 else NotFound(found)
+
+
+def unfit(interface: Any, implementation: Any) -> str:
+    """Return the reason why a type cannot be bound to an interface, or ""."""
+    wanted, given = class_of(interface), class_of(implementation)
+    if not (isinstance(wanted, type) and isinstance(given, type)) or wanted in given.__mro__:
+        return ""
+    if not getattr(wanted, "_is_protocol", False):
+        return "" if issubclass(given, wanted) else f"{type_name(given)} is not a subclass of {type_name(wanted)}"
+    if hasattr(given, "__getattr__"):
+        return ""
+    # Instances may have the attributes that a Protocol annotates; its methods are those of the class.
+    bases = [base for base in wanted.__mro__ if getattr(base, "_is_protocol", False)]
+    methods = dict.fromkeys(name for base in bases for name, each in vars(base).items() if inspect.isfunction(each))
+    missing = [name for name in methods if name not in _OF_ALL_PROTOCOLS and getattr(given, name, None) is None]
+    return f"{type_name(given)} has no {', '.join(missing)}, which {type_name(wanted)} requires" if missing else ""
+
+
+_OF_ALL_PROTOCOLS = frozenset({"__init__", "__new__", "__subclasshook__", "__class_getitem__", "__init_subclass__"})
 
 
 # --- names of providers
@@ -571,6 +685,9 @@ def chain_text(labels: Sequence[str]) -> str:
 def suggestion(point: InjectionPoint, near: Sequence[str], definitions: Sequence[BeanDefinition]) -> str:
     """Return the fix for an injection point without a bean; `near` are similar beans."""
     wanted = wanted_text(point)
+    if wide := _wider(point.wants, definitions):
+        where, produced = type_name(wide.source), type_name(wide.provides)
+        return f"if {where} returns {wanted}, annotate it so: it says {produced}; else request {produced}"
     if found := [each for each in look_alikes(point.wants, definitions) if each in near]:
         return f"{found[0]} has the same methods: call bind({wanted}, {found[0]}) if you mean it"
     cls = class_of(point.wants)
@@ -616,6 +733,12 @@ def _to_register(cls: Any) -> str:
     return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "an implementation"
 
 
+def _wider(wanted: Any, definitions: Sequence[BeanDefinition]) -> BeanDefinition | None:
+    """Return a producer that says that it returns a base class of the wanted type."""
+    bases = forms_of(wanted)[1:]
+    return next((each for each in definitions if inspect.isroutine(each.source) and each.provides in bases), None)
+
+
 def alike(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
     """Return similar beans: same members, or a similar name."""
     labels = {type_name(class_of(each.provides)): each.label for each in definitions}
@@ -626,13 +749,14 @@ def alike(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
 def look_alikes(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
     """Return the beans that have all members of a Protocol or abstract class, but do not inherit from it."""
     cls = class_of(wanted)
-    members = _members_of(cls)
+    members = {each for each in _members_of(cls) if not each.startswith("_")}  # most classes have `__iter__` and others
     if not members:
         return []
     return [
         each.label
         for each in definitions
-        if isinstance(class_of(each.provides), type)
+        if not each.implicit
+        and isinstance(class_of(each.provides), type)
         and cls not in class_of(each.provides).__mro__
         and all(hasattr(class_of(each.provides), member) for member in members)
     ]

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeAlias, get_origin
 
 from ..errors import IllegalConfigurationError, Problem
-from ..introspection import type_name
+from ..introspection import class_of, forms_of, plain, type_name
 from .beans import (
     BeanDefinition,
     FactoryKind,
@@ -147,14 +147,14 @@ class Registry:
     def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Registration, Problem | None]]:
         seen = {*self._entries, *self._seeds}
         queue = deque(self._entries.values())
-        # Bound implementations are registered implicitly.
-        implied: list[object] = [
-            each.implementation
-            for each in self._bindings
-            if isinstance(each.implementation, type) or producer_mark_of(each.implementation)
-        ]
-        implied += (each for find in self._implied for each in find())
-        while queue or implied:
+        implied: list[object] = [each for find in self._implied for each in find()]
+        bindings = deque(self._bindings)
+        provided: set[object] = set(self._seeds)
+        while queue or implied or bindings:
+            if not queue and not implied:
+                # Last, because an implementation is registered only if nothing else provides it.
+                implied = self._not_provided(bindings.popleft(), provided)
+                continue
             if not queue:
                 new = {_identity(each): each for each in implied}
                 queue.extend(each for identity, each in new.items() if identity not in seen)
@@ -167,9 +167,21 @@ class Registry:
                 yield Registration(()), _not_registrable(entry)
                 continue
             implied += reading.implies
+            provided.update(form for each in reading.definitions for form in forms_of(each.provides))
             # A class that an instance or producer provides is not registered again.
             seen.update(each.provides for each in reading.definitions if isinstance(each.provides, type))
             yield reading, None
+
+    def _not_provided(self, binding: Binding, provided: set[object]) -> list[object]:
+        """Return the implementation of a binding, to be registered, unless a bean or another binding provides it."""
+        implementation = binding.implementation
+        if producer_mark_of(implementation):
+            return [implementation]
+        if not isinstance(class_of(implementation), type):
+            return []
+        others = {plain(each.interface) for each in self._bindings} - {plain(binding.interface)}
+        is_filled = class_of(implementation) in self._entries  # a generic class, registered without arguments
+        return [] if is_filled or plain(implementation) in provided | others else [implementation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +202,8 @@ class Registered:
 
 
 def _identity(entry: object) -> object:
-    return entry if isinstance(entry, type) or get_origin(entry) is not None else id(entry)
+    is_stable = isinstance(entry, type) or get_origin(entry) is not None or inspect.ismethod(entry)
+    return entry if is_stable else id(entry)
 
 
 def _not_registrable(entry: object) -> Problem:

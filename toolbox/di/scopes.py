@@ -449,6 +449,10 @@ class Home:
         """Return the replacement for a seed that the request scope does not have. Raises `MissingBeanError`."""
         raise NotImplementedError
 
+    def required(self, key: int, made: Any, absent: Any) -> Any:
+        """Return what a producer that can return None has made, else `absent`. Raises `MissingBeanError`."""
+        raise NotImplementedError
+
 
 class ApplicationScope(OpenScope):
     """The scope of application beans, from start to stop."""

@@ -92,6 +92,13 @@ class Wiring(Home):
         fix = web_request_fix(self.graph.definitions[key].provides)
         raise MissingBeanError(f"{self.label(key)}: this request scope has no such seed", fix=fix)
 
+    def required(self, key: int, made: Any, absent: Any) -> Any:
+        """Return what a producer that can return None has made, else `absent`. Raises `MissingBeanError`."""
+        if made is not None or absent is not MISSING:
+            return made if made is not None else absent
+        fix = f"take `{type_name(self.graph.definitions[key].provides)} | None`"
+        raise MissingBeanError(f"{self.label(key)}: its producer returned None", fix=fix)
+
     def scope(self) -> OpenScope:
         """Return the active scope of this container, or its application scope."""
         scope = active.get()
@@ -192,8 +199,9 @@ class Wiring(Home):
     def _prepared(self, value: Value, scope: OpenScope, error: MustAwait) -> Any:
         """Return the object that `prepare` created for a value. Raises `AsyncBeanError` if there is none."""
         prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
-        if prepared and value == SingleBean(error.key):
-            return prepared.pop()
+        if prepared and isinstance(value, SingleBean) and value.bean == error.key:
+            made = prepared.pop()
+            return self.required(error.key, made, value.absent) if self.graph.definitions[error.key].optional else made
         raise self._must_await(value, error) from None
 
     def _must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
@@ -391,9 +399,9 @@ class Wiring(Home):
         if (args or kwargs) and not self.graph.definitions[key].is_stored and key not in self.awaited:
             return self.providers[key].make(scope, args, kwargs)
         try:
-            return self._now(SingleBean(key), scope)
+            return self._now(self.graph.single(key), scope)
         except MustAwait:
-            return self.aget_value(SingleBean(key), scope)
+            return self.aget_value(self.graph.single(key), scope)
 
     # --- start and stop
 
