@@ -195,7 +195,7 @@ async def test_a_connection_lost_during_the_commit_does_not_hide_its_success(
 
 
 @pytest.mark.parametrize("tool_name", ["pay_in_time", "pay_on_a_thread"])
-async def test_a_tool_whose_time_ends_during_the_commit_is_told_as_it_is_recorded(
+async def test_a_tool_whose_time_ends_during_the_commit_has_the_recorded_result(
     postgres_url: str, commits: Commits, tool_name: str
 ) -> None:
     model = Payer(tool_name)
@@ -231,7 +231,7 @@ async def test_a_time_limit_of_the_call_waits_for_the_commit(postgres_url: str, 
         assert commits.payments == 1
 
 
-async def test_a_run_whose_database_is_away_until_its_lease_ends_is_let_go_and_nothing_is_told(
+async def test_a_run_whose_database_is_away_until_its_lease_ends_is_let_go_without_a_result(
     postgres_url: str, commits: Commits
 ) -> None:
     network, model = Network(postgres_url), Payer("pay")

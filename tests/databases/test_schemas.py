@@ -1,6 +1,8 @@
 """The tables of the library are created once and migrated, also by concurrent processes."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
@@ -42,6 +44,29 @@ async def test_concurrent_migrations_wait_for_each_other(database_url: str) -> N
         await asyncio.gather(*(migrate(engine, "things", [first, second]) for engine in (one, other) * 4))
 
         async with one.connect() as connection:
+            assert (await connection.execute(text("SELECT * FROM things"))).all() == [("of the first version", 1)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"isolation_level": "SERIALIZABLE"},
+        {"isolation_level": "REPEATABLE READ"},
+        {"isolation_level": "AUTOCOMMIT"},
+        {"connect_args": {"server_settings": {"default_transaction_isolation": "serializable"}}},
+    ],
+)
+async def test_processes_with_another_isolation_level_can_migrate_at_once(
+    postgres_url: str, options: dict[str, Any]
+) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(sql.open_engine(postgres_url, **options)) for _ in range(6)]
+        stores = [sql.SqlRunStore(each) for each in engines]
+        conversations = [sql.SqlChatMemoryStore(each) for each in engines]
+        await asyncio.gather(*(migrate(each, "things", [first, second]) for each in engines))
+        await asyncio.gather(*(each.open() for each in stores), *(each.ready() for each in conversations))
+
+        async with engines[0].connect() as connection:
             assert (await connection.execute(text("SELECT * FROM things"))).all() == [("of the first version", 1)]
 
 

@@ -13,7 +13,7 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
@@ -27,7 +27,7 @@ from ..errors import (
     RunNotFoundError,
 )
 from .event_log import RunEvents, RunSignals, number_after, pauses
-from .store import ENDED, Run, RunStore, StoredRecord, StoredRun
+from .store import ENDED, RenewsApart, Run, RunStore, StoredRecord, StoredRun
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -125,8 +125,15 @@ class OwnedRuns:
             raise
 
     async def _renew(self) -> None:
-        """Renew all leases until there are none. A renewal that has to wait does not delay the others."""
+        """Renew all leases until there are none."""
         store = await self._opened()
+        while self._held:
+            # Tools can take all connections of a pool, so a store may renew on others, and close them afterwards.
+            async with store.renewing() if isinstance(store, RenewsApart) else nullcontext():
+                await self._renew_until_idle(store)
+
+    async def _renew_until_idle(self, store: RunStore) -> None:
+        """Renew all leases. A renewal that has to wait does not delay the others."""
         while self._held:
             await asyncio.sleep(store.lease / _RENEWALS)
             for each in self._held:

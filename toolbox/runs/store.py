@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ..chat import PendingCall, ToolExecutionResult
 from ..errors import LeaseLostError
@@ -175,6 +176,15 @@ class RunStore(Protocol):
 
     async def purge(self, before: datetime) -> int:
         """Delete the ended runs whose last change is older than `before`. Returns their number."""
+        ...
+
+
+@runtime_checkable
+class RenewsApart(Protocol):
+    """A store that renews leases on connections that nothing else uses."""
+
+    def renewing(self) -> AbstractAsyncContextManager[None]:
+        """Have such connections inside the block: this process owns runs."""
         ...
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -43,7 +43,7 @@ from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from ..services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
 from ..transcripts import messages_from_json, messages_to_json
-from .sessions import FOR_WRITING
+from .sessions import FOR_WRITING, SeparateConnections, prepare_to_write
 
 INSERT_OF: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _BETWEEN_PURGES = 60.0  # seconds
@@ -72,6 +72,15 @@ def _now_sqlite(element: DatabaseNow, compiler: Any, **options: Any) -> str:
 @compiles(DatabaseNow, "postgresql")
 def _now_postgresql(element: DatabaseNow, compiler: Any, **options: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def has_ended(until: Column[int], longest: int, dialect: str) -> ColumnElement[bool]:
+    """Return the condition that a lease has ended. `longest` milliseconds from now are more than any lease lasts.
+
+    The clock of SQLite is that of the process: one that was wrong must not keep its lease until that time comes.
+    """
+    ended = until <= DatabaseNow()
+    return or_(ended, until > DatabaseNow() + longest) if dialect == "sqlite" else ended
 
 
 def conversations_table(name: str) -> Table:
@@ -111,6 +120,9 @@ async def migrate(engine: AsyncEngine, name: str, steps: Sequence[Step]) -> None
     `IllegalConfigurationError` if the database has a newer version than this release supports.
     """
     async with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            # At other levels a transaction that has waited for the lock does not see what the others have created.
+            await connection.execution_options(isolation_level="READ COMMITTED")
         async with connection.begin():
             if await connection.run_sync(_version, name) == len(steps):
                 return
@@ -193,10 +205,13 @@ class SqlChatMemoryStore(ChatMemoryStore):
             raise IllegalConfigurationError(
                 [Problem("SqlChatMemoryStore", what, "use an engine for SQLite or PostgreSQL")]
             )
+        prepare_to_write(engine.sync_engine)
         self._engine = engine
         self._table = conversations_table(table)
         self._lifetime = expires_after
         self._leases = Leases(self, lease)
+        self._longest = round(2 * lease * 1000)
+        self._separate = SeparateConnections(engine)
         self._prepared = False
         self._preparing = asyncio.Lock()
         self._purged_at = monotonic()
@@ -233,9 +248,11 @@ class SqlChatMemoryStore(ChatMemoryStore):
         """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
         await self._write(key, None)
 
-    def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
         """Lock the conversation for one call at a time, across all processes that use the table."""
-        return self._leases.lock(key)
+        async with self._separate.opened(), self._leases.lock(key):
+            yield
 
     async def stop(self) -> None:
         """Release all leases that are still held."""
@@ -279,7 +296,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
         """See `LeaseKeeper`."""
-        async with self._connection(writing=True) as connection:
+        async with self._connection(writing=True, engine=self._separate.engine) as connection:
             return await self._changes(connection, self._renewing, _named(key, token, seconds))
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
@@ -292,7 +309,8 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- statements
 
     def _free(self) -> ColumnElement[bool]:
-        return or_(self._table.c.lease_until.is_(None), self._table.c.lease_until <= DatabaseNow())
+        until = self._table.c.lease_until
+        return or_(until.is_(None), has_ended(until, self._longest, self._engine.dialect.name))
 
     def _expired(self) -> ColumnElement[bool]:
         # Never null: SQL cannot negate null.
@@ -314,10 +332,12 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- connections
 
     @asynccontextmanager
-    async def _connection(self, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
+    async def _connection(
+        self, *, writing: bool = False, engine: AsyncEngine | None = None
+    ) -> AsyncIterator[AsyncConnection]:
         """Open a connection in a transaction that ends with the block."""
         await self._prepare()
-        async with self._engine.connect() as connection:
+        async with (engine or self._engine).connect() as connection:
             if writing:
                 await connection.execution_options(**FOR_WRITING)
             async with connection.begin():

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -50,8 +50,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
 from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
-from .conversation_store import INSERT_OF, DatabaseNow, Step, migrate
-from .sessions import FOR_WRITING
+from .conversation_store import INSERT_OF, DatabaseNow, Step, has_ended, migrate
+from .sessions import FOR_WRITING, SeparateConnections, prepare_to_write, shares_connections
 
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -189,13 +189,14 @@ class SqlRunStore(RunStore):
             what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError([Problem("SqlRunStore", what, "use an engine for SQLite or PostgreSQL")])
         self.lease = float(lease)
+        prepare_to_write(engine.sync_engine)
         self._engine = engine
+        self._separate = SeparateConnections(engine)
         self._is_postgresql = engine.dialect.name == "postgresql"
         self._limit = max(2 * self.lease, _SHORTEST_LIMIT) if self._is_postgresql else None
         self._tables = _tables_named(table)
         self._prepared = False
         self._preparing = asyncio.Lock()
-        # One statement is one transaction. The driver of SQLite needs to begin it as a writer.
         self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgresql else engine
         self._statements = _statements_of(self._tables, engine.dialect.name, self._milliseconds)
 
@@ -211,6 +212,10 @@ class SqlRunStore(RunStore):
         """Create or migrate the tables; processes that start at the same time wait for each other."""
         if self._prepared:
             return
+        if not self._is_postgresql and shares_connections(self._engine.sync_engine):
+            what = "all sessions of its SQLite engine share one connection, and so one transaction"
+            fix = 'use a file, or sql.open_engine("sqlite://") for a temporary database'
+            raise IllegalConfigurationError([Problem("SqlRunStore", what, fix)])
         async with self._preparing:
             if not self._prepared:
                 try:
@@ -471,7 +476,7 @@ class SqlRunStore(RunStore):
     async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
         """See `RunStore`."""
         runs, leases = self._tables.runs, self._tables.leases
-        free = leases.c.until <= DatabaseNow()
+        free = self._has_ended()
         found = (
             select(runs.c.generation)
             .join_from(runs, leases, leases.c.run_id == runs.c.id)
@@ -498,6 +503,13 @@ class SqlRunStore(RunStore):
                 return None
             return await self._load(connection, run_id)
 
+    def _has_ended(self) -> ColumnElement[bool]:
+        return has_ended(self._tables.leases.c.until, 2 * self._milliseconds, self._engine.dialect.name)
+
+    def renewing(self) -> AbstractAsyncContextManager[None]:
+        """Renew and release leases on separate connections inside the block."""
+        return self._separate.opened()
+
     @retried
     async def renew(self, run_id: str, generation: int) -> bool:
         """See `RunStore`."""
@@ -517,7 +529,7 @@ class SqlRunStore(RunStore):
             leases.c.owner.is_not(None),
             self._statements.settings,
         )
-        async with self._writing(single=True) as connection:
+        async with self._writing(single=True, engine=self._separate.engine) as connection:
             return await _changes(connection, update(leases).where(mine).values(values))
 
     @retried
@@ -527,7 +539,7 @@ class SqlRunStore(RunStore):
         found = (
             select(runs.c.id)
             .join_from(runs, leases, leases.c.run_id == runs.c.id)
-            .where(runs.c.status == "running", leases.c.until <= DatabaseNow())
+            .where(runs.c.status == "running", self._has_ended())
             .order_by(runs.c.created_at)
             .limit(limit)
         )
@@ -635,11 +647,15 @@ class SqlRunStore(RunStore):
             yield connection
 
     @asynccontextmanager
-    async def _writing(self, *, single: bool = False) -> AsyncIterator[AsyncConnection]:
+    async def _writing(
+        self, *, single: bool = False, engine: AsyncEngine | None = None
+    ) -> AsyncIterator[AsyncConnection]:
         """Open a connection in a transaction that ends with the block; `single` is for one statement."""
         await self.open()
-        async with (self._single if single else self._engine).connect() as connection:
-            await connection.execution_options(**FOR_WRITING)
+        async with (engine or self._engine).connect() as connection:
+            # One statement is one transaction. The driver of SQLite needs to begin it as a writer.
+            at_once = {"isolation_level": "AUTOCOMMIT"} if single and self._is_postgresql else {}
+            await connection.execution_options(**FOR_WRITING, **at_once)
             async with connection.begin():
                 yield connection
 

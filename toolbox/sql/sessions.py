@@ -17,7 +17,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, overload
 
-from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
+from sqlalchemy import (
+    URL,
+    Connection,
+    Dialect,
+    Engine,
+    QueuePool,
+    SingletonThreadPool,
+    StaticPool,
+    create_engine,
+    event,
+    make_url,
+)
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -252,8 +263,80 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
-        writing = connection.get_execution_options().get("toolbox_for_writing", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+        if not _is_for_writing(connection):
+            connection.exec_driver_sql("BEGIN")
+
+    prepare_to_write(engine)
+
+
+def prepare_to_write(engine: Engine) -> None:
+    """Let the transactions of an SQLite engine begin as writers where `FOR_WRITING` is set; changes nothing else.
+
+    Engines of other databases stay as they are, and so do those of `shares_connections`.
+    """
+    if engine.dialect.name != "sqlite" or shares_connections(engine):
+        return
+    if not event.contains(engine, "begin", _begin_as_writer):
+        event.listen(engine, "begin", _begin_as_writer)
+
+
+def shares_connections(engine: Engine) -> bool:
+    """Return True if sessions share a connection, and so one transaction, as in an SQLite database in memory."""
+    return isinstance(engine.pool, (StaticPool, SingletonThreadPool))
+
+
+def _begin_as_writer(connection: Connection) -> None:
+    if not _is_for_writing(connection):
+        return
+    # The driver, or the program's own listener, may have begun a transaction that would write only later. It is empty.
+    if getattr(connection.connection.driver_connection, "in_transaction", False):
+        connection.exec_driver_sql("ROLLBACK")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _is_for_writing(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get("toolbox_for_writing", False))
+
+
+# --- connections for leases
+
+
+class SeparateConnections:
+    """Connections of a store that renew its leases, apart from those of its engine.
+
+    Long transactions of tools can take all connections of the engine. If renewals waited for them, the leases would
+    end, other processes would begin the same calls, and none would ever be committed.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._separate: AsyncEngine | None = None
+        self._holders = 0
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Let `engine` be a separate one inside the block. The last block that ends closes its connections."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            if self._holders == 0 and self._separate is not None:
+                separate, self._separate = self._separate, None
+                _close_returned_connections(separate.sync_engine)
+                await separate.dispose()
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine for renewals. It has the pool's settings and `connect` listeners, but connects by itself."""
+        pool = self._engine.sync_engine.pool
+        if self._holders == 0 or not isinstance(pool, QueuePool):
+            return self._engine  # other pools open a connection for each use, or have only one
+        if self._separate is None:
+            options = self._engine.get_execution_options()
+            self._separate = create_async_engine(self._engine.url, pool=pool.recreate(), execution_options=options)
+            prepare_to_write(self._separate.sync_engine)
+        return self._separate
 
 
 # --- producers
@@ -569,7 +652,10 @@ def _begin_options(session: Session, isolation: str | None) -> dict[str, Any]:
     """Return execution options for the connection of a new transaction; none if it has already begun."""
     if session.in_transaction():
         return {}
-    writing = FOR_WRITING if session.bind is not None and session.bind.dialect.name == "sqlite" else {}
+    writing: dict[str, Any] = {}
+    if session.bind is not None and session.bind.dialect.name == "sqlite":
+        prepare_to_write(session.bind.engine)
+        writing = FOR_WRITING
     return {**writing, **({"isolation_level": isolation} if isolation is not None else {})}
 
 
