@@ -453,7 +453,7 @@ class RunSuspendedError(FrameworkError):
 class RunAnswerError(FrameworkError):
     """An answer to a suspended run was refused, and the run did not change; `.reason` says why.
 
-    `.problems` has a (path, message) pair for each problem with replaced arguments; otherwise it is empty.
+    `.problems` has a (path, message) pair for each problem with new arguments or a supplied value; else it is empty.
     """
 
     def __init__(self, run_id: str, reason: str, problems: Sequence[tuple[Path, str]] = ()) -> None:

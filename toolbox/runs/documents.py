@@ -583,7 +583,7 @@ def write_value(plan: MethodPlan, value: Any) -> Any:
         return []
     if isinstance(value, AiMessage):
         return [message_to_dict(value)]
-    return [json.loads(adapter_of(_value_type(plan)).dump_json(value, by_alias=True))]
+    return [json.loads(_value_adapter(plan).dump_json(value, by_alias=True))]
 
 
 def read_value(plan: MethodPlan, written: Any) -> Any:
@@ -592,14 +592,13 @@ def read_value(plan: MethodPlan, written: Any) -> Any:
         return None
     if plan.output.kind is Kind.MESSAGE:
         return message_from_dict(written[0])
-    return _read(_value_type(plan), written[0])
+    return _value_adapter(plan).validate_json(json.dumps(written[0]))
 
 
-def _value_type(plan: MethodPlan) -> Any:
-    output = plan.output
-    if output.kind is not Kind.STRUCTURED:
-        return str
-    return list[output.type] if output.shape is Shape.ITEM_STREAM else output.type  # type: ignore[name-defined]  # a type at run time
+def _value_adapter(plan: MethodPlan) -> Any:
+    """Return the adapter of the method's value, which writes and reads the kinds of unions."""
+    structure = plan.output.structure
+    return adapter_of(str) if structure is None else structure.type.adapter
 
 
 # --- seeds and attributes

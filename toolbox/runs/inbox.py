@@ -27,6 +27,7 @@ from datetime import UTC, datetime, timedelta
 from inspect import isawaitable
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, get_args
 
+from pydantic import ValidationError
 from pydantic_core import to_json
 
 from ..chat import (
@@ -38,6 +39,7 @@ from ..chat import (
 )
 from ..chat_streams import pieces_in
 from ..context import (
+    TAKES_ANSWERS,
     InvocationContext,
     current_attributes,
     current_invocation,
@@ -61,14 +63,16 @@ from ..errors import (
     ToolArgumentsError,
 )
 from ..events import Listeners, RunAnsweredEvent, RunResumedEvent
-from ..introspection import class_of
+from ..introspection import class_of, type_name
+from ..safe_text import faults_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
+from ..services.answers import accepted_result
 from ..services.driver import run, stream
 from ..services.implementation import arguments_as_tool
 from ..services.invocation import Invocation
 from ..services.layers import within
 from ..services.loop import Finish, Suspend
-from ..services.outputs import Kind, Result, Shape
+from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan, Toolset, place_of_added_tools, plan_behind, services_below, tools_added
 from ..tools.codec import printable
 from ..tools.failures import message_of
@@ -90,6 +94,7 @@ from .documents import (
     read_identity,
     read_seeds,
     read_value,
+    reason_of,
     type_name_of,
     write_person,
     write_value,
@@ -509,17 +514,36 @@ class Runs(RunStarting):
             await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
         if answer.kind == "respond":
             try:
-                answer = replace(answer, value=json_value(answer.value))
+                written = json_value(answer.value)
             except Exception as error:  # any exception of the value's own serializers
                 kind = type(answer.value).__name__
                 raise RunAnswerError(run_id, f"call {call_id}: a {kind} cannot be written as JSON") from error
-            _check_size(run_id, call, "the value", json.dumps(answer.value), MAX_ANSWER)
+            _check_size(run_id, call, "the value", json.dumps(written), MAX_ANSWER)
+            written = await self._checked_value(stored, prepared, waiting, answer.value, written)
+            answer = replace(answer, value=written)
         if answer.reason is not None:
             if not isinstance(answer.reason, str):
                 raise RunAnswerError(run_id, f"call {call_id}: the reason must be text")
             _check_size(run_id, call, "the reason", answer.reason, MAX_REASON)
             answer = replace(answer, reason=printable(answer.reason))
         return waiting, answer
+
+    async def _checked_value(
+        self, stored: StoredRun, prepared: _Prepared, waiting: WaitingCall, value: Any, written: Any
+    ) -> Any:
+        """Return the JSON of a supplied result. Raises `RunAnswerError` if it is not of the tool's return type."""
+        call = waiting.call
+        tool = self._tool_of(stored.id, waiting, prepared.added)
+        if tool is None:
+            tool = await self._provided_tool(stored, prepared, waiting)
+        if tool is None or getattr(tool.function, TAKES_ANSWERS, False):  # the tool reads the answer itself
+            return written
+        try:
+            return accepted_result(tool.returns, value, written)
+        except ValidationError as error:
+            faults = [*faults_of(error)]
+            what = f"call {call.id}: the value is not what {call.tool_name} returns, {type_name(tool.returns)}"
+            raise RunAnswerError(stored.id, f"{what}: {reason_of(error)}", faults) from None
 
     def _check_person(self, run_id: str, waiting: WaitingCall, prepared: _Prepared, by: Any) -> None:
         """Raise `RunAnswerError` if this person may not decide about the call. The present rules of its tool count."""
@@ -737,8 +761,9 @@ class Runs(RunStarting):
         end, state = invocation.end, invocation.state
         assert isinstance(end, Finish)
         output = invocation.plan.output
-        if output.is_stream and output.kind is Kind.STRUCTURED and output.structure is not None:
-            value = output.structure.read(end.response.ai_message.text or "")
+        reply = end.response.ai_message
+        if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
+            value = output.structure.read(reply.text or "").value
         return Result(value, state.executions, state.token_usage, end.finish_reason, state.remembered)
 
     async def _write_end(self, session: RunSession, status: RunStatus, **facts: Any) -> None:

@@ -47,6 +47,7 @@ from ..errors import (
 )
 from ..execution.markers import COROUTINE, EXECUTION_MARK, execution_of
 from ..limits import Account, Usage
+from ..services.answers import restored_result, supplied_result
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
@@ -452,8 +453,11 @@ class RunSession:
             number += 1
         return self._records[_attempt(call, number)]
 
-    def _result_in(self, record: StoredRecord, call: ToolCall | None = None) -> Encoded:
-        """Return the result in a record, and give `call` the arguments that the tool had. Raises a recorded error."""
+    def _result_in(self, record: StoredRecord, tool: Tool | None = None, call: ToolCall | None = None) -> Encoded:
+        """Return the result in a record, in the type of `tool`. Raises a recorded error.
+
+        `call` gets the arguments that the tool had.
+        """
         with self._reading():
             written = read(record.data)
             result = result_from_dict(written)
@@ -462,6 +466,8 @@ class RunSession:
                 call.arguments = decoded(call.tool, call, written["arguments"])
         if isinstance(result, Exception):
             raise result
+        if tool is not None:
+            result.value = restored_result(tool.returns, result.value)
         return result
 
     async def replay(self, step: ToolStep, call: ToolCall) -> Encoded:
@@ -478,7 +484,7 @@ class RunSession:
             try:
                 call = call.with_arguments(decoded(call.tool, call, arguments))
             except ToolArgumentsError:
-                return self._result_in(last)
+                return self._result_in(last, call.tool)
         self._decoded[place.call] = call.arguments
         if not is_judged:
             return await step(call)
@@ -488,7 +494,7 @@ class RunSession:
             raise
         except Exception as error:
             logger.debug("an interceptor of tool %r failed around its recorded result: %s", call.tool.name, error)
-        return self._result_in(last)
+        return self._result_in(last, call.tool)
 
     def is_judged(self, call: str) -> bool:
         """Return True if the record of a call has what output guardrails let the model read."""
@@ -685,7 +691,7 @@ class RunSession:
                 deferred = read(record.data)
             return await self._deferred(step, call, path, deferred)
         self._note_unjudged(path, call)
-        return self._result_in(record, call)
+        return self._result_in(record, call.tool, call)
 
     async def _read_back(self, recorder: _Recorder, path: str, error: BaseException) -> StoredRecord | None:
         """Return the result that a transaction has recorded although its call raised an error; None if it has not.
@@ -1175,7 +1181,7 @@ def _supplied(tool: Tool, answer: Answer) -> Encoded:
     """Return the result that a person or another system supplied."""
     if answer.kind == "fail":
         return EncodedInFull(printable(answer.reason or ""), is_error=True)
-    return tool.encode(answer.value)
+    return tool.encode(supplied_result(tool.returns, answer.value))
 
 
 def _stored_tool(name: str, invocation: Suspendable) -> Tool | None:

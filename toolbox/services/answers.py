@@ -1,4 +1,6 @@
-"""Validates the JSON of an answer against its type: names of enums are recognized, and unions have a `kind`.
+"""Validates JSON against a type: the answers of models, and the results of tools that come from outside or the store.
+
+Names of enums are recognized, and unions have a `kind`.
 
 In a union of several object types, the `kind` of a JSON object says which of them it is: without it, an object with a
 mistake would be read as another member that happens to allow it. Not here: finding the JSON in a reply (`outputs`).
@@ -7,11 +9,12 @@ mistake would be read as another member that happens to allow it. Not here: find
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal, Never, NoReturn, Union, get_args, get_origin
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, RootModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -19,10 +22,11 @@ from pydantic.types import Discriminator
 from pydantic_core import PydanticCustomError, core_schema, from_json, to_json, to_jsonable_python
 from typing_extensions import is_typeddict
 
-from ..introspection import is_class, is_union, without_alias
+from ..chat import ToolExecutionResult
+from ..introspection import EMPTY, Unresolved, is_class, is_union, without_alias
 from ..json_text import meant_by
 from ..schemas import schema_of
-from ..tools.codec import with_strings_as_wanted
+from ..tools.codec import awaited, with_strings_as_wanted
 
 KIND = "kind"
 
@@ -74,6 +78,82 @@ class AnswerType:
             except Exception:  # any exception of the value's own serializers
                 return to_json(value, fallback=str).decode() if written is None else written
         return to_json(from_json(written)).decode() if "\\" in written else written
+
+
+# --- results of tools
+
+_UNKNOWN_RESULTS = (EMPTY, Any, object, Never, NoReturn, ToolExecutionResult)
+
+
+@cache
+def _result_type(returns: Any) -> AnswerType | None:
+    """Return the type of a tool's results; None if it is not known, or pydantic does not support it."""
+    returned = awaited(returns)
+    if returned in _UNKNOWN_RESULTS or isinstance(returned, Unresolved):
+        return None
+    if hasattr(get_origin(returned) or returned, "__tool_value__"):  # of a service
+        returned = next(iter(get_args(returned)), str)
+    try:
+        return AnswerType(returned)
+    except Exception:  # pydantic raises many kinds of exceptions for unsupported types
+        return None
+
+
+def result_type(returns: Any) -> AnswerType | None:
+    """Return the type of the results of a tool with this return annotation; None if they can be anything."""
+    try:
+        return _result_type(returns)
+    except TypeError:  # an annotation that cannot be hashed
+        return _result_type.__wrapped__(returns)
+
+
+def accepted_result(returns: Any, value: Any, written: Any) -> Any:
+    """Return the JSON of a result that someone supplied in place of a tool. Raises `ValidationError`.
+
+    `value` is what was supplied, `written` its JSON. An object of the program may be clear where its JSON is not.
+    """
+    known = result_type(returns)
+    if known is None:
+        return written
+    try:
+        return json.loads(known.read(json.dumps(written))[1])
+    except ValidationError as error:
+        try:
+            return json.loads(known.adapter.dump_json(known.adapter.validate_python(value), by_alias=True))
+        except Exception:  # any exception of the value's own serializers
+            raise error from None
+
+
+def supplied_result(returns: Any, written: Any) -> Any:
+    """Return the result in the JSON of `accepted_result`."""
+    known = result_type(returns)
+    if known is None:
+        return written
+    try:
+        return known.read(json.dumps(written))[0]
+    except ValidationError:  # the return type has changed since
+        return written
+
+
+def restored_result(returns: Any, written: Any) -> Any:
+    """Return a stored result in the tool's return type; its JSON if pydantic cannot read that, or would lose a part."""
+    if written is None:
+        return None
+    value = supplied_result(returns, written)
+    try:
+        is_whole = _ordered(to_jsonable_python(value, by_alias=True)) == _ordered(written)
+    except Exception:  # any exception of the value's own serializers
+        return written
+    return value if is_whole else written
+
+
+def _ordered(written: Any) -> Any:
+    """Return JSON with its lists in one order: sets are written in any order."""
+    if isinstance(written, dict):
+        return {key: _ordered(each) for key, each in written.items()}
+    if isinstance(written, list):
+        return sorted(map(_ordered, written), key=lambda each: json.dumps(each, sort_keys=True))
+    return written
 
 
 # --- unions of object types

@@ -51,6 +51,7 @@ from ..security import identity_in
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import Tool, ToolEnvironment, ToolSuspension
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_each
+from .answers import restored_result
 from .loop import (
     CallModel,
     Effect,
@@ -479,7 +480,8 @@ class Invocation:
         if self._resumed is not None:
             found = (toolset.stored(name) for name in self._resumed.offered)
             offered = tuple(dict.fromkeys(tool.name for tool in found if tool is not None))
-            self.state, self.has_begun = self._resumed.changed(offered=offered), True
+            self.state = self._resumed.with_results(self._restored_result).changed(offered=offered)
+            self.has_begun = True
             self.environment.sent = self.state.sent
             if self.dynamic_providers:  # the state may use their tools
                 await self.add_dynamic_tools([*self.state.history, *self.state.messages])
@@ -496,6 +498,11 @@ class Invocation:
         self.state, effect = begin(rules, system, history, self.user_message, prompted=prompted, mode=mode)
         self.has_begun = True
         return effect
+
+    def _restored_result(self, name: str, written: Any) -> Any:
+        """Return the stored result of a tool in the tool's return type, if this program still has the tool."""
+        tool = self.toolset.stored(name)
+        return written if tool is None else restored_result(tool.returns, written)
 
     def _rules_for(self, toolset: Toolset) -> Rules:
         plan, options = self.plan, self._call_options

@@ -5,8 +5,8 @@ Includes writing and reading it as versioned JSON. Not here: the next state (`lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -95,6 +95,21 @@ class State:
         fields.update(self.__dict__)
         fields.update(changes)
         return state
+
+    def with_results(self, read: Callable[[str, Any], Any]) -> State:
+        """Return the state with other `result_object`s; `read` takes a tool's name and the present one."""
+
+        def changed(execution: ToolExecution) -> ToolExecution:
+            value = read(execution.request.name, execution.result_object)
+            return execution if value is execution.result_object else replace(execution, result_object=value)
+
+        pending = tuple(
+            call
+            if call.outcome is None
+            else replace(call, outcome=replace(call.outcome, execution=changed(call.outcome.execution)))
+            for call in self.pending
+        )
+        return self.changed(executions=tuple(map(changed, self.executions)), pending=pending)
 
     @property
     def remembered(self) -> tuple[Message, ...]:
