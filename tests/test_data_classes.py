@@ -180,7 +180,11 @@ MADE: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         },
     ),
     (SystemMessage, ("t",), {"text": "t"}),
-    (UserMessage, ([TextContent("a"), ImageContent("u")],), {"contents": [TextContent("a"), ImageContent("u")]}),
+    (
+        UserMessage,
+        ([TextContent("a"), ImageContent("https://u")],),
+        {"contents": [TextContent("a"), ImageContent("https://u")]},
+    ),
     (
         AiMessage,
         ("t", [REQUEST], "thought", {"a": 1}),

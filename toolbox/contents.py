@@ -10,7 +10,7 @@ import binascii
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, assert_never, get_args
+from typing import Any, TypeAlias, TypeVar, assert_never, get_args
 
 MAX_CONTENT_BYTES = 64 * 2**20
 """The largest image, document or recording, in bytes."""
@@ -18,6 +18,7 @@ MAX_CONTENT_BYTES = 64 * 2**20
 PDF = "application/pdf"
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*(;[ -~]*)?")
 _DATA_URL = re.compile(r"data:(?P<type>[^;,]*)(?P<more>(?:;[^;,]*)*?)(?P<base64>;base64)?,", re.IGNORECASE)
+_ADDRESS = re.compile(r"https?://|data:", re.IGNORECASE)
 _SPACE = re.compile(r"\s+")
 
 
@@ -38,8 +39,8 @@ class ImageContent:
         ImageContent(data=Path("plan.png").read_bytes(), detail="high")
 
     `mime_type`, such as `image/png`, is detected from the bytes if you omit it. `detail` sets the resolution for the
-    model: `low`, `high` or `auto`. Raises `ValueError` unless exactly one of `url` and `data` is given, and for invalid
-    base64, a `mime_type` that is not an image, or more than 64 MiB.
+    model: `low`, `high` or `auto`. Raises `ValueError` unless exactly one of `url` and `data` is given, and for other
+    URLs, invalid base64, a `mime_type` that is not an image, unknown bytes without a `mime_type`, or more than 64 MiB.
     """
 
     url: str | None = None
@@ -48,10 +49,8 @@ class ImageContent:
     detail: str | None = None
 
     def __post_init__(self) -> None:
-        _check_source(self, self.url, self.data)
-        if self.mime_type is not None:
-            _check_type("ImageContent.mime_type", self.mime_type, "image/")
-        _check_data(self, "image/")
+        _check_form(self)
+        _check_sendable(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class PdfContent:
         PdfContent(data=Path("invoice.pdf").read_bytes(), name="invoice.pdf")
 
     `name` is the file's name for the model. Raises `ValueError` unless exactly one of `url` and `data` is given, and
-    for invalid base64 or more than 64 MiB.
+    for other URLs, invalid base64 or more than 64 MiB.
     """
 
     url: str | None = None
@@ -69,10 +68,8 @@ class PdfContent:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        _check_source(self, self.url, self.data)
-        if self.name is not None and not isinstance(self.name, str):
-            raise TypeError(f"PdfContent.name: expected a str, got {type(self.name).__name__}")
-        _check_data(self, PDF)
+        _check_form(self)
+        _check_sendable(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +85,7 @@ class AudioContent:
     mime_type: str
 
     def __post_init__(self) -> None:
-        if self.data is None:
-            raise ValueError("an AudioContent needs data=")
-        _check_type("AudioContent.mime_type", self.mime_type, "audio/")
-        _check_data(self, "audio/")
+        _check_form(self)
 
 
 Content: TypeAlias = TextContent | ImageContent | PdfContent | AudioContent
@@ -105,6 +99,61 @@ CONTENT_TYPES: tuple[type[Any], ...] = get_args(Content)
 
 
 # --- checks
+
+_Media = TypeVar("_Media", ImageContent, PdfContent)
+
+
+def stored_content(kind: type[_Media], *fields: Any) -> _Media:
+    """Return a stored part as it was written, also if a new one with its address or bytes would be refused.
+
+    A conversation stays readable, and such a part is refused when it would be sent: see `reason_against`. Raises
+    `ValueError` and `TypeError` for all other faults.
+    """
+    content = object.__new__(kind)
+    for slot, value in zip(kind.__slots__, fields, strict=True):
+        object.__setattr__(content, slot, value)
+    _check_form(content)
+    return content
+
+
+def reason_against(content: Content) -> str | None:
+    """Return why a part cannot be sent to a model server: the field and the fault; None if it can."""
+    match content:
+        case ImageContent() | PdfContent() if content.url is not None and not _ADDRESS.match(content.url):
+            return f"url: expected an http, https or data URL, got {content.url[:100]!r}"
+        case ImageContent() if content.data is not None and _known_type(content) is None:
+            return "data: these bytes are not a known image; pass mime_type= if they are one"
+        case TextContent() | ImageContent() | PdfContent() | AudioContent():
+            return None
+        case _:
+            assert_never(content)
+
+
+def _check_sendable(content: ImageContent | PdfContent) -> None:
+    if (reason := reason_against(content)) is not None:
+        raise ValueError(f"{type(content).__name__}.{reason}")
+
+
+def _check_form(content: Media) -> None:
+    """Check the types of a part's fields, the size of its data, and that it has data or an address."""
+    match content:
+        case ImageContent():
+            _check_source(content, content.url, content.data)
+            if content.mime_type is not None:
+                _check_type("ImageContent.mime_type", content.mime_type, "image/")
+            _check_data(content, "image/")
+        case PdfContent():
+            _check_source(content, content.url, content.data)
+            if content.name is not None and not isinstance(content.name, str):
+                raise TypeError(f"PdfContent.name: expected a str, got {type(content.name).__name__}")
+            _check_data(content, PDF)
+        case AudioContent():
+            if content.data is None:
+                raise ValueError("an AudioContent needs data=")
+            _check_type("AudioContent.mime_type", content.mime_type, "audio/")
+            _check_data(content, "audio/")
+        case _:
+            assert_never(content)
 
 
 def _check_source(content: ImageContent | PdfContent, url: object, data: object) -> None:
@@ -221,19 +270,17 @@ def bytes_of(content: Media) -> bytes | None:
 
 
 def media_type_of(content: Media) -> str:
-    """Return the media type: the given one, else that of a data URL, else the detected one (`image/png` if unknown)."""
+    """Return the media type: the given one, else that of a data URL, else the detected one.
+
+    It is `image/png` for an image at the address of another server, whose bytes are not here.
+    """
     match content:
         case PdfContent():
             return PDF
         case AudioContent():
             return content.mime_type
         case ImageContent():
-            if content.mime_type is not None:
-                return content.mime_type
-            for source in (content.url, content.data):
-                if isinstance(source, str) and (found := _DATA_URL.match(source)) and found["type"]:
-                    return found["type"].lower()
-            return _detected(content)
+            return _known_type(content) or "image/png"
         case _:
             assert_never(content)
 
@@ -249,11 +296,24 @@ _SIGNATURES = (
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
 )
+_BRANDS = {b"avif": "image/avif", b"avis": "image/avif", b"heic": "image/heic", b"heix": "image/heic"}
+_BRANDS |= {b"mif1": "image/heif", b"msf1": "image/heif"}
+"""The kinds of files in the container format of MPEG-4 that are images."""
 
 
-def _detected(image: ImageContent) -> str:
+def _known_type(image: ImageContent) -> str | None:
+    """Return the media type of an image: the given one, that of a data URL, or the detected one; None if unknown."""
+    if image.mime_type is not None:
+        return image.mime_type
+    for source in (image.url, image.data):
+        if isinstance(source, str) and (found := _DATA_URL.match(source)) and found["type"]:
+            return found["type"].lower()
     head = image.data[:24] if isinstance(image.data, bytes) else base64.b64decode((base64_of(image) or "")[:32])
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
-    return next((mime for signature, mime in _SIGNATURES if head.startswith(signature)), "image/png")
+    if head[4:8] == b"ftyp" and (brand := _BRANDS.get(head[8:12])):
+        return brand
+    return next((mime for signature, mime in _SIGNATURES if head.startswith(signature)), None)

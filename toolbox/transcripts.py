@@ -20,7 +20,7 @@ from .chat import (
     ToolSpecification,
     UserMessage,
 )
-from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
+from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent, stored_content
 from .errors import TranscriptError
 
 Json: TypeAlias = dict[str, Any]
@@ -200,9 +200,9 @@ def _content(written: Any, path: str) -> Content:
     try:
         match kind:
             case "image":
-                return ImageContent(optional("url"), data, optional("mime_type"), optional("detail"))
+                return stored_content(ImageContent, optional("url"), data, optional("mime_type"), optional("detail"))
             case "pdf":
-                return PdfContent(optional("url"), data, optional("name"))
+                return stored_content(PdfContent, optional("url"), data, optional("name"))
             case "audio":
                 return AudioContent(data, read_field(written, "mime_type", str, path))
     except ValueError as error:

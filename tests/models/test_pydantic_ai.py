@@ -121,6 +121,15 @@ async def test_text_thoughts_calls_and_usage_are_read() -> None:
     assert response.model == function.model.model_name
 
 
+async def test_reasoning_tokens_that_the_library_counts_are_read() -> None:
+    usage = RequestUsage(input_tokens=10, output_tokens=5, output_reasoning_tokens=3)
+    function = Function(ModelResponse([TextPart("Hi")], usage=usage))
+
+    response = await PydanticAiChatModel(function.model).chat(HI)
+
+    assert response.token_usage == TokenUsage(10, 5, 0, 3)
+
+
 async def test_a_stream_has_pieces_and_one_complete_response() -> None:
     parts = [ThinkingPart("Hm."), TextPart("Let me see."), ToolCallPart("add", {"a": 1}, "call_1")]
 

@@ -39,9 +39,10 @@ attributes = dictionaries(text, values, 3)
 contents = lists(
     one_of(
         built(TextContent, text),
-        built(lambda url: ImageContent(url=url), text),
-        built(lambda each, kind: ImageContent(data=each, mime_type=kind), data, sampled(None, "image/png")),
-        built(lambda url, name: PdfContent(url=url, name=name), text, one_of(just(None), text)),
+        built(lambda url: ImageContent(url=f"https://{url}"), text),
+        built(lambda each, kind: ImageContent(data=each, mime_type=kind), data, sampled("image/webp", "image/png")),
+        built(lambda each: ImageContent(data=b"\x89PNG" + each), blobs(9)),
+        built(lambda url, name: PdfContent(url=f"http://{url}", name=name), text, one_of(just(None), text)),
         built(lambda each, name: PdfContent(data=each, name=name), data, one_of(just(None), text)),
         built(lambda each: AudioContent(data=each, mime_type="audio/wav"), data),
     ),

@@ -27,7 +27,17 @@ from ..chat import (
     ToolExecutionResultMessage,
     UserMessage,
 )
-from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, bytes_of, media_in, media_type_of
+from ..contents import (
+    PDF,
+    AudioContent,
+    Content,
+    ImageContent,
+    PdfContent,
+    TextContent,
+    bytes_of,
+    media_in,
+    media_type_of,
+)
 from ..errors import (
     IllegalConfigurationError,
     ModelConnectionError,
@@ -47,6 +57,7 @@ from .openai import names_of
 from .openai_settings import LARGEST_REPLY, reasoning_problems
 from .server_errors import message_of, secrets_in, shorten, transport_error
 from .sse import excerpt
+from .wire_encoding import refuse_unsendable
 
 PARTS = "pydantic_ai"
 """The attribute of a reply with the library's own messages, which are sent back while text and calls are unchanged."""
@@ -199,6 +210,7 @@ class PydanticAiChatModel:
             settings["tool_choice"] = known.get(request.tool_choice, [request.tool_choice])
         if self._model.provider is not None and "max_retries" not in self._model.unsupported_settings:
             settings["max_retries"] = 0
+        refuse_contents(request.messages, self._profile(), self.model)
         return _Bridge(request, settings, tools, self._max_reply_bytes)
 
     async def _retried(self, ask: Callable[[], Awaitable[R]]) -> R:
@@ -475,9 +487,43 @@ def _usage(usage: Any) -> TokenUsage | None:
     if not usage.has_values():
         return None
     details = usage.details or {}
-    thought = details.get("reasoning_tokens") or details.get("thoughts_tokens") or details.get("thinking_tokens") or 0
+    names = ("reasoning_tokens", "thoughts_tokens", "thinking_tokens")  # of usage that a program's own model counted
+    thought = usage.output_reasoning_tokens or next(filter(None, map(details.get, names)), 0)
     counts = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, thought, usage.cache_write_tokens)
     return TokenUsage(*(each or 0 for each in counts))
+
+
+def refuse_contents(messages: Sequence[Message], profile: Mapping[str, Any], model: str) -> None:
+    """Raise `UnsupportedContentError` for the first part that the model's profile does not support.
+
+    The library itself sends what is in a user message, and replaces a file in a tool's result by a note.
+    """
+    for number, message in enumerate(messages):
+        if isinstance(message, (UserMessage, ToolExecutionResultMessage)):
+            for at, content in enumerate(message.contents):
+                place = f"messages.{number}.contents.{at}"
+                refuse_unsendable(content, place)
+                if (kind := _unsupported_by(profile, content)) is not None:
+                    fix = "use another model, or set profile= of the pydantic-ai model if this is wrong"
+                    reason = f"pydantic-ai's profile of {model} does not support {kind}; {fix}"
+                    raise UnsupportedContentError(type(content).__name__, reason, place)
+
+
+def _unsupported_by(profile: Mapping[str, Any], content: Content) -> str | None:
+    """Return the kind of a part that a profile does not support, or None."""
+    match content:
+        case TextContent():
+            return None
+        case ImageContent():
+            return None if profile.get("supports_image_input", True) else "images"
+        case PdfContent():
+            types = profile.get("supported_document_media_types")
+            accepted = profile.get("supports_document_input", True) and (types is None or PDF in types)
+            return None if accepted else "PDF documents"
+        case AudioContent():
+            return None if profile.get("supports_audio_file_input", True) else "audio"
+        case _:
+            assert_never(content)
 
 
 def messages_of(messages: Sequence[Message]) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from pydantic_core import PydanticSerializationError, to_json
 
 from ..chat import ChatRequest, Encodable, Message, ResponseFormat, ToolSpecification
-from ..contents import Content
+from ..contents import Content, reason_against
 from ..errors import UnsupportedContentError
 from ..json_text import compact_json
 from ..schemas import strict_output, strict_parameters
@@ -138,11 +138,18 @@ def encoded_parts(encode: Callable[[Content], dict[str, Any]], contents: Iterabl
     """Return the encoded parts of a message. Raises `UnsupportedContentError` with the part's place in the message."""
     parts: list[dict[str, Any]] = []
     for number, content in enumerate(contents):
+        refuse_unsendable(content, f"contents.{number}")
         try:
             parts.append(encode(content))
         except UnsupportedContentError as error:
             raise UnsupportedContentError(error.content, error.reason, f"contents.{number}") from None
     return parts
+
+
+def refuse_unsendable(content: Content, place: str = "") -> None:
+    """Raise `UnsupportedContentError` for a stored part that no server may get, such as a `file:` address."""
+    if (reason := reason_against(content)) is not None:
+        raise UnsupportedContentError(type(content).__name__, reason, place)
 
 
 DOCUMENT = "document.pdf"
