@@ -10,7 +10,16 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from toolbox import AiMessage, ChatRequest, Container, Result, ToolExecutionResultMessage, register_ai_service, tool
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    Container,
+    Result,
+    ToolExecutionResultMessage,
+    UserMessage,
+    register_ai_service,
+    tool,
+)
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, install
 
@@ -20,6 +29,10 @@ class Orders:
     def refund(self, order: int) -> str:
         return f"refunded {order}"
 
+    @tool(requires_approval=True)
+    def note(self, order: int, text: str) -> str:
+        return f"noted {order} {text}"
+
 
 @register_ai_service(tools=Orders)
 class Desk(Protocol):
@@ -28,7 +41,11 @@ class Desk(Protocol):
 
 def reply_to(request: ChatRequest) -> Any:
     last = request.messages[-1]
-    return AiMessage(last.text) if isinstance(last, ToolExecutionResultMessage) else tool_call("refund", {"order": 7})
+    if isinstance(last, ToolExecutionResultMessage):
+        return AiMessage(last.text)
+    if isinstance(last, UserMessage) and last.text == "note":
+        return tool_call("note", {"order": 9007199254740993, "text": "ab\u202ecd"})
+    return tool_call("refund", {"order": 7})
 
 
 def desk() -> FastAPI:
@@ -62,6 +79,42 @@ def test_an_approved_call_runs_and_the_run_completes(client: TestClient) -> None
     assert (reply.status_code, reply.json()["content"]) == (200, "refunded 7")
     [run_now] = client.get("/dev-ui/api/runs").json()
     assert (run_now["status"], run_now["history"][0]["answer"]) == ("completed", "approve")
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ({"kind": "approve", "text": '{"order": 9007199254740993}'}, "refunded 9007199254740993"),
+        ({"kind": "approve"}, "refunded 7"),
+    ],
+)
+def test_arguments_can_be_sent_as_text_with_all_their_digits(client: TestClient, answer: Any, content: str) -> None:
+    run = suspended(client)
+    [listed] = client.get("/dev-ui/api/runs").json()
+    assert listed["pending"][0]["text"] == '{\n  "order": 7\n}'
+
+    reply = client.post("/dev-ui/api/runs", json={"run_id": run, "answers": {"0": answer}})
+
+    assert (reply.status_code, reply.json()["content"]) == (200, content)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ({"kind": "approve", "text": "{"}, ""),
+        ({"kind": "approve", "text": "[]"}, "the arguments must be a JSON object"),
+        ({"kind": "reject", "text": "{}"}, "reject has no text"),
+    ],
+)
+def test_a_text_that_does_not_fit_its_answer_is_refused(client: TestClient, answer: Any, text: str) -> None:
+    run = suspended(client)
+
+    reply = client.post("/dev-ui/api/runs", json={"run_id": run, "answers": {"0": answer}})
+
+    assert reply.status_code == 422
+    assert text in reply.json()["detail"]
+    [listed] = client.get("/dev-ui/api/runs").json()
+    assert listed["status"] == "suspended"
 
 
 def test_invalid_arguments_are_refused_and_the_run_still_waits(client: TestClient) -> None:

@@ -577,6 +577,27 @@ def test_a_person_edits_and_approves_a_call_on_the_page(address_of_the_desk: str
     assert illegible_texts(page) == []
 
 
+def test_large_numbers_and_hidden_characters_reach_the_tool_as_they_are(
+    address_of_the_desk: str, calm_tab: Any
+) -> None:
+    page = calm_tab
+    page.goto(address_of_the_desk)
+    for edited in (False, True):
+        page.get_by_label("question").fill("note")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_role("link", name="Open the inbox").last.click()
+        field = page.get_by_role("textbox", name="Arguments", exact=True)
+        assert field.input_value() == '{\n  "order": 9007199254740993,\n  "text": "ab\\u202ecd"\n}'
+        assert '"text": "abU+202Ecd"' in page.get_by_role("group", name="Arguments of note").inner_text()
+        if edited:
+            field.fill('{"order": 9007199254740995, "text": "ab\\u202ecd"}')
+        page.get_by_role("button", name="Approve").click()
+        number = "9007199254740995" if edited else "9007199254740993"
+        page.locator("#run .outcome").get_by_text(f"noted {number} abU+202Ecd").wait_for()
+        assert "\u202e" not in page.locator("body").inner_text()
+        page.get_by_role("link", name="Chat").click()
+
+
 class KnownOrder(ToolInputGuardrail):
     def validate(self, request: ToolInputGuardrailRequest) -> GuardrailResult:
         return self.success()

@@ -102,6 +102,13 @@ test("the JSON view sends what was typed", () => {
   assert.equal(form.text(), '{"dish":"cake"}');
 });
 
+test("the JSON view keeps all digits, and shows characters that nobody sees", () => {
+  const schema = object({id: {type: "integer"}, dish: {type: "string"}});
+  const form = filled(schema, {id: "9007199254740993", dish: "so\u202eup"});
+  form.toggle.click();
+  assert.equal(form.text(), '{\n  "id": 9007199254740993,\n  "dish": "so\\u202eup"\n}');
+});
+
 test("a field for a file takes a URL or a file, and sends it as text", () => {
   const schema = object({page: {type: "string", format: "uri", contentMediaType: "application/pdf"}});
 

@@ -20,20 +20,33 @@ test("suspended runs come first, then the newest", () => {
 });
 
 test("unchanged arguments are not sent back", () => {
-  const values = {original: {order: 7}, typed: '{ "order": 7 }', reason: ""};
-  assert.deepEqual(answerFrom("approve", values), {kind: "approve"});
+  const values = {original: '{\n  "order": 7,\n  "note": "a  \\"b"\n}', reason: ""};
+  assert.deepEqual(answerFrom("approve", {...values, typed: '{ "order":7, "note": "a  \\"b" }'}), {kind: "approve"});
+  const typed = '{"order": 7, "note": "a \\"b"}';
+  assert.deepEqual(answerFrom("approve", {...values, typed}), {kind: "approve", text: typed});
 });
 
 test("changed arguments replace all arguments", () => {
-  const values = {original: {order: 7}, typed: '{"order": 8}', reason: ""};
-  assert.deepEqual(answerFrom("approve", values), {kind: "approve", arguments: {order: 8}});
+  const values = {original: '{"order": 7}', typed: '{"order": 8}', reason: ""};
+  assert.deepEqual(answerFrom("approve", values), {kind: "approve", text: '{"order": 8}'});
+});
+
+test("large numbers keep all their digits", () => {
+  const values = {original: '{"order": 9007199254740993}', reason: ""};
+  const typed = '{"order": 9007199254740995}';
+  assert.deepEqual(answerFrom("approve", {...values, typed: values.original}), {kind: "approve"});
+  assert.deepEqual(answerFrom("approve", {...values, typed}), {kind: "approve", text: typed});
+  assert.deepEqual(answerFrom("respond", {...values, typed: "9007199254740993"}), {
+    kind: "respond",
+    text: "9007199254740993",
+  });
 });
 
 test("text that is not JSON is refused", () => {
-  assert.throws(() => answerFrom("respond", {original: {}, typed: "{", reason: ""}), /must be JSON/);
+  assert.throws(() => answerFrom("respond", {original: "{}", typed: "{", reason: ""}), /must be JSON/);
 });
 
 test("a reason is sent only if there is one", () => {
-  assert.deepEqual(answerFrom("reject", {original: {}, typed: "", reason: "no"}), {kind: "reject", reason: "no"});
-  assert.deepEqual(answerFrom("fail", {original: {}, typed: "", reason: ""}), {kind: "fail"});
+  assert.deepEqual(answerFrom("reject", {original: "{}", typed: "", reason: "no"}), {kind: "reject", reason: "no"});
+  assert.deepEqual(answerFrom("fail", {original: "{}", typed: "", reason: ""}), {kind: "fail"});
 });

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,6 +57,7 @@ from toolbox.execution.markers import Execution
 from toolbox.introspection import EMPTY, Unresolved, read_signature, type_name, unwrapped
 from toolbox.json_text import parse_json
 from toolbox.overview import Node, nodes_of
+from toolbox.runs.store import Answer, Run
 from toolbox.security import Reach
 from toolbox.services.declaration import local_names_of
 from toolbox.services.hosting import ContainerHost
@@ -180,12 +182,33 @@ class MethodCallBody(BaseModel):
     arguments: str
 
 
+class TypedAnswerBody(AnswerBody):
+    """An answer from the page. `text` is the JSON of the arguments or of the value, as it was typed.
+
+    Numbers in a text keep their digits: a browser rounds integers above 2^53.
+    """
+
+    text: str | None = None
+
+    def answer(self) -> Answer:
+        """Return the answer. Raises `ValueError` for a text that is not JSON, and like `AnswerBody`."""
+        if self.text is None:
+            return super().answer()
+        name = {"approve": "arguments", "respond": "value"}.get(self.kind)
+        if name is None:
+            raise ValueError(f"{self.kind} has no text")
+        typed = parse_json(self.text)
+        if name == "arguments" and not isinstance(typed, dict):
+            raise ValueError("the arguments must be a JSON object")
+        return AnswerBody.model_validate({"kind": self.kind, name: typed}).answer()
+
+
 class RunAnswersBody(BaseModel):
     """The body of answers to the pending calls of a run; `cancel` cancels the run instead, with `reason`."""
 
     model_config = ConfigDict(extra="forbid")
     run_id: str
-    answers: dict[str, AnswerBody] = {}
+    answers: dict[str, TypedAnswerBody] = {}
     cancel: bool = False
     reason: str | None = None
 
@@ -321,7 +344,7 @@ class DevUiApplication:
 
     async def _list_runs(self, request: Request) -> Response:
         found = await self._container.runs.list(limit=MAX_RUNS)
-        return Response(as_json([run_view(each).model_dump() for each in found]), media_type="application/json")
+        return Response(as_json([_inbox_view(each) for each in found]), media_type="application/json")
 
     async def _answer_run(self, request: Request) -> Response:
         body = await _read(RunAnswersBody, request)
@@ -383,6 +406,15 @@ def _path_in(scope: Scope) -> str:
 def _problem(status: int, detail: str) -> Response:
     problem: dict[str, Any] = {"type": "about:blank", "status": status, "detail": detail}
     return Response(as_json(problem), status, media_type="application/problem+json")
+
+
+def _inbox_view(run: Run[Any]) -> dict[str, Any]:
+    """Return a run for the page. The `text` of a pending call is the JSON of its arguments, with all digits."""
+    view = run_view(run).model_dump()
+    pending = [
+        {**each, "text": json.dumps(each["arguments"], indent=2, ensure_ascii=False)} for each in view["pending"]
+    ]
+    return {**view, "pending": pending}
 
 
 ERRORS_TO_MODEL = ToolErrors(on_unknown_tool=return_to_model, on_tool_arguments_error=return_to_model)

@@ -1,7 +1,7 @@
 // @ts-check
 // Calls service methods: one conversation per method; each turn shows the answer as it arrives and a timeline.
 
-import {at, block, showError, counted, duration, make, setDisabled} from "./dom.js";
+import {at, block, showError, counted, duration, make, pretty, setDisabled, visible} from "./dom.js";
 import {stream} from "./events.js";
 import {schemaForm} from "./forms.js";
 import {Timeline, feed, tokens} from "./timeline.js";
@@ -192,7 +192,7 @@ function newTurn(typed) {
   try {
     const values = JSON.parse(typed);
     const keys = Object.keys(values);
-    said = keys.length === 1 && typeof values[keys[0]] === "string" ? values[keys[0]] : JSON.stringify(values, null, 2);
+    said = keys.length === 1 && typeof values[keys[0]] === "string" ? values[keys[0]] : pretty(typed);
   } catch {
     /* not JSON: shown as typed */
   }
@@ -234,11 +234,11 @@ function newTurn(typed) {
         if (entry.run === root) usage = entry.answer?.usage;
         break;
       case "text":
-        text.append(entry.text);
+        text.append(visible(entry.text));
         break;
       case "reasoning":
         thought.hidden = false;
-        thought.lastChild.append(entry.text);
+        thought.lastChild.append(visible(entry.text));
         break;
       case "item":
         items.append(make("li", {}, block(JSON.stringify(entry.value, null, 2), "Item")));
@@ -250,7 +250,9 @@ function newTurn(typed) {
       case "suspended":
         suspended = true;
         text.append(
-          `Waits for ${counted(entry.pending.length, "answer")}: ${entry.pending.map(each => each.tool_name).join(", ")}. `,
+          visible(
+            `Waits for ${counted(entry.pending.length, "answer")}: ${entry.pending.map(each => each.tool_name).join(", ")}. `,
+          ),
           make("a", {href: `#inbox/${encodeURIComponent(entry.run_id)}`}, "Open the inbox"),
         );
         end(entry);
@@ -265,7 +267,7 @@ function newTurn(typed) {
   function show(value) {
     if (text.textContent || items.children.length) return;
     if (value === null || value === "") text.append(make("span", {class: "about"}, "Empty answer."));
-    else if (typeof value === "string") text.append(value);
+    else if (typeof value === "string") text.append(visible(value));
     else answer.append(block(JSON.stringify(value, null, 2), "Answer"));
   }
 
@@ -283,7 +285,7 @@ function newTurn(typed) {
 
   function fail(message) {
     failed = true;
-    errorText.textContent = message;
+    errorText.textContent = visible(message);
     errorText.hidden = false;
   }
 

@@ -4,6 +4,18 @@
 /** @param {string} id @returns {any} the element with this id */
 export const at = id => document.getElementById(id);
 
+// Control and direction characters, and others that nobody sees. Line breaks, tabs and joiners stay.
+const UNSEEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+const hex = number => number.toString(16).padStart(4, "0");
+
+// Returns a text in which such characters are shown as `U+202E`: a person must see what a tool gets.
+export const visible = text =>
+  text.replaceAll("\r\n", "\n").replace(UNSEEN, found => `U+${hex(found.codePointAt(0)).toUpperCase()}`);
+
+// Returns the same JSON with such characters as escapes, so that it can be shown, edited and sent.
+export const escaped = json =>
+  json.replace(UNSEEN, found => [...Array(found.length).keys()].map(at => `\\u${hex(found.charCodeAt(at))}`).join(""));
+
 // Creates an element. `on…` properties add event listeners, true and false set and omit an attribute, others are attributes.
 /** @returns {any} */
 export function make(tag, properties = {}, ...children) {
@@ -14,7 +26,9 @@ export function make(tag, properties = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else element.setAttribute(name, value);
   }
-  element.append(...children.flat().filter(child => child !== null && child !== undefined && child !== false));
+  const shown = children.flat().filter(child => child !== null && child !== undefined && child !== false);
+  // The text of a text area is what its user edits and sends.
+  element.append(...shown.map(child => (typeof child === "string" && tag !== "textarea" ? visible(child) : child)));
   return element;
 }
 
@@ -48,13 +62,32 @@ export const clock = milliseconds =>
 
 export const counted = (count, one, several = `${one}s`) => `${count} ${count === 1 ? one : several}`;
 
-// Formats JSON text; returns any other text unchanged.
+// Formats JSON text, token by token, because parsed numbers lose digits; returns any other text unchanged.
 export function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    JSON.parse(text);
   } catch {
     return text;
   }
+  const tokens = text.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g);
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(depth)}`;
+  const opens = token => token === "{" || token === "[";
+  const closes = token => token === "}" || token === "]";
+  const write = (token, index) => {
+    if (token === ":") return ": ";
+    if (token === ",") return `,${line()}`;
+    if (opens(token) && !closes(tokens[index + 1])) {
+      depth++;
+      return `${token}${line()}`;
+    }
+    if (closes(token) && !opens(tokens[index - 1])) {
+      depth--;
+      return `${line()}${token}`;
+    }
+    return token;
+  };
+  return tokens.map(write).join("");
 }
 
 // Shows a text that may be long and scrolls with the keyboard. A very long one is cut until the user asks for all of it.
@@ -69,7 +102,7 @@ export function block(text, label) {
       type: "button",
       class: "small quiet",
       onclick() {
-        whole.textContent = text;
+        whole.textContent = visible(text);
         more.remove();
         whole.focus();
       },

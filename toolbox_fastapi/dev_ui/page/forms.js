@@ -1,7 +1,7 @@
 // @ts-check
 // Builds a form from a JSON schema. Each control returns JSON text, or undefined to omit the value. The server validates.
 
-import {make, newId} from "./dom.js";
+import {escaped, make, newId, pretty} from "./dom.js";
 
 const MAX_DEPTH = 5;
 
@@ -341,13 +341,7 @@ export function schemaForm(schema, {large = null, label = "Arguments"} = {}) {
       "aria-pressed": "false",
       onclick() {
         const asJson = raw.hidden;
-        if (asJson) {
-          try {
-            raw.value = JSON.stringify(JSON.parse(made.read()), null, 2);
-          } catch {
-            raw.value = made.read();
-          }
-        }
+        if (asJson) raw.value = escaped(pretty(made.read()));
         raw.hidden = !asJson;
         made.element.hidden = asJson;
         toggle.setAttribute("aria-pressed", String(asJson));

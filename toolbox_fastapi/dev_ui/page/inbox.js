@@ -1,7 +1,7 @@
 // @ts-check
 // Shows the runs: those that wait for a person first, with a form for each pending call, then the others.
 
-import {at, block, counted, make, setDisabled, showError} from "./dom.js";
+import {at, block, counted, escaped, make, setDisabled, showError} from "./dom.js";
 import {get, post} from "./events.js";
 
 const when = text => new Date(text).toLocaleString([], {hour12: false});
@@ -12,20 +12,22 @@ export function inOrder(runs) {
   return [...runs].sort((a, b) => rank(a) - rank(b) || b.updated_at.localeCompare(a.updated_at));
 }
 
-// Returns the body of an answer. Throws an Error for arguments or a value that is not JSON.
+// Returns JSON without the spaces between its tokens.
+const compact = json => json.replace(/("(?:[^"\\]|\\.)*")|\s+/g, "$1");
+
+// Returns the body of an answer. `original` and `typed` are JSON texts, and are sent as texts, because a browser rounds
+// integers above 2^53. Throws an Error for arguments or a value that is not JSON.
 export function answerFrom(kind, {original, typed, reason}) {
-  const read = what => {
+  const checked = what => {
     try {
-      return JSON.parse(typed);
+      JSON.parse(typed);
+      return typed;
     } catch {
       throw new Error(`${what} must be JSON.`);
     }
   };
-  if (kind === "approve") {
-    const changed = read("The arguments");
-    return JSON.stringify(changed) === JSON.stringify(original) ? {kind} : {kind, arguments: changed};
-  }
-  if (kind === "respond") return {kind, value: read("The result")};
+  if (kind === "approve") return compact(typed) === compact(original) ? {kind} : {kind, text: checked("The arguments")};
+  if (kind === "respond") return {kind, text: checked("The result")};
   if (kind === "retry") return {kind};
   return reason ? {kind, reason} : {kind};
 }
@@ -151,10 +153,12 @@ function historyItem(entry) {
 function pendingForm(call, send) {
   const asksForResult = call.kind !== "approval";
   const label = asksForResult ? "Result, as JSON" : "Arguments";
+  const original = escaped(call.text);
+  const server = call.attributes.mcp_server ? `, on the MCP server ${call.attributes.mcp_server}` : "";
   const typed = make(
     "textarea",
     {id: `value of ${call.id}`, rows: "4", spellcheck: "false", class: "code"},
-    asksForResult ? "null" : JSON.stringify(call.arguments, null, 2),
+    asksForResult ? "null" : original,
   );
   const reason = make("input", {id: `reason of ${call.id}`, autocomplete: "off"});
   const trouble = make("p", {class: "bad", role: "alert", hidden: true});
@@ -166,7 +170,7 @@ function pendingForm(call, send) {
         class: kind === "approve" || kind === "respond" ? null : "quiet",
         onclick(event) {
           try {
-            const values = {original: call.arguments, typed: typed.value, reason: reason.value.trim()};
+            const values = {original, typed: typed.value, reason: reason.value.trim()};
             trouble.hidden = true;
             send({[call.id]: answerFrom(kind, values)}, event.currentTarget);
           } catch (error) {
@@ -182,8 +186,13 @@ function pendingForm(call, send) {
     "section",
     {class: "compose", "aria-label": `${call.tool_name} ${call.id}`},
     make("h3", {}, call.tool_name),
-    make("p", {class: "about"}, `${call.kind.replace("_", " ")} at ${call.id}${call.reason ? `: ${call.reason}` : ""}`),
-    asksForResult ? block(JSON.stringify(call.arguments, null, 2), `Arguments of ${call.tool_name}`) : null,
+    make(
+      "p",
+      {class: "about"},
+      `${call.kind.replace("_", " ")} at ${call.id}${server}${call.reason ? `: ${call.reason}` : ""}`,
+    ),
+    // The text area has escapes, which few people can read.
+    asksForResult || original !== call.text ? block(call.text, `Arguments of ${call.tool_name}`) : null,
     make("div", {class: "field"}, make("label", {for: typed.id}, label), typed),
     make("div", {class: "field"}, make("label", {for: reason.id}, "Reason (for the model)"), reason),
     make("div", {class: "buttons"}, buttons),
