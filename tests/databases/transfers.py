@@ -338,7 +338,8 @@ async def _completed(database: AsyncEngine) -> int:
     return 0
 
 
-async def _until_completed(database: AsyncEngine, last: int) -> None:
+async def until_completed(database: AsyncEngine, last: int) -> None:
+    """Wait until `last` runs have completed in any process."""
     if last == FOREVER:
         await asyncio.Event().wait()
     while await _completed(database) < last:  # noqa: ASYNC110 - other processes complete them
@@ -348,7 +349,7 @@ async def _until_completed(database: AsyncEngine, last: int) -> None:
 async def work(url: str, lease: float, last: int) -> None:
     """Takes over runs until `last` have completed, in any process."""
     async with bank(url, lease, take_over=True) as (_, database):
-        await _until_completed(database, last)
+        await until_completed(database, last)
 
 
 async def work_with_dbos(url: str, lease: float, last: int, kill_at: str | None = None) -> None:
@@ -357,7 +358,7 @@ async def work_with_dbos(url: str, lease: float, last: int, kill_at: str | None 
 
     steps.kill_when = kill_at
     async with bank(url, lease, take_over=True, engine=DbosRunEngine(polling=0.1)) as (_, database):
-        await _until_completed(database, last)
+        await until_completed(database, last)
 
 
 async def join_dbos(url: str, own: str) -> None:

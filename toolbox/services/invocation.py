@@ -479,8 +479,9 @@ class Invocation:
         )
         if self._resumed is not None:
             found = (toolset.stored(name) for name in self._resumed.offered)
-            offered = tuple(dict.fromkeys(tool.name for tool in found if tool is not None))
-            self.state = self._resumed.with_results(self._restored_result).changed(offered=offered)
+            # Those of the stored request come first, and then what only this version of the program has.
+            names = [*(tool.name for tool in found if tool is not None), *self.rules.names]
+            self.state = self._resumed.with_results(self._restored_result).changed(offered=tuple(dict.fromkeys(names)))
             self.has_begun = True
             self.environment.sent = self.state.sent
             if self.dynamic_providers:  # the state may use their tools
