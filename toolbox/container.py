@@ -180,19 +180,26 @@ class Container:
                 return None  # nothing can be a REST client, or settings of one
             from .rest.clients import read_rest_client
 
-            return read_rest_client(registered, self._internals, lambda: host.settings)
+            return with_named(read_rest_client(registered, self._internals, lambda: host.settings))
 
         def read_service(registered: object) -> Registration | None:
             return host.read(registered, names)
 
         def read_bean(registered: object) -> Registration | None:
-            registration = read(registered)
-            if registration is None or not (implied := tuple(named_beans([registered]))):
+            return with_named(read(registered))
+
+        def read_given(registered: object) -> Registration | None:
+            return with_named(read_instance(registered))
+
+        def with_named(registration: Registration | None) -> Registration | None:
+            """Add the classes that decorators name at the provided classes, so that they need no registration."""
+            provided = () if registration is None else [each.provides for each in registration.definitions]
+            if registration is None or not (implied := tuple(named_beans(provided))):
                 return registration
             return replace(registration, implies=(*registration.implies, *implied))
 
         read = bean_reader(names)
-        return read_instance, read_included, read_service, read_client, read_bean
+        return read_given, read_included, read_service, read_client, read_bean
 
     def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
         """Read everything registered; also return problems of the library's own settings.

@@ -1,7 +1,7 @@
 """Logging of invocations: a listener that logs events, and a filter that adds the invocation to log records.
 
 Both set attributes of the log records, for formatters of structured logs. A second filter removes queries from
-addresses. Not here: traces and metrics (`otel`).
+addresses. `own_frames` shortens the traceback of a tool's error. Not here: traces and metrics (`otel`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, TypeAlias
 
 from .chat import TokenUsage
 from .context import InvocationContext
@@ -49,6 +50,31 @@ def invocation_facts(context: InvocationContext | None) -> dict[str, Any]:
         "method": context.method,
         "tool": context.request.name if context.request is not None else None,
     }
+
+
+Failure: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType | None]"
+
+
+def own_frames(error: BaseException) -> Failure:
+    """Return the `exc_info` to log for an error of a tool: the frames of the tool, without those of this package.
+
+    A tool's error has passed the layers, threads and scopes around the call, which tell its author nothing. The
+    innermost frame is kept in any case: an error of this package's own tools has no other.
+    """
+    frames: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_next is None or not _is_of_framework(trace.tb_frame):
+            frames.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return type(error), error, kept
+
+
+def _is_of_framework(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("toolbox", "toolbox_fastapi")
 
 
 class InvocationLogFilter(logging.Filter):

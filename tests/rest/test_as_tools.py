@@ -14,12 +14,15 @@ from toolbox import (
     Result,
     ToolboxSettings,
     ToolExecutionRequest,
+    ToolExecutionResult,
+    produces,
     register_ai_service,
     rest,
     tool,
     tools_from,
     user_message,
 )
+from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -148,3 +151,41 @@ async def test_a_name_from_the_model_stays_in_its_place(server) -> None:
         assert received.path.startswith("/v1/places/")
         assert received.path.count("/") == 3
         assert received.header("X-Injected") is None
+
+
+class Seen(ToolInterceptor):
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        return await proceed(call)
+
+
+@rest.register_rest_client(config_key="weather")
+class Watched(Protocol):
+    @tool
+    @interceptors(Seen)
+    @rest.get("/forecast")
+    async def forecast(self, place: str) -> Forecast:
+        """Forecasts the weather."""
+        ...
+
+
+class Station:
+    @tool
+    @interceptors(Seen)
+    def read(self) -> str:
+        """Read the thermometer."""
+        return "21.5"
+
+
+@produces()
+def station() -> Station:
+    return Station()
+
+
+def test_interceptors_that_a_registered_tool_class_names_need_no_registration() -> None:
+    settings = ToolboxSettings.model_validate({"rest": {"weather": {"url": "http://127.0.0.1:1"}}})
+
+    assert Container(settings=settings).register(Watched).check() == []
+    assert Container().register(station).check() == []
+    container = Container()
+    container.register_instance(Station())
+    assert container.check() == []

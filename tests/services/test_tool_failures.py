@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import traceback
 from typing import Any, Protocol
 
 import pytest
@@ -37,8 +38,10 @@ from toolbox import (
     request_scoped,
     return_to_model,
     tool,
+    tool_executor_from,
 )
 from toolbox import ChatResponse as Response
+from toolbox.logs import own_frames
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -667,3 +670,51 @@ async def test_records_keep_nothing_after_their_block() -> None:
         await service.chat("x")
     await service.chat("y")
     assert len(record.messages) == 2
+
+
+def failing_helper() -> str:
+    raise ValueError("no such order")
+
+
+class Failing:
+    @tool
+    def blocks(self) -> str:
+        """Fail on a thread."""
+        try:
+            return failing_helper()
+        except ValueError as error:
+            raise LookupError("gone") from error
+
+    @tool
+    async def waits(self) -> str:
+        """Fail on the event loop."""
+        return failing_helper()
+
+
+@pytest.mark.parametrize("handler", [None, hide_details])
+@pytest.mark.parametrize(("name", "frames"), [("blocks", ["blocks"]), ("waits", ["waits", "failing_helper"])])
+async def test_the_log_of_a_failure_has_the_frames_of_the_tool_only(
+    caplog: pytest.LogCaptureFixture, name: str, frames: list[str], handler: Any
+) -> None:
+    class Asking(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call(name), "Sorry."])
+    service = create_ai_service(Asking, chat_model=model, tools=[Failing()], on_tool_execution_error=handler)
+    with caplog.at_level(logging.WARNING, "toolbox.tools"):
+        await service.ask("Go.")
+
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert [frame.name for frame in traceback.extract_tb(record.exc_info[2])] == frames
+    assert "pipeline.py" not in caplog.text
+
+
+async def test_the_log_of_a_failure_inside_the_library_has_its_innermost_frame() -> None:
+    try:
+        tool_executor_from(failing_helper)(ToolExecutionRequest("1", "failing_helper", "[]"), None)
+    except ToolArgumentsError as error:
+        trace = own_frames(error)[2]
+
+    names = [frame.name for frame in traceback.extract_tb(trace)]
+    assert (names[0], len(names)) == ("test_the_log_of_a_failure_inside_the_library_has_its_innermost_frame", 2)

@@ -23,6 +23,7 @@ from ..errors import LeaseLostError, Problem, RunIncompatibleError, RunStoreErro
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
 from ..introspection import admits_none, unwrapped
+from ..logs import own_frames
 from ..tools.codec import Encoded
 from ..tools.marks import compensated_by
 from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_tool
@@ -347,7 +348,11 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
         except Exception as error:
             done[position] = False
             logger.error(
-                "%s failed to undo tool %r: %s", compensation.where, execution.request.name, error, exc_info=error
+                "%s failed to undo tool %r: %s",
+                compensation.where,
+                execution.request.name,
+                error,
+                exc_info=own_frames(error),
             )
     return done
 

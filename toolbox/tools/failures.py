@@ -14,6 +14,7 @@ from ..chat import ToolExecutionResult
 from ..context import InvocationContext
 from ..errors import ToolArgumentsError, UnknownToolError
 from ..execution.markers import non_blocking
+from ..logs import own_frames
 from ..safe_text import brief
 
 logger = logging.getLogger("toolbox.tools")
@@ -77,7 +78,7 @@ def hide_details(error: Exception, context: InvocationContext) -> str:
     Use it for `on_tool_execution_error` if messages of exceptions may contain secrets.
     """
     name = _tool_name(context)
-    logger.error("tool %r failed: %s", name, message_of(error), exc_info=error)
+    logger.error("tool %r failed: %s", name, message_of(error), exc_info=own_frames(error))
     return f"The tool {name!r} failed."
 
 
@@ -85,7 +86,9 @@ def hide_details(error: Exception, context: InvocationContext) -> str:
 def send_message(error: Exception, context: InvocationContext) -> str:
     """Send the exception's message to the model and log a warning; the default of `on_tool_execution_error`."""
     message = message_of(error)
-    logger.warning("tool %r failed and the model reads its message: %s", _tool_name(context), message, exc_info=error)
+    logger.warning(
+        "tool %r failed and the model reads its message: %s", _tool_name(context), message, exc_info=own_frames(error)
+    )
     return message
 
 
