@@ -29,9 +29,8 @@ class Network:
         self._writers.clear()
 
     def refuse(self) -> None:
-        """Drop all connections, and accept no more."""
+        """Accept no more connections."""
         self._server.close()
-        self.drop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host = self._target.query.get("host", self._target.host)

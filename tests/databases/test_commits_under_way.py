@@ -194,6 +194,22 @@ async def test_a_connection_lost_during_the_commit_does_not_hide_its_success(
         assert commits.payments == 1
 
 
+async def test_a_commit_that_the_server_ends_is_an_error_and_can_be_repeated(
+    postgres_url: str, commits: Commits
+) -> None:
+    model = Payer("pay")
+    async with bank(postgres_url, model) as container:
+        call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
+        await commits.begun()
+        commits.counted("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'advisory'")
+        commits.go_on()
+
+        assert await call == "paid"
+        assert len(model.read) == 2
+        assert model.read[1] == "paid"
+        assert commits.payments == 1
+
+
 @pytest.mark.parametrize("tool_name", ["pay_in_time", "pay_on_a_thread"])
 async def test_a_tool_whose_time_ends_during_the_commit_has_the_recorded_result(
     postgres_url: str, commits: Commits, tool_name: str
@@ -231,17 +247,23 @@ async def test_a_time_limit_of_the_call_waits_for_the_commit(postgres_url: str, 
         assert commits.payments == 1
 
 
+@pytest.mark.parametrize("tool_name", ["pay", "pay_in_time"])
 async def test_a_run_whose_database_is_away_until_its_lease_ends_is_let_go_without_a_result(
-    postgres_url: str, commits: Commits
+    postgres_url: str, commits: Commits, tool_name: str
 ) -> None:
-    network, model = Network(postgres_url), Payer("pay")
+    network, model = Network(postgres_url), Payer(tool_name)
     async with network.opened() as url, bank(url, model, lease=0.5) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
         await commits.begun()
         network.refuse()
+        if tool_name == "pay":
+            network.drop()
+        else:  # nobody notices but the time limit
+            network.cut()
         with pytest.raises(RunStoreError):
             await call
         assert model.read == []
+        network.drop()
     commits.go_on()
 
     async with bank(postgres_url, model, lease=0.5, take_over=True) as container:
