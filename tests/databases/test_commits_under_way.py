@@ -20,12 +20,13 @@ from toolbox import (
     Inject,
     InvocationContext,
     InvocationTimeoutError,
+    compensate_for,
     register_ai_service,
     sql,
     tool,
 )
 from toolbox.chat import ToolExecutionResultMessage
-from toolbox.errors import RunStoreError, TransactionRolledBackError
+from toolbox.errors import RunFailedError, RunStoreError, TransactionRolledBackError
 from toolbox.runs import RunId, RunStore
 from toolbox.runs.store import StoredRecord
 from toolbox.testing import tool_call
@@ -192,6 +193,37 @@ async def test_a_connection_lost_during_the_commit_does_not_hide_its_success(
         assert await call == "paid"
         assert model.read == ["paid"]
         assert commits.payments == 1
+
+
+@pytest.mark.parametrize("starts", ["call", "start"])
+async def test_a_commit_that_a_time_limit_interrupts_is_undone(
+    postgres_url: str, commits: Commits, starts: str
+) -> None:
+    class Undoable(Bank):
+        @compensate_for("pay_without_limit")
+        @sql.transactional
+        async def refund(self, cents: int, session: Inject[AsyncSession]) -> None:
+            await session.execute(text(PAY), {"cents": -cents})
+
+    @register_ai_service(tools=Undoable, durable=True, timeout=2.0, compensate_on_failure=True)
+    class Compensated(Protocol):
+        async def transfer(self, run: RunId, order: str) -> str: ...
+
+    async with bank(postgres_url, Payer("pay_without_limit"), Compensated) as container:
+        if starts == "call":
+            call: Any = asyncio.create_task(container.get(Compensated).transfer("run", "order"))
+        else:
+            await container.runs.start(Compensated.transfer, "run", "order")
+            call = asyncio.create_task(container.runs.result("run"))
+        await commits.begun()
+        await commits.is_awaited()
+        commits.go_on()
+        with pytest.raises((InvocationTimeoutError, RunFailedError)):
+            await call
+
+        assert (await container.runs.get("run")).status == "failed"
+        assert commits.payments == 2
+        assert commits.counted("SELECT sum(cents) FROM ledger") == 0
 
 
 async def test_a_commit_that_the_server_ends_is_an_error_and_can_be_repeated(

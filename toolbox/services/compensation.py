@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
@@ -268,7 +269,9 @@ async def _undo_failed(invocation: Invocation, error: BaseException, has_left: b
     place = invocation.place
     if place is None or place.session.generation is None:
         await _undo(invocation, _to_undo(invocation), has_left)
-    elif isinstance(error, Exception) and not isinstance(error, _UNCHANGED):
+        return
+    error = _limit_behind(error, invocation)
+    if isinstance(error, Exception) and not isinstance(error, _UNCHANGED):
         written = place.session.failure_at(place.path)
         if written is not None:
             await _undo(invocation, [_Undo.from_dict(each) for each in written["undo"]], has_left)
@@ -276,6 +279,16 @@ async def _undo_failed(invocation: Invocation, error: BaseException, has_left: b
             written = [each.to_dict(invocation) for each in listed]
             await place.session.record_failure(place.path, error, written)
             await _undo(invocation, listed, has_left)
+
+
+def _limit_behind(error: BaseException, invocation: Invocation) -> BaseException:
+    """Return the error of the limit that has cancelled an invocation; its layers only see the cancellation."""
+    if isinstance(error, asyncio.CancelledError):
+        if invocation.refused is not None:
+            return invocation.refused
+        if invocation.context.deadline is not None and time.monotonic() >= invocation.context.deadline:
+            return invocation.timed_out()
+    return error
 
 
 async def _undo_round(invocation: Invocation, failed: str) -> None:

@@ -252,9 +252,9 @@ async def _perform_effects(invocation: Invocation) -> None:
             else:
                 while isinstance(event := await tasks.next(), (RunTool, ToolProgress)):
                     pass
+            invocation.state, effect = advance(invocation.rules, invocation.state, event)
             if this.cancelling() > cancelling:
                 raise _caught_cancellation()
-            invocation.state, effect = advance(invocation.rules, invocation.state, event)
         await _end(effect, invocation)
     finally:
         if tasks is not None:
@@ -371,6 +371,7 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                                 cancelling = this.cancelling()
                                 news = await performing(RunTool(effect.first, request), invocation)
                                 if this.cancelling() > cancelling:
+                                    invocation.state, _ = advance(invocation.rules, invocation.state, news)
                                     raise _caught_cancellation()
                         invocation.state, effect = advance(invocation.rules, invocation.state, news)
                         if isinstance(news, ToolFinished):
