@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
     from .di.wiring import Override, Wiring
+    from .events import EventListener
     from .runs.inbox import Runs
     from .services.hosting import ContainerHost
     from .services.memory import ChatMemory
@@ -109,6 +110,7 @@ class Container:
         self._offers: list[Callable[[], Iterable[Offered]]] = []
         self._tool_finders: list[Callable[[], Mapping[str, Sequence[Tool]]]] = []
         self._overrides: list[Override] = []
+        self._listening: list[EventListener] = []
         self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
         self._thread: LoopThread | None = None
         self._forked = ""  # reason why it is not started in a forked process
@@ -401,6 +403,8 @@ class Container:
                 override.apply(wiring)
             await wiring.start(self._registry.undefined())
             await host.find_listeners()
+            for listener in self._listening:
+                host.add_listener(listener)
             host.read_added_tools(self._tool_finders)
             await host.open_runs(take_over=self._takes_over_runs)
         except BaseException as error:
@@ -627,6 +631,20 @@ class ContainerInternals:
         """Yield the added offers: where they are, and their tools."""
         for find in self._container._offers:
             yield from find()
+
+    @contextmanager
+    def listening(self, listener: EventListener) -> Iterator[None]:
+        """Send the container's events to a listener inside the block; the container may be started or not."""
+        container = self._container
+        container._listening.append(listener)
+        if container._host is not None:
+            container._host.add_listener(listener)
+        try:
+            yield
+        finally:
+            container._listening.remove(listener)
+            if container._host is not None:
+                container._host.remove_listener(listener)
 
     def knows(self, registered: object) -> bool:
         """Return True if the object is registered, or if this type has an instance or binding."""

@@ -289,6 +289,15 @@ class Listeners:
     def __init__(self, listeners: Iterable[EventListener]) -> None:
         self._listeners = tuple(listeners)
 
+    def with_listener(self, listener: EventListener) -> Listeners:
+        """Return these listeners and one more."""
+        return Listeners((*self._listeners, listener))
+
+    def without(self, listener: EventListener) -> Listeners | None:
+        """Return these listeners without one; None if there are no others."""
+        left = tuple(each for each in self._listeners if each is not listener)
+        return Listeners(left) if left else None
+
     def tell(self, event: InvocationEvent) -> None:
         """Send `event` to all listeners."""
         for each in reversed(self._listeners) if event.is_end else self._listeners:

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -220,13 +219,11 @@ def toolbox_unstarted_container(
     container = toolbox_container_source
     models = dict(container.models)
     is_scripted = "scripted_model" in request.fixturenames
-    if is_scripted or not request.config.stash[_RULES].is_allowed:
-        scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
-        stays = {} if is_scripted else models
-        container.models.update({**dict.fromkeys(_model_names(container), scripted), **stays})
-    if "toolbox_record" in request.fixturenames:
-        _record_of(container).events.clear()
     try:
+        if is_scripted or not request.config.stash[_RULES].is_allowed:
+            scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
+            stays = {} if is_scripted else models
+            container.models.update({**dict.fromkeys(_model_names(container), scripted), **stays})
         yield container
     finally:
         container.models.clear()
@@ -286,22 +283,17 @@ def scripted_model() -> ScriptedChatModel:
 
 
 @pytest.fixture
-def toolbox_record(toolbox_unstarted_container: Container) -> EventRecord:
-    """Return the record of the container's events in this test: `.tool_executions`, `.requests`, `.events`."""
-    return _record_of(toolbox_unstarted_container)
+def toolbox_record(toolbox_unstarted_container: Container) -> Iterator[EventRecord]:
+    """Yield the record of the container's events in this test: `.tool_executions`, `.requests`, `.events`.
 
-
-_records: WeakKeyDictionary[Container, EventRecord] = WeakKeyDictionary()
-
-
-def _record_of(container: Container) -> EventRecord:
-    """Return the container's recorder. Listeners cannot be removed, so a container keeps one for all tests."""
+    The container may already be started by another fixture, for example by a client of the application.
+    """
+    from .container import internals_of
     from .testing import EventRecord
 
-    if container not in _records:
-        _records[container] = EventRecord()
-        container.register_instance(_records[container])
-    return _records[container]
+    record = EventRecord()
+    with internals_of(toolbox_unstarted_container).listening(record):
+        yield record
 
 
 def _model_names(container: Container) -> set[str]:

@@ -324,3 +324,68 @@ def test_a_folder_name_with_control_characters_is_rejected(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "control characters" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+WATCHED = """
+from typing import Protocol
+from toolbox import AiMessage, Container, register_ai_service, tool
+from toolbox.interceptors import ModelInterceptor, ToolInterceptor, global_interceptor
+from toolbox.testing import ScriptedChatModel, tool_call
+
+class Calculator:
+    @tool
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+@register_ai_service(tools=Calculator)
+class Assistant(Protocol):
+    METHOD
+
+@global_interceptor
+class Doubles(ToolInterceptor):
+    async def around_tool(self, call, proceed):
+        return await proceed(call.with_arguments(a=call.arguments["a"] * 10))
+
+@global_interceptor
+class Watches(ModelInterceptor):
+    async def around_model(self, call, proceed):
+        reply = await proceed(call)
+        print("the model was asked")
+        return reply
+
+def program() -> Container:
+    model = ScriptedChatModel([AiMessage(None, [tool_call("add", {"a": 2, "b": 3})]), "Done."])
+    return Container(models={"default": model}).register(REGISTERED)
+"""
+
+
+@pytest.mark.parametrize(
+    ("declared", "registered"),
+    [
+        ("async def chat(self, question: str) -> str: ...", "Assistant, Doubles, Watches"),
+        ("def chat(self, question: str) -> str: ...", "Doubles, Watches"),
+    ],
+)
+def test_a_conversation_runs_what_the_container_runs_around_its_calls(
+    declared: str, registered: str, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(WATCHED.replace("METHOD", declared).replace("REGISTERED", registered))
+
+    done = toolbox("chat", "program:Assistant", "--container", "program:program", folder=tmp_path, typed="2 + 3?\n")
+
+    assert done.returncode == 0, done.stderr
+    assert "← 23 (" in done.stdout
+    assert done.stdout.count("the model was asked") == 2
+    assert "Done." in done.stdout
+
+
+def test_a_call_that_needs_an_approval_waits_for_it_in_a_conversation(tmp_path: Path) -> None:
+    program = WATCHED.replace("METHOD", "async def chat(self, question: str) -> int: ...")
+    program = program.replace("@tool\n", "@tool(requires_approval=True)\n").replace("REGISTERED", "Assistant")
+    (tmp_path / "program.py").write_text(program)
+
+    done = toolbox("chat", "program:Assistant", "--container", "program:program", folder=tmp_path, typed="2 + 3?\n")
+
+    assert done.returncode == 0, done.stderr
+    assert 'waiting for approval: add {"a":2,"b":3} (run ' in done.stdout
+    assert "←" not in done.stdout

@@ -552,6 +552,50 @@ def test_scripted_models_work_with_any_order_of_fixtures(served: pytest.Pytester
     assert model_server.asked == 0
 
 
+@pytest.mark.parametrize("fixtures", ["client, toolbox_record", "toolbox_record, client"])
+def test_a_record_works_before_and_after_the_fixture_that_starts_the_application(
+    served: pytest.Pytester, fixtures: str
+) -> None:
+    served.makepyfile(f"""
+        def test_it_records({fixtures}, scripted_model):
+            scripted_model.will_reply("one")
+            assert client.get("/ask").json() == "one"
+            assert len(toolbox_record.requests) == 1
+
+        def test_each_test_has_its_own(toolbox_container, scripted_model, toolbox_record):
+            assert toolbox_record.events == []
+
+        def test_a_used_record_is_not_told_again({fixtures}, scripted_model):
+            scripted_model.will_reply("two")
+            assert client.get("/ask").json() == "two"
+            assert len(toolbox_record.requests) == 1
+    """)
+    run(served, "-o", "toolbox_container=served:container").assert_outcomes(passed=3)
+
+
+def test_a_fixture_that_fails_leaves_no_scripted_model_in_the_container(served: pytest.Pytester) -> None:
+    served.makepyfile("""
+        import pytest
+        from served import container
+
+        before = dict(container.models)
+
+        @pytest.fixture
+        def failing(toolbox_unstarted_container):
+            raise RuntimeError("the fixture fails")
+
+        def test_it_fails(failing, toolbox_record):
+            ...
+
+        def test_it_fails_after_the_start(client, scripted_model, toolbox_container):
+            ...
+
+        def test_the_models_are_as_before():
+            assert container.models == before
+    """)
+    run(served, "-o", "toolbox_container=served:container").assert_outcomes(passed=1, errors=2)
+
+
 def test_applications_without_a_configured_model_start_with_a_scripted_one(served: pytest.Pytester) -> None:
     served.makepyfile("""
         def test_it_answers(client, scripted_model):

@@ -186,7 +186,7 @@ def chat(
 
     Piped input is sent line by line. The exit status is then 1 if one of the questions failed.
     """
-    from .terminal import Conversation, ShowJson, ShowText, converse, exit_interrupted, plan_of, prompt_for
+    from .terminal import Conversation, ShowJson, ShowText, converse, exit_interrupted, prompt_for
 
     service = load(target)
     if not isinstance(service, type) or service_options_of(service) is None:
@@ -197,10 +197,10 @@ def chat(
         fail("invalid --set; write --set name=value")
     console = Console(soft_wrap=True)
     try:
-        plan = plan_of(service, method)
         there = container_of(service, target, container)
         internals_of(there).take_over_runs(False)
-        conversation = Conversation(there, plan, memory_id, given, ShowJson() if as_json else ShowText(console))
+        shown = ShowJson() if as_json else ShowText(console)
+        conversation = Conversation(there, service, method, memory_id, given, shown)
         read = prompt_for(console, quiet=as_json)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # keep tool output out of the JSON
             failed = asyncio.run(converse(there, conversation, read))

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..container import APPLICATION_CONTAINER, Container
+from ..container import APPLICATION_CONTAINER, Container, internals_of
 from ..errors import ToolboxError
 from ..introspection import read_signature
 from .terminal import fail, fail_in_program
@@ -96,12 +96,10 @@ def containers_in(module: str) -> list[tuple[str, Container]]:
 
 
 def container_of(service: type, target: str, address: str | None) -> Container:
-    """Return the container at `address`, else the first one in the service's module, else a new one."""
-    if address is not None:
-        return load_container(address)
-    for _, found in containers_in(target.partition(":")[0]):
-        return found
-    return Container().register(service)
+    """Return the container at `address`, else the first one in the module, else a new one; register the service."""
+    in_module = (found for _, found in containers_in(target.partition(":")[0]))
+    container = load_container(address) if address is not None else next(in_module, None) or Container()
+    return container if internals_of(container).knows(service) else container.register(service)
 
 
 def installed_in(found: Any) -> Any:

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -32,6 +32,7 @@ from ..chat import (
     CompleteResponse,
     PartialReasoning,
     PartialResponse,
+    RunSuspended,
     ServiceEvent,
     ToolExecuted,
     ToolProgress,
@@ -43,7 +44,7 @@ from ..errors import IllegalConfigurationError, Problem, ToolboxError
 from ..overview import SCOPES, Node
 from ..safe_text import for_json, for_terminal
 from ..security import Reach
-from ..services.declaration import ServiceOptions, service_options_of
+from ..services.declaration import service_options_of
 from ..services.implementation import watched_call
 from ..services.memory import estimate_tokens
 from ..services.outputs import Kind
@@ -303,14 +304,14 @@ def kind_of(schema: dict[str, Any]) -> str:
 logger = logging.getLogger("toolbox.cli")
 
 
-def plan_of(service: type[Any], method: str | None) -> MethodPlan:
-    """Return the plan of the named method, else of the first one. Raises `LookupError` for an unknown name."""
-    plans, _ = plan_service(service, service_options_of(service) or ServiceOptions())
+def plan_of(container: Container, service: type[Any], method: str | None) -> MethodPlan:
+    """Return the started container's plan of the named method, else of the first one. Raises `LookupError`."""
+    plans = internals_of(container).host.plans.get(service)
+    if plans is None:
+        raise LookupError(f"the container replaces {service.__name__} by another object, which has no conversation")
     if not plans or (method is not None and method not in plans):
         raise LookupError(f"{service.__name__} has no method {method or ''}; it has {', '.join(plans) or 'none'}")
-    plan = plans[method] if method is not None else next(iter(plans.values()))
-    # The terminal prints parts as they arrive, on the running loop, also for `def` methods.
-    return replace(plan, is_coroutine=True)
+    return plans[method] if method is not None else next(iter(plans.values()))
 
 
 def message_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
@@ -328,32 +329,45 @@ def message_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
 
 
 class Conversation:
-    """A conversation with one service method.
+    """A conversation with one service method, the first one if `method` is None.
 
-    `given` are the values of further parameters. Raises `LookupError` for an unknown one.
+    `given` are the values of further parameters.
     """
 
     def __init__(
-        self, container: Container, plan: MethodPlan, memory_id: object, given: Mapping[str, str], show: Show
+        self,
+        container: Container,
+        service: type[Any],
+        method: str | None,
+        memory_id: object,
+        given: Mapping[str, str],
+        show: Show,
     ) -> None:
-        self._container, self._plan, self.show = container, plan, show
-        if unknown := [name for name in given if name not in plan.signature.parameters]:
+        self._container, self._service, self._method = container, service, method
+        self._memory_id, self._given, self.show = memory_id, given, show
+
+    def begin(self) -> None:
+        """Read the method's plan. The container is started. Raises `LookupError` for an unknown method or parameter."""
+        self._plan = plan = plan_of(self._container, self._service, self._method)
+        if unknown := [name for name in self._given if name not in plan.signature.parameters]:
             raise LookupError(
                 f"{plan.where} has no parameter {unknown[0]}; it has {', '.join(plan.signature.parameters)}"
             )
-        self._given: dict[str, Any] = dict(given)
+        self._arguments: dict[str, Any] = dict(self._given)
         if plan.memory_parameter is not None:
-            self._given[plan.memory_parameter] = memory_id
-        self._parameter = message_parameter(plan, given)
+            self._arguments[plan.memory_parameter] = self._memory_id
+        self._parameter = message_parameter(plan, self._given)
 
     async def say(self, text: str) -> bool:
         """Send a message in its own request scope; show an error and return False if the call fails."""
         host = internals_of(self._container).host
-        events, value_of_call = watched_call(self._plan, host, {**self._given, self._parameter: text})
+        events, value_of_call = watched_call(self._plan, host, {**self._arguments, self._parameter: text})
         is_structured = self._plan.output.kind is Kind.STRUCTURED
+        is_suspended = False
         async with self._container.request_scope():
             try:
                 async for event in events:
+                    is_suspended = isinstance(event, RunSuspended)
                     if not (is_structured and isinstance(event, PartialResponse)):
                         self.show.event(event)
             except Exception as error:  # the conversation continues after any error
@@ -361,7 +375,7 @@ class Conversation:
                     logger.error("%s failed", self._plan.where, exc_info=error)
                 self.show.failure(error)
                 return False
-        if is_structured and not self._plan.output.is_stream:
+        if is_structured and not self._plan.output.is_stream and not is_suspended:
             value = value_of_call()
             self.show.value(getattr(value, "content", value))
         return True
@@ -405,6 +419,12 @@ class ShowText:
                 took = f"{execution.duration * 1000:.0f} ms"
                 colour = "red" if execution.is_error else "dim"
                 self._print(f"[{colour}]← {escape(execution.result)} ({took})[/]")
+            case RunSuspended(run_id, pending):
+                for call in pending:
+                    arguments = escape(to_json(call.arguments).decode())
+                    self._print(
+                        f"[yellow]waiting for {call.kind}: {escape(call.tool_name)} {arguments} (run {run_id})[/]"
+                    )
             case CompleteResponse():
                 self._print("")
 
@@ -463,6 +483,7 @@ async def converse(container: Container, conversation: Conversation, read: Calla
             # Without this, a Ctrl-C between two waits would only take effect after the next line.
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     async with container:
+        conversation.begin()
         began = time.monotonic()
         turns = failed = 0
         while (line := await _typed(read)) not in (None, "exit"):

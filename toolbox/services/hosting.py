@@ -156,6 +156,14 @@ class ContainerHost:
         self.listeners = Listeners(found) if found else None
         host_started(self)
 
+    def add_listener(self, listener: EventListener) -> None:
+        """Send events to a listener that is not a bean, too."""
+        self.listeners = (self.listeners or Listeners(())).with_listener(listener)
+
+    def remove_listener(self, listener: EventListener) -> None:
+        """Send no more events to a listener that was added."""
+        self.listeners = self.listeners.without(listener) if self.listeners is not None else None
+
     async def stop(self) -> list[str]:
         """Wait for running calls up to the settings' `stop_timeout`, then cancel them, and log a warning.
 
@@ -469,9 +477,8 @@ class _Service:
 
     @property
     def plans(self) -> dict[str, MethodPlan]:
-        """The plans of its methods, by name."""
-        if self._plans is None:
-            self._plans, _ = plan_service(self._cls, self._options, limits=self._host.limits)
+        """The plans of its methods, by name; available after the check."""
+        assert self._plans is not None
         return self._plans
 
     def make(self, *args: Any, **kwargs: Any) -> Any:

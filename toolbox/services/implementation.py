@@ -159,7 +159,7 @@ async def _while_caller_waits(invocation: Invocation) -> Any:
 def watched_call(
     plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]
 ) -> tuple[EventStream, Callable[[], Any]]:
-    """Start a call of any method as a stream of its events, for code that displays them.
+    """Start a call of any method, on the running loop, as a stream of its events, for code that displays them.
 
     Returns the stream, and a function that returns the method's value after the stream has ended.
     """
@@ -168,7 +168,7 @@ def watched_call(
     begun: list[Invocation] = []
 
     def begin() -> Invocation:
-        begun.append(Invocation(plan, host, bound.arguments))
+        begun.append(Invocation(plan, host, bound.arguments, on_loop=True))
         begun[0].yields_suspension = True
         return begun[0]
 

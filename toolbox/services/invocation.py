@@ -317,6 +317,7 @@ class Invocation:
         arguments: Mapping[str, Any],
         *,
         as_tool: bool = False,
+        on_loop: bool = False,
         state: State | None = None,
         place: Any = None,
     ) -> None:
@@ -334,7 +335,7 @@ class Invocation:
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         # In a run that continues elsewhere, no caller waits on a thread.
         continues = place is not None and place.session.generation is not None and not as_tool
-        runner = LoopRunner if plan.is_async or continues else CallerRunner
+        runner = LoopRunner if plan.is_async or on_loop or continues else CallerRunner
         self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
