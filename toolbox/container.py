@@ -80,7 +80,8 @@ class Container:
 
     Start it with `async with` or `with`, then look up beans with `get` and `aget`. The container itself is a bean.
     `models` maps names to models; tests can replace them before the start. With `take_over_runs=False` the container
-    does not continue runs whose process is gone, and a `RunEngine` only submits.
+    does not continue runs whose process is gone, and a `RunEngine` only submits. `run_identity` names attributes of the
+    `SecurityIdentity` that, with its name, decide whose run an id is: `run_identity=("tenant",)`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Container:
         settings: ToolboxSettings | None = None,
         seeds: Iterable[TypeForm[Any]] = (),
         run_seeds: Iterable[TypeForm[Any]] = (),
+        run_identity: Iterable[str] = (),
         take_over_runs: bool = True,
     ) -> None:
         if models is not None and not isinstance(models, Mapping):
@@ -105,7 +107,7 @@ class Container:
         if SecurityIdentity in declared:
             # A request scope without an identity belongs to an anonymous caller.
             self._registry.declare_seed(SecurityIdentity, SecurityIdentity.anonymous)
-        self._takes_over_runs = take_over_runs
+        self._takes_over_runs, self._run_identity = take_over_runs, _names("run_identity", run_identity)
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._offers: list[Callable[[], Iterable[Offered]]] = []
         self._tool_finders: list[Callable[[], Mapping[str, Sequence[Tool]]]] = []
@@ -244,6 +246,7 @@ class Container:
             tool_errors=self._tool_errors,
             settings=settings,
             run_seeds=self._run_seeds,
+            run_identity=self._run_identity,
         )
         return host, problems
 
@@ -753,6 +756,14 @@ def _types(argument: str, given: Iterable[Any]) -> Iterator[Any]:
                 f"{argument}= must be types, got an instance of {kind}; pass instances to request_scope({{{kind}: …}})"
             )
         yield each
+
+
+def _names(argument: str, given: Iterable[Any]) -> tuple[str, ...]:
+    """Return the given names. Raises `TypeError` for a single name, and for anything but names."""
+    names = () if isinstance(given, str) else tuple(given)
+    if isinstance(given, str) or not all(isinstance(each, str) for each in names):
+        raise TypeError(f'{argument}={given!r}; use a tuple of names: {argument}=("tenant",)')
+    return names
 
 
 def _positional(points: Sequence[InjectionPoint], values: dict[str, Any]) -> list[Any]:

@@ -464,6 +464,23 @@ class RunAnswerError(FrameworkError):
         return f"run {brief(self.run_id)}: {self.reason}"
 
 
+class AnswerForbiddenError(RunAnswerError):
+    """The person may not answer a pending call, because of its `approvers` or `not_self`; `.reason` says why.
+
+    `.is_anonymous` is True if no person was given. `.status` is the HTTP status: 401 for an anonymous person, else 403.
+    """
+
+    def __init__(self, run_id: str, reason: str, is_anonymous: bool = False) -> None:
+        super().__init__(run_id, reason)
+        self.args = (run_id, reason, is_anonymous)
+        self.is_anonymous = is_anonymous
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return 401 if self.is_anonymous else 403
+
+
 class RunIncompatibleError(FrameworkError):
     """The program has changed, and a stored run no longer fits; the run stays as it is. `.reason` says why."""
 
@@ -500,7 +517,7 @@ class RunStateError(FrameworkError):
 
 
 class RunConflictError(FrameworkError):
-    """The id of a run exists, but with another method, other arguments or another identity; `.reason` says which."""
+    """The id of a run exists, but with another method, identity, arguments or attributes; `.reason` says which."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(run_id, reason)

@@ -303,6 +303,24 @@ class Account:
             for account, _ in self._chain():
                 account.usage += added
 
+    def open(self) -> list[tuple[Usage, UsageLimits]]:
+        """Return the usage and the limits of the accounts that count, innermost first."""
+        with self._lock:
+            return [(account.usage, limits) for account, limits in self._chain()]
+
+    def used_up(self) -> Refusal | None:
+        """Return the limit that allows no further call of a model, or None."""
+        with self._lock:
+            names = [each.name for each in fields(UsageLimits) if each.name != "tool_calls"]
+            refused = [
+                Refusal(account, name, allowed, used)
+                for account, limits in self._chain()
+                for name in names
+                if (allowed := getattr(limits, name)) is not None
+                if (used := account.usage.of(name)) is None or used >= allowed
+            ]
+            return self._first(refused) if refused else None
+
     def exceeded(self) -> Refusal | None:
         """Return the limit for tokens or cost that is exceeded, or None."""
         with self._lock:
@@ -381,6 +399,43 @@ class Account:
                 if account.limits is not None:
                     account.usage += usage
                 account = account.outer
+
+
+def narrowest(limits: UsageLimits | None, others: UsageLimits | None) -> UsageLimits | None:
+    """Return limits that are kept only if both are; None if there are none."""
+    if limits is None or others is None:
+        return limits or others
+    values = {}
+    for each in fields(UsageLimits):
+        both = [value for side in (limits, others) if (value := getattr(side, each.name)) is not None]
+        values[each.name] = min(both, default=None)
+    return UsageLimits(**values)
+
+
+def remaining(account: Account | None, used: Usage | None = None) -> UsageLimits | None:
+    """Return what the limits of an account and of all outer ones still allow; None without limits.
+
+    `used` is what a run has counted itself and will count again when it continues: the limits allow that in addition.
+    """
+    found: UsageLimits | None = None
+    for each, limits in () if account is None else account.open():
+        left: dict[str, Any] = {}
+        for limit in fields(UsageLimits):
+            allowed, here = getattr(limits, limit.name), each.of(limit.name)
+            if allowed is None:
+                continue
+            more = 0 if used is None else used.of(limit.name) or 0
+            difference = Decimal(0) if here is None else _EXACT.subtract(Decimal(allowed), Decimal(here))
+            total = _EXACT.add(max(difference, Decimal(0)), Decimal(more))
+            left[limit.name] = total if limit.name == "cost" else int(total)
+        found = narrowest(found, UsageLimits(**left))
+    return found
+
+
+def refuse_if_used_up(account: Account) -> None:
+    """Raise `UsageLimitExceededError` if an account allows no further call of a model."""
+    if (refusal := account.used_up()) is not None:
+        raise refusal.error(())
 
 
 def _valid(tokens: TokenUsage | None) -> TokenUsage:

@@ -239,6 +239,10 @@ def access_to(owner: type[Any] | None, members: Iterable[object]) -> Access | No
     return None if found is None or found.is_open else found
 
 
+OF_KNOWN: Final = Access()
+"""The access of tools with `not_self`: as `@authenticated`, but the program may have no identity."""
+
+
 def access_to_member(owner: type[Any], name: str) -> Access | None:
     """Return the access to an attribute of a class, which may be inherited; None if everyone may call it."""
     return access_to(owner, [vars(base)[name] for base in owner.__mro__ if name in vars(base)])

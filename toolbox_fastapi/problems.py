@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from toolbox.errors import (
+    AnswerForbiddenError,
     ConversationSuspendedError,
     InputGuardrailError,
     InvalidMemoryIdError,
@@ -86,7 +87,10 @@ def status_of(error: BaseException) -> int:
 
 
 def problem_details(error: BaseException) -> dict[str, Any]:
-    """Return `type`, `title`, `status` and sometimes `detail`; never the text of a toolbox error."""
+    """Return `type`, `title`, `status` and sometimes `detail`; never the text of a toolbox error.
+
+    Only a person who may not answer a pending call reads why.
+    """
     error = _first_of(error)
     status, detail = _answer_to(error)
     if isinstance(error, HTTPException):
@@ -120,6 +124,8 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
         return HTTPStatus.SERVICE_UNAVAILABLE, "The server is shutting down."
     if isinstance(error, RunSuspendedError) and error.is_abandoned:
         return HTTPStatus.INTERNAL_SERVER_ERROR, ""  # the run is cancelled: there is nothing to answer
+    if isinstance(error, AnswerForbiddenError):
+        return error.status, error.reason
     if isinstance(error, ToolboxError):
         for kind, status, detail in _KNOWN:
             if isinstance(error, kind):
@@ -157,7 +163,7 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
     return Response(
         json.dumps(problem),
         status_code=problem["status"],
-        headers={"WWW-Authenticate": _challenge(connection)} if isinstance(error, UnauthenticatedError) else None,
+        headers=challenge(problem["status"], connection.scope.get(EXCHANGE_KEY)),
         media_type="application/problem+json",
     )
 
@@ -201,11 +207,12 @@ async def _handled(handler: Handler, connection: Request | WebSocket, error: Bas
     return await handled  # type: ignore[misc,no-any-return]  # starlette's handlers are not typed by their kind
 
 
-def _challenge(connection: Request | WebSocket) -> str:
-    """Return the `WWW-Authenticate` header of a 401: the schemes from which the identity comes."""
-    exchange: ClientExchange | None = connection.scope.get(EXCHANGE_KEY)
+def challenge(status: int, exchange: ClientExchange | None) -> dict[str, str]:
+    """Return the `WWW-Authenticate` header of a 401: the schemes from which the identity comes. Empty for others."""
+    if status != HTTPStatus.UNAUTHORIZED:
+        return {}
     find = None if exchange is None else exchange.find_challenge
-    return ANY_CHALLENGE if find is None else find()
+    return {"WWW-Authenticate": ANY_CHALLENGE if find is None else find()}
 
 
 def suspension(error: RunSuspendedError) -> dict[str, Any]:

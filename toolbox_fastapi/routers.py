@@ -37,6 +37,7 @@ from toolbox.security import SecurityIdentity, caller_of_request, identity_from,
 
 from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK, exchange_of
 from .exchanges import current_exchange, current_identity
+from .problems import challenge, problem_details
 from .streaming import as_json, sse
 
 logger = logging.getLogger("toolbox.fastapi")
@@ -298,7 +299,8 @@ def runs_router(
       `by` is the `SecurityIdentity` of the request.
     - `POST {prefix}/{id}/cancel` with `{"reason": …}`: cancels it, and returns it; an ended run stays as it is.
 
-    An unknown run gets 404. An invalid answer gets 409, or 422 with `problems` for replaced arguments. `error`
+    An unknown run gets 404. An invalid answer gets 409, or 422 with `problems` for replaced arguments. A person who may
+    not answer gets 403, or 401 if anonymous, with the reason. `error`
     of a failed run is only the name of the exception's type.
     """
     router = APIRouter(prefix=prefix, tags=list(tags))
@@ -348,7 +350,7 @@ def runs_router(
 
 
 async def answered(container: Container, run_id: str, answers: Mapping[str, Answer]) -> Response:
-    """Answer pending calls as the identity of the request. Returns the response: 200, 202, 409 or 422."""
+    """Answer pending calls as the identity of the request. Returns the response: 200, 202, 401, 403, 409 or 422."""
     identity = await identity_in(internals_of(container))
     by = None if identity.is_anonymous else identity
     try:
@@ -401,13 +403,13 @@ def _suspended(run_id: str, pending: Sequence[PendingCall]) -> Response:
 
 
 def _refused(error: RunAnswerError) -> Response:
-    """Return 422 with the problems of replaced arguments, and 409 for other invalid answers."""
-    status = 422 if error.problems else 409
-    title = "Unprocessable Content" if error.problems else "Conflict"
-    problem: dict[str, Any] = {"type": "about:blank", "title": title, "status": status, "detail": error.reason}
+    """Return 422 with the problems of replaced arguments, 401 or 403 for the wrong person, and 409 for the others."""
+    problem = {**problem_details(error), "detail": error.reason}
     if error.problems:
+        problem |= {"title": "Unprocessable Content", "status": 422}
         problem["problems"] = [{"path": _path(path), "message": message} for path, message in error.problems]
-    return _json(status, problem, "application/problem+json")
+    headers = challenge(problem["status"], current_exchange())
+    return _json(problem["status"], problem, "application/problem+json", headers)
 
 
 def _path(path: object) -> list[str | int]:
@@ -415,8 +417,13 @@ def _path(path: object) -> list[str | int]:
     return [each if isinstance(each, int) else str(each) for each in parts]
 
 
-def _json(status: int, content: Mapping[str, Any], kind: str = "application/json") -> Response:
-    return Response(as_json(dict(content)), status, media_type=kind)
+def _json(
+    status: int,
+    content: Mapping[str, Any],
+    kind: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    return Response(as_json(dict(content)), status, headers, media_type=kind)
 
 
 # --- tools for MCP clients

@@ -55,6 +55,7 @@ def made(*replies: Any) -> tuple[FastAPI, Container]:
             raise HTTPException(401)
 
     app.include_router(runs_router(container), dependencies=[Depends(operator)])
+    app.include_router(runs_router(container, prefix="/open"))
     return app, container
 
 
@@ -112,10 +113,14 @@ async def test_a_person_who_may_not_approve_is_refused(running: Callable[..., An
         run_id = await suspended(container)
         body = {"answers": {"0": {"kind": "approve"}}}
 
+        unknown = await client.post(f"/open/{run_id}/answers", json=body)
+        assert (unknown.status_code, "www-authenticate" in unknown.headers) == (401, True)
         refused = await client.post(f"/runs/{run_id}/answers", json=body, headers={"x-user": "joe"})
 
-        assert refused.status_code == 409
+        assert refused.status_code == 403
         assert refused.headers["content-type"] == "application/problem+json"
+        assert (refused.json()["title"], refused.json()["status"]) == ("Forbidden", 403)
+        assert refused.json()["detail"] == "call 0: 'joe' may not approve it; it needs one of: manager"
         assert container.get(Refunds).refunded == []
         assert (await container.runs.get(run_id)).status == "suspended"
 

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from toolbox import AiMessage, ChatResponse, Container, MemoryId, TokenStream, register_ai_service, tool, toolbox
 from toolbox import Inject as ToolInject
 from toolbox.errors import (
+    AnswerForbiddenError,
     ConversationSuspendedError,
     RunAnswerError,
     RunBusyError,
@@ -116,6 +117,19 @@ def test_invalid_answers_of_a_resumed_stream_get_an_error_status() -> None:
         assert (stream.status_code, stream.text.count("event: CompleteResponse")) == (200, 1)
         assert http.get(f"/continue/{run_id}/0").status_code == 409
         assert http.get(f"/continue/{run_id}/0", headers={"Last-Event-ID": "0"}).status_code == 204
+
+
+@pytest.mark.parametrize(("is_anonymous", "status"), [(False, 403), (True, 401)])
+def test_a_person_who_may_not_answer_reads_why(is_anonymous: bool, status: int) -> None:
+    with client() as http:
+        ERRORS.append((AnswerForbiddenError("secret", "it needs one of: manager", is_anonymous), status))
+        response = http.get(f"/raises/{len(ERRORS) - 1}")
+        ERRORS.pop()
+
+    assert response.status_code == status
+    assert response.json()["detail"] == "it needs one of: manager"
+    assert ("www-authenticate" in response.headers) == is_anonymous
+    assert "secret" not in response.text
 
 
 @pytest.mark.parametrize("number", range(len(ERRORS)), ids=lambda each: type(ERRORS[each][0]).__name__)

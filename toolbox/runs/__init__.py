@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..chat import PendingCall, RunSuspended
     from ..context import IdempotencyKey, RunId
     from ..errors import (
+        AnswerForbiddenError,
         ConversationSuspendedError,
         LeaseLostError,
         RunAnswerError,
@@ -52,6 +53,7 @@ _HOMES = {
     "..chat": ("PendingCall", "RunSuspended"),
     "..context": ("IdempotencyKey", "RunId"),
     "..errors": (
+        "AnswerForbiddenError",
         "ConversationSuspendedError",
         "LeaseLostError",
         "RunAnswerError",
@@ -105,6 +107,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Answer",
+    "AnswerForbiddenError",
     "ConversationSuspendedError",
     "HistoryEntry",
     "IdentityLoader",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +29,7 @@ from ..errors import (
     ToolRetry,
 )
 from ..introspection import type_name
+from ..limits import UsageLimits
 from ..services.loop import ModelReplied
 from ..services.memory import ChatMemoryKey
 from ..services.outputs import Kind, Shape
@@ -108,6 +110,7 @@ class RunDocument:
     - `follows`: its events are stored, for readers in other processes.
     - `added_by`: the endpoint whose `@toolbox` adds tools to the call, or an empty text.
     - `cancels`: the run was cancelled, and its tools are being undone; then it ends.
+    - `limits`: what the limits around the call that started the run left for it; they are the run's own.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -126,6 +129,7 @@ class RunDocument:
     follows: bool = False
     added_by: str = ""
     cancels: bool = False
+    limits: UsageLimits | None = None
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
@@ -157,6 +161,7 @@ class RunDocument:
                 "follows": self.follows,
                 "added_by": self.added_by,
                 "cancels": self.cancels,
+                "limits": _limits_to_dict(self.limits),
             }
         )
 
@@ -182,6 +187,7 @@ class RunDocument:
                 follows=written["follows"],
                 added_by=written.get("added_by", ""),  # runs of earlier versions have none
                 cancels=written.get("cancels", False),
+                limits=_limits(written.get("limits")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error
@@ -243,6 +249,18 @@ def _waiting(written: Any) -> WaitingCall:
         outer=tuple(OuterCall(**each) for each in written.get("outer", ())),
         origin=_read_origin(written),
     )
+
+
+def _limits_to_dict(limits: UsageLimits | None) -> dict[str, Any] | None:
+    if limits is None:
+        return None
+    return {**asdict(limits), "cost": None if limits.cost is None else str(limits.cost)}
+
+
+def _limits(written: Any) -> UsageLimits | None:
+    if written is None:
+        return None
+    return UsageLimits(**{**written, "cost": None if written["cost"] is None else Decimal(written["cost"])})
 
 
 def _given_to_dict(given: GivenAnswer) -> dict[str, Any]:
@@ -724,6 +742,7 @@ class StoringHost(Protocol):
 
     scope: ActiveScope
     run_seeds: tuple[Any, ...]
+    run_identity: tuple[str, ...]
 
     async def run_store(self) -> RunStore:
         """Return the store of the runs."""
@@ -750,8 +769,17 @@ def conversation_key(key: ChatMemoryKey) -> str:
     return hashlib.sha256(f"{key.service}\0{key.memory_id}".encode()).hexdigest()
 
 
-async def describe(plan: MethodPlan, host: StoringHost, arguments: Any, attributes: Any, added_by: str) -> RunDocument:
+async def describe(
+    plan: MethodPlan,
+    host: StoringHost,
+    arguments: Any,
+    attributes: Any,
+    added_by: str,
+    limits: UsageLimits | None,
+) -> RunDocument:
     """Return the document of a new run, from the active scope. `added_by` is the endpoint that adds tools to the call.
+
+    `limits` are what is left for the run.
 
     Raises `IllegalConfigurationError` for seeds and attributes that pydantic cannot write.
     """
@@ -764,4 +792,5 @@ async def describe(plan: MethodPlan, host: StoringHost, arguments: Any, attribut
         identity=write_identity(await current_identity(host.scope)),
         attributes=write_attributes(attributes, plan.where),
         added_by=added_by,
+        limits=limits,
     )

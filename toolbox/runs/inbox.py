@@ -47,6 +47,7 @@ from ..context import (
     restored_attributes,
 )
 from ..errors import (
+    AnswerForbiddenError,
     InvocationTimeoutError,
     LeaseLostError,
     MissingBeanError,
@@ -62,8 +63,9 @@ from ..errors import (
     ScopeNotActiveError,
     ToolArgumentsError,
 )
-from ..events import Listeners, RunAnsweredEvent, RunResumedEvent
+from ..events import Listeners, RunAnsweredEvent, RunResumedEvent, ServiceFailedEvent, ServiceStartedEvent
 from ..introspection import class_of, type_name
+from ..limits import current_account, remaining
 from ..safe_text import faults_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
 from ..services.answers import accepted_result
@@ -84,6 +86,7 @@ from .documents import (
     UnreadableDocumentError,
     WaitingCall,
     conversation_key,
+    current_identity,
     describe,
     header,
     json_value,
@@ -102,7 +105,19 @@ from .documents import (
 from .event_log import EventLog, pauses
 from .places import RunPlace, RunSession
 from .starting import RunEngine, RunStarting
-from .store import ENDED, KINDS, Answer, HistoryEntry, Run, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
+from .store import (
+    ENDED,
+    KINDS,
+    Answer,
+    AnswerKind,
+    HistoryEntry,
+    Run,
+    RunChanges,
+    RunStatus,
+    RunStore,
+    StoredRecord,
+    StoredRun,
+)
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -507,8 +522,7 @@ class Runs(RunStarting):
             raise RunAnswerError(
                 run_id, f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() does not fit; use {allowed}"
             )
-        if call.kind == "approval":
-            self._check_person(run_id, waiting, prepared, by)
+        self._check_person(run_id, waiting, prepared, answer.kind, by)
         if answer.kind == "approve" and answer.arguments is not None:
             answer = replace(answer, arguments=_json_arguments(run_id, call, answer.arguments))
             await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
@@ -545,28 +559,35 @@ class Runs(RunStarting):
             what = f"call {call.id}: the value is not what {call.tool_name} returns, {type_name(tool.returns)}"
             raise RunAnswerError(stored.id, f"{what}: {reason_of(error)}", faults) from None
 
-    def _check_person(self, run_id: str, waiting: WaitingCall, prepared: _Prepared, by: Any) -> None:
-        """Raise `RunAnswerError` if this person may not decide about the call. The present rules of its tool count."""
-        call_id, name, document = waiting.call.id, person_name(by), prepared.document
+    def _check_person(self, run_id: str, waiting: WaitingCall, prepared: _Prepared, kind: AnswerKind, by: Any) -> None:
+        """Raise `AnswerForbiddenError` if this person may not answer the call. The present rules of its tool count."""
+        call_id, name, starter = waiting.call.id, person_name(by), prepared.document.identity
+        verb = "approve" if waiting.call.kind == "approval" else "answer"
         tool = self._tool_of(run_id, waiting, prepared.added)
         approvers, not_self = waiting.approvers, waiting.not_self
-        if tool is not None and tool.requires_approval is not False:
+        if tool is not None and (tool.requires_approval or tool.deferred or tool.on_unknown_outcome == "ask"):
             approvers, not_self = tool.approvers, tool.not_self
         if approvers:
             roles = getattr(by, "roles", None)
             needed = ", ".join(approvers)
             if roles is None:
-                raise RunAnswerError(
-                    run_id, f"call {call_id} needs a person with one of the roles {needed}; pass by=SecurityIdentity(…)"
-                )
+                fact = f"call {call_id} needs a person with one of the roles {needed}; pass by=SecurityIdentity(…)"
+                raise AnswerForbiddenError(run_id, fact, by is None)
             if not set(approvers) & set(roles):
                 person = repr(name) if name else "an anonymous person"
-                raise RunAnswerError(run_id, f"call {call_id}: {person} may not approve it; it needs one of: {needed}")
+                fact = f"call {call_id}: {person} may not {verb} it; it needs one of: {needed}"
+                raise AnswerForbiddenError(run_id, fact, not name)
         if not_self:
             if not name:
-                raise RunAnswerError(run_id, f"call {call_id} needs the approval of another person; pass by=")
-            if document.identity is not None and document.identity["name"] == name:
-                raise RunAnswerError(run_id, f"call {call_id}: {name!r} asked for it, and another person must approve")
+                fact = f"call {call_id}: another person must {verb} it; pass by="
+                raise AnswerForbiddenError(run_id, fact, is_anonymous=True)
+            if starter is not None and starter["name"] == name:
+                fact = f"call {call_id}: {name!r} asked for it, and another person must {verb}"
+                raise AnswerForbiddenError(run_id, fact)
+            if starter is None and kind not in ("reject", "fail"):
+                # From a release in which anonymous callers could ask for it: this person may be the one who asked.
+                fact = f"call {call_id}: it is unknown who asked for it; use reject(…) or fail(…), or cancel the run"
+                raise AnswerForbiddenError(run_id, fact)
 
     async def _check_arguments(
         self, stored: StoredRun, prepared: _Prepared, waiting: WaitingCall, arguments: Mapping[str, Any]
@@ -857,6 +878,7 @@ class Runs(RunStarting):
         self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[StoredRun, builtins.list[StoredRecord]]:
         plan, bound = self._host.bound_call(method, args, kwargs)
+        await self._refuse_without_role(plan, bound)
         return await self.new_run(plan, bound, follows=True), []
 
     async def call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
@@ -868,6 +890,7 @@ class Runs(RunStarting):
         return await self._on_own_loop(lambda: self._call(plan, arguments))
 
     async def _call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
+        await self._refuse_without_role(plan, arguments)
         store = await self._opened()
         wanted = await self.new_run(plan, arguments, follows=False)
         # Shielded: if the caller leaves while the run is created, the run must still be executed.
@@ -927,7 +950,8 @@ class Runs(RunStarting):
         if given is not None and not is_storable(given):
             raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
         attributes, added_by = current_attributes.get(), place_of_added_tools()
-        document = await describe(plan, self._host, arguments, attributes, added_by)
+        left = remaining(current_account.get())
+        document = await describe(plan, self._host, arguments, attributes, added_by, left)
         if document.unwritten:
             fact = f"the argument {document.unwritten[0]!r} cannot be stored with the run"
             fix = "use a value of the declared type, which pydantic can write and read"
@@ -937,14 +961,41 @@ class Runs(RunStarting):
         stored = header(given or uuid4().hex, plan, key)
         return replace(stored, document=document.changed(follows=follows).to_json())
 
+    async def _refuse_without_role(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
+        """Raise `UnauthenticatedError` or `ForbiddenError` for callers who may not call the method.
+
+        Before the id of a run is looked up: who knows the id of another's run must not read its answer.
+        """
+        if plan.access is None:
+            return
+        identity = await current_identity(self._host.scope)
+        if plan.access.allows(identity):
+            return
+        error = plan.access.refusal(identity, plan.where)
+        if self._host.listeners is not None:
+            memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
+            context = InvocationContext(plan.service, plan.name, memory_id, attributes=current_attributes.get())
+            self._host.listeners.tell(ServiceStartedEvent(context))
+            self._host.listeners.tell(ServiceFailedEvent(context, error, 0.0))
+        raise error
+
     def _conflict(self, found: StoredRun, wanted: StoredRun) -> str | None:
+        """Return how a stored run differs from a call with its id; None if the call may have its answer."""
         if (found.service, found.method) != (wanted.service, wanted.method):
             return "another method"
         old, new = self._document(found), self._document(wanted)
+        person, caller = old.identity or {}, new.identity or {}
+        if person.get("name") != caller.get("name"):
+            return "another identity"
+        attributes = person.get("attributes", {}), caller.get("attributes", {})
+        if keys := [each for each in _differing(*attributes) if each in self._host.run_identity]:
+            return f"other attributes of the identity: {', '.join(keys)}"
+        if new.identity is None and (keys := _differing(old.seeds, new.seeds)):
+            return f"other seeds: {', '.join(keys)}"
         if old.arguments != new.arguments:
             return "other arguments"
-        if (old.identity or {}).get("name") != (new.identity or {}).get("name"):
-            return "another identity"
+        if keys := _differing(old.attributes, new.attributes):
+            return f"other invocation attributes: {', '.join(keys)}"
         return None
 
     # --- the rest
@@ -977,6 +1028,13 @@ class Runs(RunStarting):
     async def suspended_in(self, key: Any) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
         return await (await self._opened()).suspended_in(conversation_key(key))
+
+
+def _differing(stored: Mapping[str, Any], given: Mapping[str, Any]) -> builtins.list[str]:
+    """Return the keys whose values differ, sorted."""
+    nothing = object()
+    keys = sorted({*stored, *given})
+    return [each for each in keys if stored.get(each, nothing) != given.get(each, nothing)]
 
 
 MAX_REASON = 10_000

@@ -46,7 +46,7 @@ from ..errors import (
     TranscriptError,
 )
 from ..execution.markers import COROUTINE, EXECUTION_MARK, execution_of
-from ..limits import Account, Usage
+from ..limits import Account, Usage, UsageLimits, narrowest, remaining
 from ..services.answers import restored_result, supplied_result
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
@@ -292,6 +292,10 @@ class RunSession:
         """Return the error that ends the invocations of a cancelled run."""
         return CancelledInsideError(self.id, None if self.document is None else self.document.reason)
 
+    def limits_of(self, path: str, own: UsageLimits | None) -> UsageLimits | None:
+        """Return the limits of the invocation at a place: its own, for the outermost one also those of the run."""
+        return own if path or self.document is None else narrowest(own, self.document.limits)
+
     # --- effects
 
     async def ask(self, effect: CallModel, invocation: Suspendable, perform: Callable[..., Any]) -> ModelReplied:
@@ -340,6 +344,8 @@ class RunSession:
         tools, listeners, name = environment.tools, environment.listeners, effect.request.name
         if self.next_record(place) == "result":
             tools, listeners = {name: self._recorded_tool(effect.request, place, invocation)}, None
+        elif name not in tools and (refusal := self._refusal_of(place)) is not None:
+            tools = {name: _tool_that(lambda _: refusal, name)}
         elif place in self._stored_calls and (tool := invocation.toolset.former.get(name)) is not None:
             tools = {name: tool, **tools}
         environment = replace(environment, context=context, tools=tools, listeners=listeners)
@@ -347,6 +353,21 @@ class RunSession:
             return ToolFinished(effect.index, await execute_tool(effect.request, environment))
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
+
+    def _refusal_of(self, place: str) -> Encoded | None:
+        """Return the result of a call that a person rejected or failed; None for others.
+
+        The model reads it also if the identity of the run may not call the tool any more.
+        """
+        given = self._answers_at(place)
+        if not given or given[-1].answer.kind not in ("reject", "fail"):
+            return None
+        answer = given[-1].answer
+        return EncodedInFull(printable(answer.reason or ""), is_error=True, failed=answer.kind == "fail")
+
+    def _answers_at(self, place: str) -> list[GivenAnswer]:
+        """Return the answers to a call and its attempts, oldest first."""
+        return [each for each in self._given() if each.call_id == place or each.call_id.startswith(f"{place}.")]
 
     def _raise_if_elsewhere(self, invocation: Suspendable) -> None:
         """Raise `RunIncompatibleError` if an answered call would run on another server than its person saw.
@@ -358,7 +379,7 @@ class RunSession:
         state, environment = invocation.state, invocation.environment
         for index, pending in enumerate(state.pending):
             place = _below(invocation.place.path, len(state.executions) + index)
-            given = [each for each in self._given() if each.call_id == place or each.call_id.startswith(f"{place}.")]
+            given = self._answers_at(place)
             if not given or given[-1].answer.kind in ("reject", "fail") or self._has_result(place):
                 continue
             tool, seen = environment.tools.get(pending.request.name), given[-1].origin
@@ -431,20 +452,13 @@ class RunSession:
         if tool is not None and _fault_of(tool, request) is None:
             return tool if tool.access is None else replace(tool, access=None)
 
-        async def give(call: ToolCall) -> Encoded:
+        def give(call: ToolCall) -> Encoded:
             encoded = self._result_in(self._last_record(place))
             if call.environment.ran is not None and not encoded.is_error:  # for its compensation
                 call.environment.ran[id(call.request)] = call
             return encoded
 
-        return Tool(
-            specification=ToolSpecification(request.name),
-            execution=COROUTINE,
-            where=request.name,
-            function=None,
-            encode=lambda value: Encoded("", value),
-            run=give,
-        )
+        return _tool_that(give, request.name)
 
     def _last_record(self, call: str) -> StoredRecord:
         """Return the record of the last attempt of a call that has one."""
@@ -611,8 +625,8 @@ class RunSession:
         self._waiting[path] = WaitingCall(
             call=pending,
             method=context.method,
-            approvers=tool.approvers if kind == "approval" else (),
-            not_self=tool.not_self and kind == "approval",
+            approvers=tool.approvers,
+            not_self=tool.not_self,
             origin=origin,
         )
         return ToolSuspension({"kind": kind})
@@ -1184,6 +1198,22 @@ def _supplied(tool: Tool, answer: Answer) -> Encoded:
     return tool.encode(supplied_result(tool.returns, answer.value))
 
 
+def _tool_that(give: Callable[[ToolCall], Encoded], name: str) -> Tool:
+    """Return a tool that runs nothing: it gives a known result."""
+
+    async def run(call: ToolCall) -> Encoded:
+        return give(call)
+
+    return Tool(
+        specification=ToolSpecification(name),
+        execution=COROUTINE,
+        where=name,
+        function=None,
+        encode=lambda value: Encoded("", value),
+        run=run,
+    )
+
+
 def _stored_tool(name: str, invocation: Suspendable) -> Tool | None:
     """Return the tool of a stored call, also if the identity may no longer call it or a search has not found it."""
     tool: Tool | None = invocation.environment.tools.get(name)
@@ -1268,7 +1298,13 @@ async def suspend(invocation: Any) -> None:
     stored = None
     if session.document is None:
         plan, context = invocation.plan, invocation.context
-        session.document = await describe(plan, host, invocation.arguments, context.attributes, invocation.added_by)
+        account: Account | None = invocation.account
+        left = None
+        if account is not None:  # the blocks around the call have ended when the run continues
+            left = remaining(account.outer, account.usage if account.limits is not None else None)
+        session.document = await describe(
+            plan, host, invocation.arguments, context.attributes, invocation.added_by, left
+        )
         stored = header(session.id, plan, invocation.memory_key)
         session.store = store
     await session.store_suspension(stored)

@@ -26,6 +26,7 @@ from ..errors import (
     RunIncompatibleError,
     RunNotFoundError,
 )
+from ..limits import current_account, refuse_if_used_up
 from .event_log import RunEvents, RunSignals, number_after, pauses
 from .store import ENDED, RenewsApart, Run, RunStore, StoredRecord, StoredRun
 
@@ -252,14 +253,18 @@ class RunStarting:
             run = await runs.start(transfers.transfer, "order-7", order)
 
         `method` is a method of a service bean, or of a service class that one registered service has. The run continues
-        when the caller leaves. If the run of this id exists with the same call, it is returned. Raises
-        `RunConflictError` if it exists with another method, other arguments or another identity.
+        when the caller leaves. If the run of this id exists with the same call, it is returned. Inside a `usage_limits`
+        block, or in a tool with limits, what is left of them is the run's own limit. Raises `RunConflictError` if the
+        run exists with another method, identity, arguments or attributes, `UsageLimitExceededError` if nothing is left,
+        `UnauthenticatedError` or `ForbiddenError`, and `TypeError` for arguments that do not fit.
         """
         return await self._on_own_loop(lambda: self._start(method, args, kwargs))
 
     async def _start(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run[Any]:
         wanted, records = await self._new_run(method, args, kwargs)
         store = await self._opened()
+        if (account := current_account.get()) is not None and await store.load(wanted.id) is None:
+            refuse_if_used_up(account)
         while True:
             if is_new := await store.create(wanted, records):
                 await self._submit(wanted)

@@ -34,7 +34,7 @@ from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
 from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
-from ..security import SecurityIdentity, access_to_member, class_access, identity_in, marked_access
+from ..security import OF_KNOWN, SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
 from ..tools.marks import mcp_marked, toolbox_of
 from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
@@ -85,6 +85,7 @@ class ContainerHost:
         tool_errors: ToolErrors | None,
         settings: ToolboxSettings,
         run_seeds: tuple[Any, ...] = (),
+        run_identity: tuple[str, ...] = (),
     ) -> None:
         from ..models.selection import NamedModels
 
@@ -107,7 +108,7 @@ class ContainerHost:
         self._graph: BeanGraph | None = None
         self.running = Running()
         self.offered_by: Callable[..., Iterable[type[Any]]] = services_offered_by  # each check remembers its results
-        self.run_seeds = run_seeds
+        self.run_seeds, self.run_identity = run_seeds, run_identity
         self._runs: Runs | None = None
         self._run_store: RunStore | None = None
         self._find_added: Sequence[Callable[[], Mapping[str, Sequence[Tool]]]] = ()
@@ -604,7 +605,7 @@ def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[P
 def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan], read: Iterable[ReadTools]) -> Iterator[str]:
     """Yield the places of all tools and methods that are not for everyone; `read` is what `tools_of_beans` returned."""
     for tools, _ in read:
-        yield from (tool.where for tool in tools if tool.access is not None)
+        yield from (tool.where for tool in tools if _is_restricted(tool))
     for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
         for name in mcp_marked(cls) if isinstance(cls, type) else ():
             if access_to_member(cls, name) is not None:
@@ -612,7 +613,12 @@ def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan], read: Iterable[
     for plan in plans:
         if plan.access is not None:
             yield plan.where
-        yield from (tool.where for tool in plan.toolset.tools if tool.access is not None)
+        yield from (tool.where for tool in plan.toolset.tools if _is_restricted(tool))
+
+
+def _is_restricted(tool: Tool) -> bool:
+    """Return True for a tool with a mark of roles. With `not_self`, a program may have no identity."""
+    return tool.access is not None and tool.access is not OF_KNOWN
 
 
 def access_problems(graph: BeanGraph) -> Iterator[Problem]:

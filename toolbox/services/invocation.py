@@ -365,9 +365,11 @@ class Invocation:
         added = current_additional_tools.get()
         if added is not None and added[1] is outer:
             self._added, self.added_by = added[0], added[2]
-        account = current_account.get()
-        if account is not None or plan.options.limits is not None:
-            self.account = Account(plan.options.limits, account, self)
+        account, limits = current_account.get(), plan.options.limits
+        if place is not None:
+            limits = place.session.limits_of(place.path, limits)
+        if account is not None or limits is not None:
+            self.account = Account(limits, account, self)
             if restored is not None:
                 restored.account_for(self.account)
 

@@ -121,6 +121,7 @@ class _Host:
         self.running = Running()
         self.plans: dict[type[Any], Mapping[str, MethodPlan]] = {}
         self.run_seeds: tuple[Any, ...] = ()
+        self.run_identity: tuple[str, ...] = ()
         self._runs: Runs | None = None
         self._run_store: RunStore | None = None
         self._store_is_open = False

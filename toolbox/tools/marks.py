@@ -137,8 +137,8 @@ def tool(
     - `max_result_chars`: longer results are cut, with a note for the model.
     - `requires_approval`: True, or a function `(arguments, context) -> bool`, `def` or `async def`: a person must
       approve the call before it runs. If the function raises, the call needs approval.
-    - `approvers`: roles; only a `SecurityIdentity` with one of them may approve. `not_self`: the identity that asked
-      may not approve.
+    - `approvers`: roles; only a `SecurityIdentity` with one of them may answer a call that waits. `not_self`: the
+      identity that asked may not answer, and anonymous callers do not see the tool.
     - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
     - `on_unknown_outcome`: in a durable run, after a crash during the call: `"tell"` the model that the outcome is
       unknown, `"ask"` a person, or `"retry"` the call.
@@ -180,8 +180,10 @@ def _run_options(
         raise TypeError(f"@tool: requires_approval is {requires_approval!r}; {fix}")
     if isinstance(approvers, str) or not all(isinstance(each, str) for each in approvers):
         raise TypeError(f'@tool: approvers is {approvers!r}; use names of roles: approvers=("manager",)')
-    if (approvers or not_self) and requires_approval is False:
-        raise TypeError("@tool: approvers= and not_self= have no effect without requires_approval=")
+    waits = requires_approval is not False or deferred is True or on_unknown_outcome == "ask"
+    if (approvers or not_self) and not waits:
+        fix = 'requires_approval=, deferred=True or on_unknown_outcome="ask"'
+        raise TypeError(f"@tool: approvers= and not_self= have no effect without {fix}")
     for option, given in (("not_self", not_self), ("deferred", deferred)):
         if not isinstance(given, bool):
             raise TypeError(f"@tool: {option} is {given!r}; use True or False")

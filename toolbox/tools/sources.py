@@ -24,7 +24,7 @@ from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked_in, takes
 from ..safe_text import brief
-from ..security import access_to
+from ..security import OF_KNOWN, access_to
 from .codec import ArgumentDecoder, ResultEncoder
 from .marks import ApprovalRule, ReturnBehavior, SearchBehavior, ToolMark, compensated_by, effects_of, tool_mark_of
 from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
@@ -208,6 +208,7 @@ def _offered(
     """Return the tool with the function to call: `function`, or `member` of `bean`."""
     if described is None:
         return None
+    access = access_to(owner, definitions)
     # A service that runs as a tool has no memory and needs no memory id.
     without_memory = instance is not None and has_own_tool_calls(instance)
     return replace(
@@ -218,7 +219,7 @@ def _offered(
         owner=owner,
         definitions=definitions,
         needs_memory_id=described.needs_memory_id and not without_memory,
-        access=access_to(owner, definitions),
+        access=OF_KNOWN if access is None and described.not_self else access,
         effects=effects_of(definitions[0], owner) if definitions else (),
     )
 
