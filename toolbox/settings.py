@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -52,6 +53,13 @@ def _names(value: object) -> object:
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 """A list of names, or a string with commas between them. Environment variables can also contain a JSON list."""
+
+
+def _approval(value: object) -> object:
+    """Return the names in a text such as `delete_*, drop_*`; a single word without a pattern is left as it is."""
+    if isinstance(value, str) and re.search(r"[,*?\[]", value):
+        return _names(value)
+    return value
 
 
 def _shown_url(url: str) -> str:
@@ -206,7 +214,8 @@ class McpSettings(_Section):
     - `names`: new names for tools. `prefix`: prefix for all other names.
     - `max_reply_bytes`: limit of one message of the server after decoding.
     - `approval`: `destructive`: a person approves calls of tools that do not say that they only read or add;
-      `all`: calls of all tools. `pin_tools`: refuse tools that change after they were first listed.
+      `all`: calls of all tools; or the names of tools, as the server calls them, or patterns.
+    - `pin_tools`: refuse tools that change after they were first listed.
     - `expose_resources`: offer the tools `list_resources` and `get_resource`.
     - `required`: a call fails if the server cannot be reached, instead of continuing without its tools.
     """
@@ -226,7 +235,9 @@ class McpSettings(_Section):
     prefix: str = ""
     names: dict[str, str] = Field(default_factory=dict)
     max_reply_bytes: PositiveInt = 64 * 2**20
-    approval: Literal["destructive", "all"] | None = None
+    approval: Annotated[
+        Literal["destructive", "all"] | tuple[str, ...] | None, NoDecode, BeforeValidator(_approval)
+    ] = None
     pin_tools: bool = False
     expose_resources: bool = False
     required: bool = False

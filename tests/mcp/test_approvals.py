@@ -9,8 +9,17 @@ import pytest
 from fastapi import FastAPI
 
 from tests.mcp.uvicorn_server import serving
-from toolbox import AiMessage, Container, Result, register_ai_service, tool
-from toolbox.mcp import mcp_resource, mcp_server, mcp_toolbox
+from toolbox import (
+    AiMessage,
+    Container,
+    Result,
+    ToolboxSettings,
+    ToolProviderRequest,
+    UserMessage,
+    register_ai_service,
+    tool,
+)
+from toolbox.mcp import mcp_resource, mcp_server, mcp_toolbox, mcp_tools
 from toolbox.runs import Answer, RunIncompatibleError, Runs, RunStore, approve, reject
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -197,6 +206,54 @@ async def test_a_call_that_was_approved_for_a_tool_of_the_program_does_not_run_o
 def burn(what: str) -> str:
     """Burn something at home."""
     return "smoke"
+
+
+# --- names of tools
+
+
+@pytest.mark.parametrize(
+    ("approval", "needed"),
+    [(("burn",), {"burn"}), (["b*"], {"burn"}), ("b*", {"burn"}), (("get_*",), {"get_resource"})],
+)
+async def test_approval_can_name_tools_by_the_servers_names(approval: Any, needed: set[str]) -> None:
+    async with serving_mcp(Oven()) as url:
+        server = mcp_server("own", url=url, prefix="x_", expose_resources=True, approval=approval)
+        container = Container(models={"default": ScriptedChatModel([])}).register(Cook)
+        async with container.register_instance(server, name="own"):
+            guarded = await names_of_guarded_tools(container)
+
+    assert guarded == {each if each == "get_resource" else f"x_{each}" for each in needed}
+
+
+async def names_of_guarded_tools(container: Container) -> set[str]:
+    context: Any = None
+    request = ToolProviderRequest(UserMessage(""), None, context)
+    offered: Any = (await container.get(mcp_tools()).provide_tools(request)).tools
+    return {each.specification.name for each in offered if each.requires_approval}
+
+
+@pytest.mark.parametrize("text", ["b*", "b*, other_*", '["burn"]', "all"])
+async def test_the_environment_can_name_the_tools_that_need_approval(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving_mcp(Oven()) as url:
+        monkeypatch.setenv("TOOLBOX_MCP__OWN__URL", url)
+        monkeypatch.setenv("TOOLBOX_MCP__OWN__APPROVAL", text)
+        container = Container(models={"default": ScriptedChatModel([])}, settings=ToolboxSettings()).register(Cook)
+        async with container:
+            assert await names_of_guarded_tools(container) == {"burn"}
+
+
+async def test_a_name_that_matches_no_tool_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving_mcp(Oven()) as url:
+        container = Container(models={"default": ScriptedChatModel([])}).register(Cook)
+        container.register_instance(mcp_server("own", url=url, approval=("burn", "delete_*")), name="own")
+        async with container:
+            for _ in range(2):
+                await names_of_guarded_tools(container)
+
+    assert caplog.text.count("approval='delete_*' matches none of its tools") == 1
+    assert "approval='burn'" not in caplog.text
 
 
 # --- resources

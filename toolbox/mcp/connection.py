@@ -15,8 +15,8 @@ import logging
 import math
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -88,6 +88,11 @@ _CONNECTION_CLOSED = -32000
 _TRANSPORT_ERRORS = ((_CONNECTION_CLOSED, ""), (-32603, "server returned an error response"))
 
 
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return True if a tool has one of these names, or fits one of these patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 # --- the connection to one server
 
 
@@ -134,7 +139,10 @@ class McpConnection:
         self._pins: dict[str, dict[str, str]] = {}
         self._reported: set[tuple[str, tuple[str, ...]]] = set()
         self._refused: frozenset[str] = frozenset()
-        self._closed = False
+        self._unmatched: set[str] = set()
+        self._closed = ""  # why, once it is closed
+        self._running = 0
+        self._is_idle = asyncio.Event()
 
     # --- requests
 
@@ -157,6 +165,7 @@ class McpConnection:
 
     def _usable(self, found: list[Tool], group: _HeaderGroup) -> tuple[Tool, ...]:
         """Return the tools to offer; each name occurs once."""
+        self._report_patterns([each.name for each in found])
         skipped = SkippedTools(self.name)
         tools: dict[str, Tool] = {}
         for each in found:
@@ -181,6 +190,15 @@ class McpConnection:
             each.model_copy(update={"output_schema": schemas[each.name]}) if each.name in schemas else each
             for each in tools.values()
         )
+
+    def _report_patterns(self, names: list[str]) -> None:
+        """Log each pattern of `approval` that matches no tool, once: a typing error would leave a tool unguarded."""
+        patterns = self.settings.approval if isinstance(self.settings.approval, tuple) else ()
+        known = [*names, "get_resource"] if self.settings.expose_resources else names
+        for pattern in patterns:
+            if pattern not in self._unmatched and not any(matches_any(name, (pattern,)) for name in known):
+                self._unmatched.add(pattern)
+                logger.warning("MCP server %r: approval=%r matches none of its tools", self.name, pattern)
 
     def _changed(self, tool: Tool) -> tuple[str, ...]:
         """Return what differs from the first listing of a tool, and report it. Remembers a tool that is new."""
@@ -207,8 +225,7 @@ class McpConnection:
 
     def _is_offered(self, name: str) -> bool:
         include, exclude = self.settings.include, self.settings.exclude
-        wanted = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
-        return wanted and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+        return (not include or matches_any(name, include)) and not matches_any(name, exclude)
 
     def offered_name(self, name: str) -> str:
         """Return the name that models see; MCP allows characters such as dots, which models do not accept."""
@@ -341,9 +358,18 @@ class McpConnection:
 
     # --- the connection
 
-    async def close(self) -> None:
+    async def finish(self, timeout: float) -> None:
+        """Close the connection when its running requests have ended, or after `timeout` seconds."""
+        if self._running:
+            self._is_idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._is_idle.wait()
+        await self.close("the server was removed")
+
+    async def close(self, reason: str = "the container is stopped") -> None:
         """Close the connection, and end the process of a stdio server."""
-        self._closed = True
+        self._closed = reason
         sessions = {*self._evicted, *(each.session for each in self._groups.values() if each.session is not None)}
         for session in sessions:
             session.end()
@@ -383,7 +409,7 @@ class McpConnection:
     def _current_session(self, group: _HeaderGroup) -> McpSession:
         """Return the open session; start a new one if it has ended."""
         if self._closed:
-            raise McpConnectionError(self.name, "the container is stopped")
+            raise McpConnectionError(self.name, self._closed)
         if group.session is None or group.session.has_ended:
             group.tools_changed()
             callbacks = SessionCallbacks(self._notify, group.tools_changed)
@@ -407,6 +433,7 @@ class McpConnection:
         if group is None:
             group = await self._current_group()
         group.running += 1
+        self._running += 1
         try:
             try:
                 return await self._request_in(self._current_session(group), action, request)
@@ -420,6 +447,9 @@ class McpConnection:
             raise
         finally:
             group.running -= 1
+            self._running -= 1
+            if not self._running:
+                self._is_idle.set()
 
     def shown(self, text: str) -> str:
         """Return a server's text for an error message: shortened, without secrets and invisible characters."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import SecretStr
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolSpecification
-from ..container import Container
+from ..container import Container, internals_of
 from ..context import (
     TAKES_ANSWERS,
     TAKES_PROGRESS,
@@ -35,10 +35,11 @@ from ..json_text import compact_json, read_arguments
 from ..rest.encoding import header_value, is_header_name
 from ..safe_text import brief
 from ..services.declaration import provided_by
+from ..services.plans import MethodPlan
 from ..settings import McpSettings, ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
 from .blocks import resource_result, tool_result
-from .connection import INVALID_PARAMS, McpConnection, McpEvent, McpListener, fingerprint_of
+from .connection import INVALID_PARAMS, McpConnection, McpEvent, McpListener, fingerprint_of, matches_any
 from .screening import visible
 
 logger = logging.getLogger("toolbox.mcp")
@@ -135,7 +136,8 @@ def _all_servers(settings: ToolboxSettings, registered: Sequence[McpServer]) -> 
 class McpServers:
     """The connections to the MCP servers of a container; a bean.
 
-    A connection opens at its first use and closes when the container stops.
+    A connection opens at its first use and closes when the container stops. `add` and `remove` change the servers while
+    the container runs: `@mcp_toolbox()` without names offers those of the moment.
     """
 
     def __init__(
@@ -150,6 +152,8 @@ class McpServers:
         self._container = container
         self._listeners = listeners
         self._connections: dict[str, McpConnection] = {}
+        self._removed: set[McpConnection] = set()
+        self._stop_timeout = settings.stop_timeout
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,6 +168,52 @@ class McpServers:
             headers = partial(self._headers_of, key) if key in self._headers else None
             self._connections[key] = McpConnection(name, self._settings[key], on_event, headers)
         return self._connections[key]
+
+    async def add(self, server: McpServer) -> None:
+        """Add a server while the container runs; calls that begin from now on can use its tools.
+
+        Only a `required` server is connected at once, and is not added if it cannot be reached (`McpConnectionError`).
+        Raises `ValueError` if the name is taken.
+        """
+        key = settings_key(server.name)
+        if key in self._settings:
+            raise ValueError(f"there is an MCP server {server.name!r}; use another name, or remove it first")
+        self._settings[key] = server.settings
+        if server.headers is not None:
+            self._headers[key] = server.headers
+        if server.settings.required and server.headers is None:
+            try:
+                await self.server(server.name).takes_input()
+            except BaseException:
+                await self._forget(key)
+                raise
+
+    async def remove(self, name: str) -> None:
+        """Remove a server while the container runs. Its running calls have `stop_timeout`; then it is closed.
+
+        Raises `KeyError` for an unknown name, and `ValueError` for a server that a service names.
+        """
+        key = settings_key(name)
+        if key not in self._settings:
+            raise KeyError(name)
+        for methods in internals_of(self._container).host.plans.values():
+            for plan in methods.values():
+                if any(key == settings_key(each) for each in _servers_named_by(plan)):
+                    raise ValueError(f"MCP server {name!r} cannot be removed: {plan.where} names it")
+        await self._forget(key)
+
+    async def _forget(self, key: str) -> None:
+        """Forget a server, wait for its running calls, and close its connection."""
+        del self._settings[key]
+        self._headers.pop(key, None)
+        connection = self._connections.pop(key, None)
+        if connection is None:
+            return
+        self._removed.add(connection)  # the container can stop while calls are running
+        try:
+            await connection.finish(self._stop_timeout)
+        finally:
+            self._removed.discard(connection)
 
     async def _headers_of(self, key: str) -> dict[str, str]:
         """Return the headers of the current call."""
@@ -192,7 +242,14 @@ class McpServers:
 
     async def stop(self) -> None:
         """Close all connections and end the processes of stdio servers."""
-        await asyncio.gather(*(each.close() for each in self._connections.values()))
+        await asyncio.gather(*(each.close() for each in (*self._connections.values(), *self._removed)))
+
+
+def _servers_named_by(plan: MethodPlan) -> Iterator[str]:
+    """Yield the names of the servers that a service's method names."""
+    for provider in plan.providers:
+        if isinstance(provider.bean, type) and issubclass(provider.bean, McpTools):
+            yield from provider.bean.server_names
 
 
 def _checked_headers(server: str, headers: Any) -> dict[str, str]:
@@ -428,6 +485,8 @@ def _ask_again(answer: DeferredAnswer, wrong: str) -> ToolDeferred:
 
 def _needs_approval(settings: McpSettings, tool: Any) -> bool:
     """Return True if a person must approve calls. A tool counts as destructive unless it says otherwise."""
+    if isinstance(settings.approval, tuple):
+        return matches_any(tool.name, settings.approval)
     if settings.approval != "destructive":
         return settings.approval == "all"
     hints = tool.annotations
@@ -435,6 +494,12 @@ def _needs_approval(settings: McpSettings, tool: Any) -> bool:
 
 
 # --- resources as tools
+
+
+def _guards_resources(settings: McpSettings) -> bool:
+    """Return True if a person must approve `get_resource`."""
+    approval = settings.approval
+    return matches_any("get_resource", approval) if isinstance(approval, tuple) else approval == "all"
 
 
 def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
@@ -446,7 +511,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
         properties = {"server": {"type": "string", "enum": list(by_name)}, "uri": uri}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     metadata = {"annotations": {"readOnlyHint": True}}
-    guarded = {each.name for each in servers if each.settings.approval == "all"}
+    guarded = {each.name for each in servers if _guards_resources(each.settings)}
 
     def server_in(arguments: Mapping[str, Any]) -> Any:
         return arguments.get("server", servers[0].name)
