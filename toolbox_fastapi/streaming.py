@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, get_args
 
 import anyio
 from fastapi.sse import EventSourceResponse, ServerSentEvent, format_sse_event
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from starlette.background import BackgroundTask
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import Response
@@ -42,7 +42,16 @@ PING = b": ping\n"
 
 def as_json(value: object) -> str:
     """Return `value` as compact JSON; objects without a JSON form become text."""
-    return to_json(value, fallback=_fallback, bytes_mode="base64", inf_nan_mode="null").decode()
+    return _written(value, None)
+
+
+def _written(value: object, private: Any) -> str:
+    """Return compact JSON without `private` fields. Half a surrogate, which UTF-8 cannot encode, is escaped."""
+    options: dict[str, Any] = {"fallback": _fallback, "bytes_mode": "base64", "inf_nan_mode": "null"}
+    try:
+        return to_json(value, exclude=private, **options).decode()
+    except PydanticSerializationError:
+        return json.dumps(to_jsonable_python(value, exclude=private, **options), separators=(",", ":"))
 
 
 # The object that a tool returned can hold data that the model never read; a browser must not get it by accident.
@@ -58,9 +67,7 @@ def public_json(item: object) -> str:
     """Return `item` as JSON, a tool call without its `result_object`, the error of a run without its text."""
     item = _without_error_text(item)
     private = _PRIVATE.get(type(item))
-    if private is None:
-        return as_json(item)
-    return to_json(item, exclude=private, fallback=_fallback, bytes_mode="base64", inf_nan_mode="null").decode()
+    return _written(item, private)
 
 
 def _without_error_text(item: object) -> object:

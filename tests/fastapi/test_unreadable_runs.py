@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from toolbox import AiMessage, ChatResponse, Container, register_ai_service, tool
 from toolbox.errors import RunSuspendedError
-from toolbox.runs import InMemoryRunStore, RunChanges, RunStore, reject
+from toolbox.runs import InMemoryRunStore, RunChanges, RunStore, RunSuspended, reject
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, install, runs_router
 
@@ -113,3 +113,22 @@ async def test_half_a_surrogate_in_a_reason_or_in_an_error_does_not_break_lists(
     assert reply.status_code == 200
     assert (run.status, run.error) == ("failed", "LookupError: half \\ud800")
     assert [each.reason for each in run.history] == ["half \\ud800"]
+
+
+async def test_the_events_of_a_call_with_half_a_surrogate_are_sent(running: Callable[..., Any]) -> None:
+    call = tool_call("refund", UNREADABLE["half a surrogate"][0])
+    container = container_of(InMemoryRunStore(), ChatResponse(AiMessage(None, [call])))
+    app = FastAPI()
+    install(app, container)
+    app.include_router(runs_router(container))
+    async with running(app) as client:
+        run = await container.runs.start(Desk.chat, "hello")
+        async for each in container.runs.events(run.id):
+            if isinstance(each.event, RunSuspended):
+                break
+        await container.runs.cancel(run.id)
+        reply = await client.get(f"/runs/{run.id}/events")
+
+    assert "event: RunSuspended" in reply.text
+    assert "event: RunEnded" in reply.text
+    assert "failure" not in reply.text

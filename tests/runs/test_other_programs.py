@@ -351,6 +351,67 @@ async def test_records_of_a_newer_format_stay_for_newer_workers() -> None:
     assert (await continued(store, says("done"), tools=pay)).content == "done"
 
 
+def nested(store: Any, *replies: Any, tools: Any) -> tuple[Container, Any]:
+    """Return a version of a program whose service asks another one, which has the tools."""
+
+    @register_ai_service(tools=tools)
+    class Cashier(Protocol):
+        @tool
+        async def settle(self, text: str) -> str: ...
+
+    @register_ai_service(tools=[other, Cashier], durable=True)
+    class Desk(Protocol):
+        @user_message("{text}")
+        async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+    for each in (Cashier, Desk):
+        each.__module__, each.__qualname__ = "shop", each.__name__
+    made = Container(models={"default": ScriptedChatModel(replies)}, take_over_runs=False)
+    return made.register(Cashier, Desk).register_instance(store, RunStore), Desk
+
+
+async def test_a_call_inside_of_a_service_that_is_a_tool_stays_for_other_workers_too() -> None:
+    store = Kept(lease=0.05)
+    store.dies_on = "start:1/0#start"
+    calls = asks(tool_call("other"), tool_call("settle", {"text": "7"}))
+    await dies(*nested(store, calls, asks(PAY), tools=pay))
+    store.restarted()
+    async with nested(store, tools=other)[0] as here:
+        with pytest.raises(RunIncompatibleError, match=r"Cashier\.settle does not offer the tool 'pay'"):
+            await here.runs.resume("r", {})
+        assert (await here.runs.get("r")).status == "running"
+    async with nested(store, says("settled"), says("done"), tools=pay)[0] as here:
+        result = await here.runs.resume("r", {})
+
+    assert [each.result for each in result.tool_executions] == ["other", "settled"]
+    assert ran == [("pay", 7)]
+
+
+@pytest.mark.parametrize("present", [pay, other])
+async def test_a_cancelled_run_undoes_what_is_recorded_also_if_its_tools_have_changed(present: Any) -> None:
+    class Bank:
+        @tool
+        async def debit(self, euros: int) -> str:
+            ran.append(("debit", euros))
+            return "debited"
+
+        @compensate_for(debit)
+        async def undo(self, euros: int) -> None:
+            ran.append(("undo", euros))
+
+    store = Kept(lease=0.05)
+    store.dies_on = "start:1#start"
+    options: Any = {"compensate_on_failure": True}
+    calls = asks(tool_call("debit", {"euros": 8}), PAY)
+    await dies(*program(store, calls, tools=[Bank, pay], **options))
+    store.restarted()
+    container, _ = program(store, tools=[Bank, present], **options)
+    async with container as here:
+        run = await here.runs.cancel("r", "no longer wanted")
+
+    assert (run.status, ran) == ("cancelled", [("debit", 8), ("undo", 8)])
+
+
 # --- renamed tools
 
 

@@ -530,7 +530,8 @@ class RunSession:
                 await self._add_record(replace(record, replaces=unjudged.result is None))
             return encoded
         except BaseException:
-            await self._record_unjudged(place.call)
+            with suppress(LeaseLostError, RunStoreError):  # the next owner then finds an unknown outcome
+                await self._record_unjudged(place.call)
             raise
         finally:
             del self._to_judge[place.call]
