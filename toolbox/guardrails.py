@@ -17,13 +17,24 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar, NoReturn, TypeVar, assert_never, get_args
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar, assert_never, get_args
 
 from pydantic_core import to_json, to_jsonable_python
 
 from .bean_references import BeanReference, naming
 from .chat import AiMessage, ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
-from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
+from .contents import (
+    AudioContent,
+    Content,
+    ImageContent,
+    Media,
+    PdfContent,
+    TextContent,
+    joined_text,
+    media_in,
+    reason_against,
+    url_of,
+)
 from .context import ActiveScope, InvocationContext
 from .di.decorators import Scope
 from .errors import (
@@ -809,29 +820,44 @@ def _is_card(text: str) -> bool:
 
 
 class Moderated(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputGuardrail):
-    """Refuses texts that OpenAI's moderation endpoint flags.
+    """Refuses texts and images that OpenAI's moderation endpoint flags.
 
         @input_guardrails(Moderated())
 
     It uses the address and the key of the default model, which must be an `OpenAiChatModel`. `model` is the moderation
-    model. If the endpoint cannot be reached, the text is refused.
+    model. If the endpoint cannot be reached, the text is refused. The endpoint cannot judge PDF documents and audio:
+    they are refused, or let through with `unjudged="allow"`. Raises `ValueError` for another `unjudged`.
     """
 
-    def __init__(self, model: str = "omni-moderation-latest") -> None:
-        self.model = model
+    def __init__(
+        self, model: str = "omni-moderation-latest", *, unjudged: Literal["refuse", "allow"] = "refuse"
+    ) -> None:
+        if unjudged not in ("refuse", "allow"):
+            raise ValueError(f"unjudged is {unjudged!r}; use 'refuse' or 'allow'")
+        self.model, self.unjudged = model, unjudged
 
     def __repr__(self) -> str:
-        return f"Moderated({self.model!r})"
+        return f"Moderated({self.model!r}, unjudged={self.unjudged!r})"
 
     async def validate(self, request: Any) -> GuardrailResult:
-        """Send the text to the endpoint. Raises `ModelError` if it does not answer."""
-        text = _text_to_moderate(request)
-        flagged = await self._flagged(text) if text.strip() else []
+        """Send the text and the images to the endpoint. Raises `ModelError` if it does not answer."""
+        text, media = _parts_to_moderate(request)
+        images = [each for each in media if isinstance(each, ImageContent)]
+        if self.unjudged == "refuse" and len(images) < len(media):
+            names = sorted({type(each).__name__ for each in media if not isinstance(each, ImageContent)})
+            return self.failure(f"moderation cannot judge {' or '.join(names)}")
+        for image in images:
+            if (reason := reason_against(image)) is not None:  # a part of a stored message
+                return self.failure(f"moderation cannot judge an ImageContent: {reason}")
+        # One image for each request, as the endpoint wants it.
+        inputs: list[Any] = [text] if text.strip() else []
+        inputs += [[{"type": "image_url", "image_url": {"url": url_of(each)}}] for each in images]
+        flagged = dict.fromkeys([name for each in inputs for name in await self._flagged(each)])
         return self.failure(f"flagged by moderation: {', '.join(flagged)}") if flagged else self.success()
 
-    async def _flagged(self, text: str) -> list[str]:
-        """Return the names of the categories that apply to the text."""
-        reply = await _default_model().call_endpoint("/moderations", {"model": self.model, "input": text})
+    async def _flagged(self, given: Any) -> list[str]:
+        """Return the names of the categories that apply to an input of the endpoint."""
+        reply = await _default_model().call_endpoint("/moderations", {"model": self.model, "input": given})
         results = reply.get("results") if isinstance(reply, Mapping) else None
         if not isinstance(results, Sequence) or not results or not all(isinstance(each, Mapping) for each in results):
             raise ModelProtocolError("the reply of the moderation endpoint has no results", json.dumps(reply)[:200])
@@ -846,16 +872,19 @@ class Moderated(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
         return list(names)
 
 
-def _text_to_moderate(request: Any) -> str:
+def _parts_to_moderate(request: Any) -> tuple[str, tuple[Media, ...]]:
+    """Return the text, and the images, documents and recordings that a guardrail got."""
     match request:
         case InputGuardrailRequest():
-            return request.user_message.text
+            return request.user_message.text, media_in(request.user_message.contents)
         case OutputGuardrailRequest():
-            return request.text
+            return request.text, ()
         case ToolInputGuardrailRequest():
-            return to_json(request.arguments, fallback=str, bytes_mode="base64").decode()
+            return to_json(request.arguments, fallback=str, bytes_mode="base64").decode(), ()
         case ToolOutputGuardrailRequest():
-            return request.result.text
+            text, more = request.result.text, joined_text(request.result.contents)
+            # Beside images, models read the texts of the contents.
+            return text if more in text else f"{text}\n{more}", media_in(request.result.contents)
     raise TypeError(f"Moderated does not support {type(request).__name__}")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.models.scripted_server import Scripted, Serve, call, completion
 from toolbox import (
+    AudioContent,
     Container,
     IllegalConfigurationError,
     ImageContent,
@@ -17,10 +18,12 @@ from toolbox import (
     ModelHttpError,
     ModelProtocolError,
     OpenAiChatModel,
+    PdfContent,
     Result,
     TextContent,
     ToolExecution,
     ToolExecutionResult,
+    UserMessage,
     create_ai_service,
     register_ai_service,
     tool,
@@ -393,6 +396,86 @@ async def test_an_unreachable_endpoint_refuses() -> None:
     scripted = ScriptedChatModel([tool_call("shout", {"text": "x"})])
     with pytest.raises((ToolGuardrailError, IllegalConfigurationError), match="ScriptedChatModel"):
         await create_ai_service(Assistant, chat_model=scripted, tools=[shout]).ask("x")
+
+
+PICTURE = ImageContent(data=b"\x89PNG")
+PICTURE_INPUT = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}]
+BILL, VOICE = PdfContent(data=b"%PDF"), AudioContent(b"RIFF", "audio/wav")
+
+
+class Looking(Protocol):
+    @input_guardrails(Moderated())
+    async def look(self, message: UserMessage) -> str: ...
+
+    @input_guardrails(Moderated(unjudged="allow"))
+    async def read(self, message: UserMessage) -> str: ...
+
+
+async def test_each_image_of_a_message_is_judged(serve: Serve) -> None:
+    hello = completion({"role": "assistant", "content": "hello"})
+    server = await serve([verdict(hate=False)] * 2 + [hello] + [verdict(hate=False), verdict(violence=True)])
+    model = OpenAiChatModel("gpt", server.url, "key", max_retries=0)
+    service = create_ai_service(Looking, chat_model=model)
+
+    assert await service.look(UserMessage(["What is it?", PICTURE])) == "hello"
+    with pytest.raises(InputGuardrailError) as caught:
+        await service.look(UserMessage([ImageContent("https://a/b.png"), PICTURE]))
+    await model.aclose()
+
+    assert caught.value.failures == ((Moderated, "flagged by moderation: violence"),)
+    assert [each["input"] for each in server.requests if "input" in each] == [
+        "What is it?",
+        PICTURE_INPUT,
+        [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}],
+        PICTURE_INPUT,
+    ]
+
+
+@pytest.mark.parametrize("part", [BILL, VOICE], ids=["document", "audio"])
+async def test_parts_that_cannot_be_judged_are_refused_unless_the_program_allows_them(
+    serve: Serve, part: PdfContent | AudioContent
+) -> None:
+    server = await serve([verdict(hate=False), completion({"role": "assistant", "content": "hello"})])
+    model = OpenAiChatModel("gpt", server.url, "key", max_retries=0)
+    service = create_ai_service(Looking, chat_model=model)
+
+    with pytest.raises(InputGuardrailError) as caught:
+        await service.look(UserMessage(["Hi", part]))
+    assert caught.value.failures == ((Moderated, f"moderation cannot judge {type(part).__name__}"),)
+    assert server.requests == []
+    assert await service.read(UserMessage(["Hi", part])) == "hello"
+    await model.aclose()
+
+
+async def test_parts_of_a_tools_result_are_judged(serve: Serve) -> None:
+    results: list[Any] = [[PICTURE, TextContent("a map")], BILL]
+
+    @tool
+    @tool_output_guardrails(Moderated())
+    def look() -> Any:
+        return results.pop(0)
+
+    server = await serve([verdict(hate=False), verdict(hate=True)])
+    model = OpenAiChatModel("gpt", server.url, "key", max_retries=0)
+
+    class Scripts(ScriptedChatModel):
+        call_endpoint = model.call_endpoint
+
+    scripted = Scripts([tool_call("look"), tool_call("look"), "Sorry."])
+    service = create_ai_service(Assistant, chat_model=scripted, tools=[look])
+    executions = (await service.ask("Look.")).tool_executions
+    await model.aclose()
+
+    assert [each["input"] for each in server.requests] == ["a map", PICTURE_INPUT]
+    assert [each.result for each in executions] == [
+        "Output validation failed: flagged by moderation: hate",
+        "Output validation failed: moderation cannot judge PdfContent",
+    ]
+
+
+def test_other_values_of_unjudged_are_errors() -> None:
+    with pytest.raises(ValueError, match="use 'refuse' or 'allow'"):
+        Moderated(unjudged="ask")  # type: ignore[arg-type]  # on purpose
 
 
 async def test_an_empty_message_is_not_moderated() -> None:
