@@ -842,16 +842,14 @@ class Moderated(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
     async def validate(self, request: Any) -> GuardrailResult:
         """Send the text and the images to the endpoint. Raises `ModelError` if it does not answer."""
         text, media = _parts_to_moderate(request)
-        images = [each for each in media if isinstance(each, ImageContent)]
-        if self.unjudged == "refuse" and len(images) < len(media):
-            names = sorted({type(each).__name__ for each in media if not isinstance(each, ImageContent)})
-            return self.failure(f"moderation cannot judge {' or '.join(names)}")
-        for image in images:
-            if (reason := reason_against(image)) is not None:  # a part of a stored message
-                return self.failure(f"moderation cannot judge an ImageContent: {reason}")
-        # One image for each request, as the endpoint wants it.
         inputs: list[Any] = [text] if text.strip() else []
-        inputs += [[{"type": "image_url", "image_url": {"url": url_of(each)}}] for each in images]
+        for part in media:
+            if (reason := reason_against(part)) is not None:  # a part of a stored message
+                return self.failure(f"moderation cannot judge {type(part).__name__}: {reason}")
+            if (image := _image_to_moderate(part)) is not None:
+                inputs.append([image])  # one image for each request, as the endpoint wants it
+            elif self.unjudged == "refuse":
+                return self.failure(f"moderation cannot judge {type(part).__name__}")
         flagged = dict.fromkeys([name for each in inputs for name in await self._flagged(each)])
         return self.failure(f"flagged by moderation: {', '.join(flagged)}") if flagged else self.success()
 
@@ -870,6 +868,17 @@ class Moderated(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
                 found = [name for name, applies in categories.items() if applies] if categories else []
                 names.update(dict.fromkeys(found or ["unspecified"]))
         return list(names)
+
+
+def _image_to_moderate(part: Media) -> dict[str, Any] | None:
+    """Return an image as the endpoint reads it; None for what it cannot judge."""
+    match part:
+        case ImageContent():
+            return {"type": "image_url", "image_url": {"url": url_of(part)}}
+        case PdfContent() | AudioContent():
+            return None
+        case _:
+            assert_never(part)
 
 
 def _parts_to_moderate(request: Any) -> tuple[str, tuple[Media, ...]]:
