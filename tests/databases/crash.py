@@ -5,7 +5,8 @@
 
 Three workers share one database and are killed with SIGKILL, or stopped past their lease, at random moments; new
 transfers start all the time. At the end one worker finishes what is left. Each transfer must be booked exactly once.
-A quarter of the time, the workers are of two versions of a program, as while a new one is deployed.
+A quarter of the time, the workers are of two versions of a program, as while a new one is deployed. On PostgreSQL, a
+quarter of the time commits take seconds, connections are lost in the meantime, and tools use all connections of a worker.
 """
 
 import argparse
@@ -20,8 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from . import deploys, transfers
+from . import deploys, payments, transfers
 from .forge import Forge, check_books, create_tables, rows, sweep
+from .network import Network
 
 LEASE = 2.0
 WORKERS = 3
@@ -149,6 +151,69 @@ def deploy(name: str, url: str, minutes: float, seed: int) -> None:
     )
 
 
+class SlowCommits(Crashes):
+    """Workers with few connections, which are lost at random moments, and mostly while a commit is under way."""
+
+    network: Network
+    address = ""
+
+    def hire(self, last: int = transfers.FOREVER) -> subprocess.Popen[str]:
+        """Start a worker behind the network; the last one is connected directly."""
+        url = self.url if last != transfers.FOREVER else self.address
+        call = f"from {payments.__name__} import work; import asyncio; asyncio.run(work({url!r}, {LEASE}, {last}))"
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+        return subprocess.Popen([sys.executable, "-c", call], text=True, env=environment)
+
+    async def start_runs(self, until: float) -> None:
+        """Start payments until a time."""
+        while time.monotonic() < until:
+            names = [f"payment {self.started + number}" for number in range(10)]
+            self.started += len(names)
+            await payments.start(self.url, LEASE, names)
+            await asyncio.sleep(self.random.uniform(0, 10))
+
+    async def drop(self, until: float) -> None:
+        """Drop all connections at random moments until a time."""
+        while time.monotonic() < until:
+            await asyncio.sleep(self.random.uniform(0.5, 5))
+            self.network.drop()
+            self.dropped += 1
+
+    async def go(self, seconds: float) -> None:
+        """Start payments, drop connections and kill workers for so long."""
+        self.network, self.dropped = Network(self.url), 0
+        async with self.network.opened() as self.address:
+            until = time.monotonic() + seconds
+            await asyncio.gather(self.start_runs(until), self.kill(until), self.drop(until))
+
+    def end(self) -> None:
+        """Kill the workers, finish all payments with one more, and check the ledger."""
+        for each in self.workers:
+            each.kill()
+            each.wait()
+        finished = self.hire(self.started).wait()
+        assert finished == 0, f"the last worker ended with {finished}"
+        self.called, self.failed = payments.check_payments(self.url, self.started)
+
+
+def commit_slowly(name: str, url: str, minutes: float, seed: int) -> None:
+    """Lose connections during slow commits on a new database, and print the figures."""
+    create_tables(url, payments.TABLES)
+    crashes = SlowCommits(url, seed)
+    try:
+        asyncio.run(crashes.go(minutes * 60))
+        crashes.end()
+    finally:
+        for each in crashes.workers:
+            each.kill()
+    print(
+        f"{name}: {crashes.started} payments with slow commits, each made once; connections dropped "
+        f"{crashes.dropped} times, {crashes.killed} workers killed, {crashes.stopped} stopped; "
+        f"{crashes.failed} of {crashes.called} calls failed (seed {seed})",
+        flush=True,
+    )
+
+
 def sweep_statements(name: str, url: str) -> None:
     """Kill a process at every statement of a transfer, once each, and print their number."""
     create_tables(url, transfers.TABLES)
@@ -187,9 +252,11 @@ def main() -> None:
                 if options.statements:
                     sweep_statements("PostgreSQL", server.get_uri())
                 else:
-                    crash("PostgreSQL", server.get_uri(), minutes * 3 / 4, options.seed)
+                    crash("PostgreSQL", server.get_uri(), minutes / 2, options.seed)
                     server.psql("CREATE DATABASE deploys")
                     deploy("PostgreSQL", server.get_uri(database="deploys"), minutes / 4, options.seed)
+                    server.psql("CREATE DATABASE payments")
+                    commit_slowly("PostgreSQL", server.get_uri(database="payments"), minutes / 4, options.seed)
             finally:
                 server.cleanup()
 

@@ -681,11 +681,10 @@ class RunSession:
         except (Exception, asyncio.CancelledError) as error:
             if recorder is not None and (record := await self._read_back(recorder, path, error)) is not None:
                 logger.warning(
-                    "tool %r of run %s has committed its result, so its error is dropped: %s: %s",
+                    "tool %r of run %s has committed its result, so its error is dropped: %s",
                     call.tool.name,
                     self.id,
-                    type(error).__name__,
-                    error,
+                    fact_of(error),
                 )
                 return await self._recorded(step, call, path, record)
             if not isinstance(error, (EndsInvocation, asyncio.CancelledError)):
@@ -905,7 +904,7 @@ class RunSession:
             raise RunStoreError(self.id, fact_of(error)) from error
 
 
-def fact_of(error: Exception) -> str:
+def fact_of(error: BaseException) -> str:
     """Return the type and the text of an error of a store, without the statement and its values, such as documents."""
     cause = getattr(error, "orig", None)  # of SQLAlchemy: the error of the database
     return f"{type(error).__name__}: {error if cause is None else cause}"
