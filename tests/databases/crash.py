@@ -6,7 +6,7 @@
 Three workers share one database and are killed with SIGKILL, or stopped past their lease, at random moments; new
 transfers start all the time. At the end one worker finishes what is left. Each transfer must be booked exactly once.
 A quarter of the time, the workers are of two versions of a program, as while a new one is deployed. On PostgreSQL, a
-quarter of the time commits take seconds, connections are lost in the meantime, and tools use all connections of a worker.
+quarter of the time commits take seconds, connections are lost during them, and tools use all connections of a worker.
 """
 
 import argparse
