@@ -6,7 +6,7 @@ Not here: filtering the tools of a call (`services.invocation`), computing the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -23,7 +23,7 @@ ACCESS_MARK: Final = "__toolbox_access__"
 # --- identities
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class SecurityIdentity:
     """The caller: a name, roles, and further attributes of your own.
 
@@ -34,23 +34,23 @@ class SecurityIdentity:
     """
 
     name: str
-    roles: frozenset[str] = frozenset()
-    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    roles: frozenset[str]
+    attributes: Mapping[str, Any] = field(hash=False)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise TypeError(f"SecurityIdentity: the name must be a string, got {type(self.name).__name__}")
-        if not self.name.strip():
+    def __init__(self, name: str, roles: Collection[str] = (), attributes: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"SecurityIdentity: the name must be a string, got {type(name).__name__}")
+        if not name.strip():
             raise ValueError(
                 "SecurityIdentity: the name is empty; use SecurityIdentity.anonymous() for unknown callers"
             )
-        if isinstance(self.roles, str) or not isinstance(self.roles, Iterable):
-            raise TypeError(f"SecurityIdentity: roles must be a collection of strings, got {type(self.roles).__name__}")
-        roles = frozenset(self.roles)
-        if wrong := [each for each in roles if not isinstance(each, str)]:
+        if isinstance(roles, str) or not isinstance(roles, Iterable):
+            raise TypeError(f"SecurityIdentity: roles must be a collection of strings, got {type(roles).__name__}")
+        if wrong := [each for each in frozenset(roles) if not isinstance(each, str)]:
             raise TypeError(f"SecurityIdentity: each role must be a string, got {type(wrong[0]).__name__}")
-        object.__setattr__(self, "roles", roles)
-        object.__setattr__(self, "attributes", dict(self.attributes))
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "roles", frozenset(roles))
+        object.__setattr__(self, "attributes", dict(attributes or {}))
 
     @staticmethod
     def anonymous() -> SecurityIdentity:

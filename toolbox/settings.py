@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -198,11 +198,29 @@ class SqlSettings(_Section):
     pool_pre_ping: bool = True
     echo: bool = False
 
+    if TYPE_CHECKING:  # a text becomes a secret, which type checkers see only with pydantic's plugin
+
+        def __init__(
+            self,
+            *,
+            url: str | SecretStr | None = None,
+            pool_size: int = 10,
+            max_overflow: int = 10,
+            pool_timeout: float = 30.0,
+            pool_recycle: float | None = None,
+            pool_pre_ping: bool = True,
+            echo: bool = False,
+        ) -> None: ...
+
 
 class RedisSettings(_Section):
     """Settings of the server of `toolbox.redis`: `TOOLBOX_REDIS__<FIELD>`. `url` is `redis://host:6379/0`."""
 
     url: SecretStr | None = None
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(self, *, url: str | SecretStr | None = None) -> None: ...
 
 
 class McpSettings(_Section):

@@ -381,7 +381,7 @@ class InMemoryRunStore(RunStore):
 # --- answers, and the public view of a run
 
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 AnswerKind: TypeAlias = Literal["approve", "reject", "respond", "fail", "retry"]
 
@@ -469,7 +469,7 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Generic[T]):
+class Run(Generic[T_co]):
     """A run as it is stored: `await runs.get(run_id)`. The type parameter is the type of its result.
 
     - `service`: the qualified name `module.Class`; `method`: the name of the method.
