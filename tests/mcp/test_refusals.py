@@ -11,7 +11,17 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from tests.mcp.uvicorn_server import serving
-from toolbox import AiMessage, Container, Result, ToolboxSettings, register_ai_service, tool
+from toolbox import (
+    AiMessage,
+    Container,
+    Result,
+    ToolboxSettings,
+    ToolExecution,
+    compensate_for,
+    register_ai_service,
+    tool,
+    toolbox,
+)
 from toolbox.mcp import McpConnectionError, McpServers, mcp_server, mcp_toolbox
 from toolbox.runs import RunIncompatibleError, RunStore, approve
 from toolbox.sql import SqlRunStore
@@ -85,6 +95,21 @@ async def test_without_a_reply_there_is_no_status() -> None:
             await container.get(McpServers).server("far").tools()
 
     assert (raised.value.status, raised.value.www_authenticate) == (None, None)
+
+
+class Bank:
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    @tool
+    def credit(self) -> str:
+        """Credit the account."""
+        self.done.append("credit")
+        return "credited"
+
+    @compensate_for("credit")
+    def undo(self, execution: ToolExecution) -> None:
+        self.done.append("undo")
 
 
 # --- required servers
@@ -173,3 +198,34 @@ async def test_a_run_that_continues_without_a_required_server_stays_as_it_is(tmp
 
     assert result.content == "one"
     assert [each.result for each in result.tool_executions] == ["one order"]
+
+
+@register_ai_service(compensate_on_failure=True)
+class Payer(Protocol):
+    @toolbox(Bank)
+    @mcp_toolbox()
+    async def pay(self, wish: str) -> Result[str]: ...
+
+
+async def test_a_run_is_cancelled_and_undone_without_a_required_server(tmp_path: Path) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/runs.db")
+
+    def program(url: str, bank: Bank, *replies: Any) -> Container:
+        container = Container(models={"default": ScriptedChatModel(list(replies))}).register(Payer)
+        container.register_instance(bank)
+        container.register_instance(mcp_server("far", url=url, required=True, approval="all"), name="far")
+        return container.register_instance(SqlRunStore(engine), as_type=RunStore)
+
+    async with locked(after=9) as url:
+        calls = AiMessage(None, [tool_call("credit"), tool_call("mine")])
+        async with program(url, bank := Bank(), calls) as container:
+            first = await container.get(Payer).pay("Pay.")
+        assert bank.done == ["credit"]
+    async with program(GONE, bank := Bank()) as container:
+        run = await container.runs.cancel(first.run_id or "", "enough")
+    await engine.dispose()
+
+    assert run.status == "cancelled"
+    assert bank.done == ["undo"]

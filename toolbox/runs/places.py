@@ -376,6 +376,8 @@ class RunSession:
         can list a tool of that name, or the server can have changed the tool. All calls of the reply are checked before
         one of them runs. The answer stays, for a worker that reaches the same tool.
         """
+        if self.cancels:  # nothing runs any more
+            return
         state, environment = invocation.state, invocation.environment
         for index, pending in enumerate(state.pending):
             place = _below(invocation.place.path, len(state.executions) + index)

@@ -676,6 +676,8 @@ class Invocation:
         except McpError as error:
             if self._resumed is None or self.place is None:
                 raise
+            if self.place.session.cancels:  # its tools are undone, and none of the server's is called
+                return ()
             # A server that is away for a minute must not end a run that waited for a day.
             raise RunIncompatibleError(self.place.session.id, str(error)) from error
         tools = provided.tools if isinstance(provided, ToolProviderResult) else provided
