@@ -844,3 +844,42 @@ def test_dependencies_are_as_before_after_the_stop() -> None:
         assert c.get(Mailer).engine.url == ""
     assert not old.engine.is_defined
     assert old.engine.is_async_mode_undefined()
+
+
+def test_a_singleton_does_not_keep_a_closed_bean_for_the_next_start() -> None:
+    class Legacy(containers.DeclarativeContainer):
+        engine = providers.Dependency(instance_of=Engine)
+        mailer = providers.Singleton(Mailer, engine=engine)
+
+    container = Container().include(Legacy()).register(application_scoped(Engine))
+    with container as c:
+        first = c.get(Mailer)
+        assert first.engine is c.get(Engine)
+    with container as c:
+        assert c.get(Mailer) is not first
+        assert c.get(Mailer).engine is c.get(Engine)
+
+
+class Remote:
+    async def __aenter__(self) -> "Remote":
+        log.append("enter")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        log.append("exit")
+
+
+def make_remote() -> Remote:
+    return Remote()
+
+
+@pytest.mark.parametrize("made_by", [Remote, make_remote])
+async def test_async_context_managers_can_be_resources(made_by: Any) -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        remote = providers.Resource(made_by)
+
+    async with Container().include(Legacy()) as c:
+        assert c.get(Remote) is await c.aget(Remote)
+    assert log == ["enter", "exit"]

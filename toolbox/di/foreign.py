@@ -17,7 +17,7 @@ from typing import Any, NewType, TypeGuard, cast, get_origin
 from dependency_injector import providers, resources
 
 from ..errors import AsyncBeanError, Problem
-from ..introspection import is_class, parameters_of, plain, read_signature, type_name, unwrapped, with_self
+from ..introspection import class_of, is_class, parameters_of, plain, read_signature, type_name, unwrapped, with_self
 from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
 from .creation import BeanProvider, SeedOr, end_override
 from .decorators import Scope
@@ -270,6 +270,12 @@ class Opened:
             if each.initialized:
                 self._adopt(each)
 
+    def reset_holders(self, dependencies: tuple[Any, ...]) -> None:
+        """Reset the singletons that hold our beans, which are closed now, through these `Dependency` providers."""
+        for each in _in_order_of_need(self._sources, lambda each: iter(each.related)):
+            if isinstance(each, providers.BaseSingleton) and _holds(each, dependencies):
+                each.reset()
+
     def _resources(self) -> Iterator[Any]:
         for each in _in_order_of_need(self._sources, lambda each: iter(each.related)):
             if isinstance(each, providers.Resource):
@@ -360,7 +366,19 @@ def _is_async(provider: Any, seen: frozenset[int] = frozenset()) -> bool:
         return True
     if isinstance(provides, type) and issubclass(provides, resources.AsyncResource):
         return True
+    if isinstance(provider, providers.Resource) and _is_entered_awaiting(provides):
+        return True
     return any(_is_async(each, seen | {id(provider)}) for each in provider.related)
+
+
+def _is_entered_awaiting(provides: Any) -> bool:
+    """Return True if a resource of this class or function is an async context manager, which is entered."""
+    if inspect.isgeneratorfunction(provides) or (
+        isinstance(provides, type) and issubclass(provides, resources.Resource)
+    ):
+        return False
+    made = class_of(provides if isinstance(provides, type) else _returned(provides) if callable(provides) else None)
+    return hasattr(made, "__aenter__") and not hasattr(made, "__enter__")
 
 
 def _provides(provider: Any) -> Any:

@@ -68,6 +68,7 @@ class Wiring(Home):
         self._seeding = Seeding(graph)
         self._outside: list[Callable[[], None]] = []
         self._opened = Opened(graph, self)
+        self._filled: tuple[Any, ...] = ()
         self._recipes: dict[Any, tuple[Plan, Resolver]] = {}
         self._stepwise = Stepwise(graph, self.providers, self._now, self.place_of)
         self._find_deep()
@@ -412,6 +413,7 @@ class Wiring(Home):
         """
         for dependency, point in undefined.items():
             self._outside.append(fill(dependency, self.providers.of_value(self.graph.value_of(point))))
+        self._filled = tuple(undefined)
         places = ((key, self.graph.definitions[key]) for key in sorted(self.awaited))
         awaited = [key for key, each in places if each.scope is Scope.APPLICATION]
         # In one plan: separate plans would contain the beans of a long chain many times.
@@ -441,6 +443,8 @@ class Wiring(Home):
         """Leave the providers of included containers as they were before the start."""
         while self._outside:
             self._outside.pop()()
+        if self._filled:
+            self._opened.reset_holders(self._filled)
 
     # --- overriding
 
