@@ -131,6 +131,19 @@ def test_a_bound_class_that_lacks_methods_is_reported() -> None:
     assert "register_instance(…, as_type=Loose)" in first.fix
 
 
+def test_a_bound_class_must_be_callable_where_its_protocol_is() -> None:
+    class Converts(Protocol):
+        def __call__(self, text: str) -> int: ...
+
+    class Length:
+        def __call__(self, text: str) -> int:
+            return len(text)
+
+    assert Container().bind(Converts, Length).check() == []
+    [problem] = Container().bind(Converts, Mute).check()  # type: ignore[arg-type]  # the mistake
+    assert problem.what == "Mute has no __call__, which Converts requires"
+
+
 def test_a_bound_producer_must_return_an_implementation() -> None:
     @produces()
     def mute() -> Mute:

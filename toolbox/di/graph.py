@@ -558,7 +558,9 @@ def unfit(interface: Any, implementation: Any) -> str:
     # Instances may have the attributes that a Protocol annotates; its methods are those of the class.
     bases = [base for base in wanted.__mro__ if getattr(base, "_is_protocol", False)]
     methods = dict.fromkeys(name for base in bases for name, each in vars(base).items() if inspect.isfunction(each))
-    missing = [name for name in methods if name not in _OF_ALL_PROTOCOLS and getattr(given, name, None) is None]
+    # Not with `hasattr`, which also finds the methods of the metaclass, such as `__call__`.
+    known = {name for base in given.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", ()))}
+    missing = [name for name in methods if name not in _OF_ALL_PROTOCOLS | known]
     return f"{type_name(given)} has no {', '.join(missing)}, which {type_name(wanted)} requires" if missing else ""
 
 
