@@ -600,7 +600,7 @@ class RunSession:
         return next((each for each in reversed(unchanged) if without_defaults(each.asked) == shown), None)
 
     def forget_edit(self, call: str) -> None:
-        """Forget that a person chose the arguments of a call: its next attempt needs an approval of its own."""
+        """Forget that a person chose the arguments of a call: its next attempt needs a separate approval."""
         self._edited.discard(call)
 
     def _given(self) -> Sequence[GivenAnswer]:
@@ -712,7 +712,7 @@ class RunSession:
     async def _read_back(self, recorder: _Recorder, path: str, error: BaseException) -> StoredRecord | None:
         """Return the result that a transaction has recorded although its call raised an error; None if it has not.
 
-        Nothing is told or recorded before this is known, so a cancellation waits for it. Raises `LeaseLostError`, and
+        Nobody gets a result before this is known, so a cancellation waits for it. Raises `LeaseLostError`, and
         `RunStoreError` if the store does not answer until the lease has ended: the run then stays as it is.
         """
         recorder.close()
