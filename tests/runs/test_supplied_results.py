@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from toolbox import Container, Result, ReturnBehavior, register_ai_service, tool
 from toolbox.errors import RunAnswerError, RunSuspendedError
-from toolbox.runs import InMemoryRunStore, ToolDeferred, approve, respond
+from toolbox.runs import InMemoryRunStore, RunId, ToolDeferred, approve, respond
 from toolbox.testing import ScriptedChatModel, tool_call
 
 from .replies import asks
@@ -226,3 +226,21 @@ async def test_an_immediate_result_of_a_resumed_call_has_the_type_of_the_method(
     async with container() as here:
         await here.runs.resume(run.run_id, {run.pending[0].id: approve()})
         assert (await here.runs.result(run.run_id)) == Price(euros=Decimal(7))
+
+
+async def test_the_value_of_a_durable_method_keeps_its_member_of_a_union() -> None:
+    @register_ai_service(durable=True)
+    class Search(Protocol):
+        async def find(self, run: RunId, text: str) -> Found | Missing: ...
+
+    model, store = ScriptedChatModel(['{"kind": "Missing"}']), InMemoryRunStore()
+
+    def container() -> Container:
+        return Container(models={"default": model}).register(Search).register_instance(store)
+
+    store.persistent = True
+    async with container() as here:
+        assert await here.get(Search).find("1", "x") == Missing()
+    async with container() as here:
+        assert await here.get(Search).find("1", "x") == Missing()
+        assert await here.runs.result("1") == Missing()
