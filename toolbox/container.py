@@ -395,6 +395,7 @@ class Container:
         from .di.wiring import Wiring
 
         wiring = Wiring(graph, self._internals, loop)
+        wiring.stop_timeout = host.settings.stop_timeout
         wiring.application.store.update(settings)
         self._connect(wiring)
         self._forked = ""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
@@ -577,6 +577,7 @@ class WhileCallerWaits:
     _loop: asyncio.AbstractEventLoop
     _task: asyncio.Task[Any] | None = None
     _cancelling = 0
+    _context: Context
     _end: Callable[[], object] | None = None
     _error: Exception | None = None
 
@@ -587,6 +588,7 @@ class WhileCallerWaits:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._context = copy_context()  # in which it cancels: for the awaited code this comes from outside
         self._end = caller.watch(self._leave)
 
     def __exit__(
@@ -603,7 +605,7 @@ class WhileCallerWaits:
             raise self._error from error
 
     def _leave(self, error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, error)
+        self._loop.call_soon_threadsafe(self._cancel, error, context=self._context)
 
     def _cancel(self, error: Exception) -> None:
         if self._task is not None and self._error is None:

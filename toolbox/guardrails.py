@@ -50,6 +50,7 @@ from .errors import OutputGuardrailError as OutputGuardrailError
 from .errors import ToolGuardrailError as ToolGuardrailError
 from .events import GuardrailExecutedEvent as GuardrailExecutedEvent
 from .events import GuardrailOutcome, Listeners
+from .execution.cancellation import own_code
 from .execution.markers import EXECUTION_MARK, execution_of, is_async
 from .execution.runners import Runner
 from .introspection import method_takes
@@ -329,7 +330,7 @@ async def _judged(
             guardrail = await named.find(place.scope)
             validate = guardrail.validate
             if is_async(validate):
-                result = await validate(request)
+                result = await own_code(validate(request))
             else:
                 execution = execution_of(validate, getattr(validate, EXECUTION_MARK, None))
                 result = await place.runner.run(

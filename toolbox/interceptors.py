@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from asyncio import current_task
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -21,6 +20,7 @@ from .chat import ChatRequest, ChatResponse, ToolExecutionRequest, ToolExecution
 from .context import InvocationContext
 from .di.decorators import Scope
 from .errors import EndsInvocation, IllegalConfigurationError, Problem
+from .execution.cancellation import OwnCode
 from .fast_dataclass import creator, with_fast_init
 from .introspection import method_takes
 from .services.invocation import Invocation, Perform
@@ -231,8 +231,8 @@ class _AroundTool:
 
         async def proceed(given: ToolInvocation) -> ToolExecutionResult:
             nonlocal encoded, ending, result
-            if is_over or ending is not None or (task is not None and task.cancelling() > cancelling):
-                _check(ending, task, cancelling, is_over)
+            if is_over or ending is not None or code.was_cancelled:
+                _check(ending, code, is_over)
             running, step = call, self._step
             if given is not invocation and (changes := _changes(given, invocation, call)):
                 running, step = call.with_changed(changes), self._changed
@@ -252,11 +252,6 @@ class _AroundTool:
         environment, bean, decoded = call.environment, self._instance, call.arguments
         if bean is None and (bean := environment.scope.existing(self._bean)) is None:
             bean = await environment.scope.aget(self._bean)
-        try:
-            task = current_task(environment.loop)
-        except RuntimeError:  # a tool without a service and an event loop
-            task = None
-        cancelling = 0 if task is None else task.cancelling()
         if decoded is None:
             shown = call.visible_arguments()
         else:
@@ -266,15 +261,16 @@ class _AroundTool:
         place = call.context.place
         replayed = place is not None and place.is_recorded
         invocation = _new_invocation(call.request, call.tool.specification, shown, call.context, replayed)
+        code = OwnCode(bean.around_tool(invocation, proceed))
         try:
-            returned = await bean.around_tool(invocation, proceed)
+            returned = await code
         except Exception:
-            _check(ending, task, cancelling)
+            _check(ending, code)
             raise
         finally:
             is_over = True
-        if ending is not None or (task is not None and task.cancelling() > cancelling):
-            _check(ending, task, cancelling)
+        if ending is not None or code.was_cancelled:
+            _check(ending, code)
         if encoded is not None and returned is result:
             return encoded
         if not isinstance(returned, ToolExecutionResult):
@@ -282,9 +278,7 @@ class _AroundTool:
         return EncodedInFull.of(returned)
 
 
-def _check(
-    ending: BaseException | None, task: asyncio.Task[Any] | None, cancelling: int, is_over: bool = False
-) -> None:
+def _check(ending: BaseException | None, code: OwnCode, is_over: bool = False) -> None:
     """Raise an error if the invocation must end, or if `proceed` is called after the interceptor's end.
 
     `ending` is the first error that passed `proceed` and must end the invocation.
@@ -295,7 +289,7 @@ def _check(
         raise IllegalConfigurationError([problem])
     if ending is not None:
         raise ending
-    if task is not None and task.cancelling() > cancelling:
+    if code.was_cancelled:
         raise asyncio.CancelledError
 
 
@@ -374,7 +368,7 @@ class _AroundModel:
 
             async def proceed(given: ModelInvocation) -> ChatResponse:
                 nonlocal ending
-                _check(ending, task, cancelling, is_over)
+                _check(ending, code, is_over)
                 if not isinstance(given, ModelInvocation) or given.model != invocation.model_name:
                     fact = "proceed was called with another object than its ModelInvocation, or with another model"
                     fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
@@ -390,15 +384,14 @@ class _AroundModel:
                 return response
 
             bean = await self._interceptor.find(invocation.host.scope)
-            task = current_task()
-            cancelling = 0 if task is None else task.cancelling()
+            replayed = effect.recorded is not None
+            call = ModelInvocation(effect.request, invocation.model_name, invocation.context, replayed)
+            code = OwnCode(bean.around_model(call, proceed))
             try:
-                replayed = effect.recorded is not None
-                call = ModelInvocation(effect.request, invocation.model_name, invocation.context, replayed)
-                returned = await bean.around_model(call, proceed)
-                _check(ending, task, cancelling)
+                returned = await code
+                _check(ending, code)
             except Exception:
-                _check(ending, task, cancelling)
+                _check(ending, code)
                 raise
             finally:
                 is_over = True

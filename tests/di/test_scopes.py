@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from toolbox import (
     Container,
     Instance,
     ScopeNotActiveError,
+    ToolboxSettings,
     application_scoped,
     call_scoped,
     compensate_for,
@@ -645,8 +647,7 @@ async def test_a_cancellation_during_closing_is_not_lost() -> None:
             await task
 
 
-async def test_a_timeout_inside_a_close_method_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbox.di.scopes.CANCELLATION_GRACE", 0.01)
+async def test_a_timeout_inside_a_close_method_works() -> None:
     log: list[str] = []
 
     @produces(scope="request")
@@ -694,6 +695,158 @@ async def test_all_beans_are_closed_in_a_cancelled_anyio_scope() -> None:
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
         assert log == ["float CancelledError", "str CancelledError", "int CancelledError"]
+
+
+@pytest.mark.parametrize("canceller", ["task", "timeout", "anyio"])
+async def test_a_scope_that_is_cancelled_while_it_closes_closes_whole(canceller: str) -> None:
+    import anyio
+
+    log: list[str] = []
+    closing, go_on = asyncio.Event(), asyncio.Event()
+
+    @produces(scope="request")
+    async def first() -> AsyncIterator[int]:
+        yield 1
+        await go_on.wait()
+        await asyncio.sleep(0)
+        log.append("first")
+
+    @produces(scope="request")
+    async def second(first: int) -> AsyncIterator[str]:
+        yield ""
+        log.append("closing")
+        closing.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        await go_on.wait()
+        log.append("second")
+
+    async with Container().register(first, second) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(str)
+            log.append("went on")
+            await asyncio.sleep(0)
+
+        if canceller == "anyio":
+            with anyio.move_on_after(0.01) as scope:
+                await work()
+            assert scope.cancelled_caught
+        elif canceller == "timeout":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await work()
+        else:
+            task = asyncio.create_task(work())
+            await closing.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert log == ["closing", "second", "first"]
+    current = asyncio.current_task()
+    assert current is not None
+    assert current.cancelling() == 0
+
+
+async def test_a_task_that_cancels_itself_before_the_end_closes_its_scope() -> None:
+    log: list[str] = []
+
+    async with Container().register(*_slow_to_close(log)) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(float)
+                asyncio.current_task().cancel()  # type: ignore[union-attr]
+
+        task = asyncio.create_task(work())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert log == []  # no producer saw an error
+
+
+async def test_a_close_that_takes_longer_than_the_stop_timeout_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    log: list[str] = []
+    closing = asyncio.Event()
+
+    @produces(scope="request")
+    async def hanging() -> AsyncIterator[int]:
+        yield 1
+        closing.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            log.append("given up")
+
+    async with Container(settings=ToolboxSettings(stop_timeout=0.05)).register(hanging) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(int)
+
+        task = asyncio.create_task(work())
+        await closing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert log == ["given up"]
+    assert "given up after 0.05 seconds" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "anyio"])
+async def test_a_timeout_inside_a_close_method_works_while_a_cancellation_is_held_back(kind: str) -> None:
+    import anyio
+
+    log: list[str] = []
+    closing = asyncio.Event()
+
+    @produces(scope="request")
+    async def limited() -> AsyncIterator[int]:
+        yield 1
+        closing.set()
+        try:
+            with anyio.fail_after(0.05) if kind == "anyio" else nullcontext():
+                async with asyncio.timeout(None if kind == "anyio" else 0.05):
+                    await asyncio.Event().wait()
+        except TimeoutError:
+            log.append("late")
+        await asyncio.sleep(0)
+        log.append("closed")
+
+    async with Container().register(limited) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(int)
+
+        task = asyncio.create_task(work())
+        await closing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert log == ["late", "closed"]
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "anyio"])
+async def test_a_timeout_around_a_yield_ends_the_closing_of_its_own_producer(kind: str) -> None:
+    import anyio
+
+    log: list[str] = []
+
+    @produces(scope="request")
+    async def limited() -> AsyncIterator[int]:
+        try:
+            with anyio.fail_after(0.05) if kind == "anyio" else nullcontext():
+                async with asyncio.timeout(None if kind == "anyio" else 0.05):
+                    yield 1
+                    await asyncio.Event().wait()
+        except TimeoutError:
+            log.append("late")
+
+    async with Container().register(limited) as c, c.request_scope():
+        await c.aget(int)
+    assert log == ["late"]
 
 
 def _slow_to_close(log: list[str]) -> tuple[Any, ...]:

@@ -412,3 +412,33 @@ def test_a_request_that_is_missing_outside_of_fastapi_is_explained_with_the_righ
         container.get(kind)
     assert f"`{kind.__name__} | None`" in str(raised.value)
     assert "register one" not in str(raised.value)
+
+
+# --- a scope closes whole
+
+
+def test_the_end_of_a_websocket_in_a_test_client_does_not_cut_the_closing_of_its_scope() -> None:
+    log: list[str] = []
+
+    @produces(scope="request")
+    async def session() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0.001)
+            log.append("closed")
+
+    app = FastAPI()
+    install(app, Container().register(session))
+
+    @app.websocket("/")
+    async def conversation(websocket: WebSocket, value: Inject[int]) -> None:
+        await websocket.accept()
+        await websocket.receive_text()
+
+    with TestClient(app) as client:
+        for _ in range(5):
+            with client.websocket_connect("/"):
+                pass
+    assert log == ["closed"] * 5

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
-import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
+from ..execution.cancellation import Patience, running, shielded
 
 _log = logging.getLogger("toolbox")
 
@@ -285,7 +284,7 @@ class OpenScope:
         self.closers.append(closer)
         if self.closing:
             if self._take_back(closer):
-                await close_awaiting([closer], None, [])
+                await close_awaiting([closer], None, [], self.home.stop_timeout)
             raise self.ended(closer.key)
         return value
 
@@ -326,7 +325,8 @@ class OpenScope:
             value = await task.open()
             return await self.keep_awaiting(value, Closer(close_own_task, task, self.store, key, loop))
         try:
-            value = await anext(generator)
+            with running(generator):  # its timeouts and task groups still work while it is closed
+                value = await anext(generator)
         except StopAsyncIteration:
             raise yielded_nothing(generator) from None
         return await self.keep_awaiting(value, Closer(finish_async, generator, self.store, key, loop))
@@ -368,7 +368,7 @@ class OpenScope:
         failures: list[BaseException] = []
         try:
             while self.closers:
-                await close_awaiting(self.closers, error, failures)
+                await close_awaiting(self.closers, error, failures, self.home.stop_timeout)
                 self._end()
         except asyncio.CancelledError:
             self._log_failures(failures)
@@ -424,12 +424,14 @@ class Home:
     """Data and functions shared by the scopes of one container.
 
     `application` is the application scope, `lookup` gets beans from the active scope, `loop` is the event loop.
+    `stop_timeout` are the seconds that closing a scope may take after it was cancelled.
     `awaited` has the beans that async code creates, `deep` the beans at the end of a long chain.
     """
 
     application: ApplicationScope
     lookup: ActiveScope
     loop: asyncio.AbstractEventLoop | None = None
+    stop_timeout: float = 10.0
     awaited: frozenset[int] = frozenset()
     deep: frozenset[int] = frozenset()
 
@@ -529,10 +531,6 @@ class CallScope(OpenScope):
 # --- closing one bean
 
 
-CANCELLATION_GRACE = 2.0
-"""Seconds for which a bean that is being closed is protected from cancellation."""
-
-
 class Closer(NamedTuple):
     """Closes one bean with `close(target, error)`; if `loop` is set, the result must be awaited on that loop.
 
@@ -624,39 +622,47 @@ def close_on_this_thread(closers: list[Closer], error: BaseException | None, fai
             failures.append(failure)
 
 
-async def close_awaiting(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
-    """Close all beans. If the task is cancelled during this, finish first, then raise the cancellation."""
+async def close_awaiting(
+    closers: list[Closer], error: BaseException | None, failures: list[BaseException], seconds: float
+) -> None:
+    """Close all beans. If the task is cancelled during this, finish first, then raise the cancellation.
+
+    Closing may take `seconds` after the cancellation. Then it is cancelled as well.
+    """
     task = asyncio.current_task()
-    cancelling = task.cancelling() if task is not None else 0
-    held: asyncio.CancelledError | None = None
+    assert task is not None, "asynchronous code runs in a task"
+    patience = Patience(seconds)
+    if task.cancelling():
+        # A task that has cancelled itself gets the cancellation at its next `await`, which must not be one of a bean.
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError as pending:
+            patience.hold(task, *pending.args[:1])
     while closers:
         close_on_this_thread(closers, error, failures)
         if closers:
-            held = await _close_one(closers.pop(), error, failures) or held
-    # A timeout inside a producer cancels the task too, and uncancels it.
-    if held is not None and task is not None and task.cancelling() > cancelling:
-        raise held
+            await _close_one(closers.pop(), error, failures, patience)
+    await patience.deliver(task)
 
 
 async def _close_one(
-    closer: Closer, error: BaseException | None, failures: list[BaseException]
-) -> asyncio.CancelledError | None:
+    closer: Closer, error: BaseException | None, failures: list[BaseException], patience: Patience
+) -> None:
     work = closer.begin(error)
     if closer.loop is not asyncio.get_running_loop() and closer.loop is not None:
         if not closer.loop.is_running():
             work.close()
             failures.append(RuntimeError(f"cannot close {closer.target!r}: the event loop that created it has ended"))
-            return None
+            return
         work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, closer.loop))
-    steps = shielded(work)
+    steps = shielded(work, closer.target, patience)
     try:
         await steps
     except asyncio.CancelledError as cancellation:
-        if steps.held is None:
+        if not steps.is_given_up:
             failures.append(cancellation)
     except BaseException as failure:
         failures.append(failure)
-    return steps.held
 
 
 def close_waiting(
@@ -690,82 +696,6 @@ def raise_failures(what: str, failures: list[BaseException]) -> None:
     """Raise an `ExceptionGroup` of the failures, if there are any."""
     if failures:
         raise BaseExceptionGroup(f"closing {what} failed", failures)
-
-
-# --- cancellation
-
-
-class shielded:  # noqa: N801 - reads as a verb: `await shielded(work)`
-    """Awaits `work` in this task to its end, even if the task is cancelled; `held` is the delayed cancellation.
-
-    `asyncio.shield` would run `work` in another task, which cannot exit a cancel scope that a producer entered. A
-    shielding anyio scope has the same problem. Cancellation is delayed by at most `CANCELLATION_GRACE`, because a
-    timeout inside `work` cancels in the same way.
-    """
-
-    def __init__(self, work: Awaitable[None]) -> None:
-        self._work = work
-        self._until = 0.0
-        self._was_cancelled = _is_cancelled_by_anyio()
-        self.held: asyncio.CancelledError | None = None
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        steps: Any = self._work.__await__()
-        passed_on: asyncio.CancelledError | None = None
-        while True:
-            try:
-                waiting = next(steps) if passed_on is None else steps.throw(passed_on)
-            except StopIteration:
-                return
-            passed_on = None
-            if waiting is None or not hasattr(waiting, "_asyncio_future_blocking"):
-                try:
-                    yield waiting
-                except asyncio.CancelledError as cancellation:
-                    passed_on = cancellation if self._lets_through(cancellation) else None
-                continue
-            waiting._asyncio_future_blocking = False
-            while not waiting.done():
-                try:
-                    yield from self._pause(waiting)
-                except asyncio.CancelledError as cancellation:
-                    if self._lets_through(cancellation):
-                        waiting.cancel(*cancellation.args)
-                else:
-                    if self.held is not None and not waiting.done():  # the grace is over
-                        waiting.cancel(*self.held.args)
-
-    def _lets_through(self, cancellation: asyncio.CancelledError) -> bool:
-        now = asyncio.get_running_loop().time()
-        if self.held is None:
-            self._until = now + CANCELLATION_GRACE
-        self.held = cancellation
-        # A scope that is cancelled only now was entered by `work`, for example for a timeout.
-        return now >= self._until or (not self._was_cancelled and _is_cancelled_by_anyio())
-
-    def _pause(self, waiting: asyncio.Future[Any]) -> Generator[Any, Any, None]:
-        """Wait for a future through a second one, which absorbs cancellation; at most until the grace ends."""
-        loop = asyncio.get_running_loop()
-        stand_in: asyncio.Future[None] = loop.create_future()
-
-        def wake(_: object = None) -> None:
-            if not stand_in.done():
-                stand_in.set_result(None)
-
-        waiting.add_done_callback(wake)
-        timer = loop.call_at(self._until, wake) if self.held is not None and loop.time() < self._until else None
-        try:
-            yield from stand_in
-        finally:
-            waiting.remove_done_callback(wake)
-            if timer is not None:
-                timer.cancel()
-
-
-def _is_cancelled_by_anyio() -> bool:
-    """Return True if an enclosing anyio cancel scope is cancelled; False if anyio is not loaded."""
-    anyio = sys.modules.get("anyio")
-    return anyio is not None and bool(anyio.current_effective_deadline() == -math.inf)
 
 
 # --- producers with own_task=

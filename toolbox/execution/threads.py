@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ..errors import BlockingCallNotAllowedError, IllegalConfigurationError, Problem
+from .cancellation import own_code
 from .markers import Execution
 
 logger = logging.getLogger("toolbox.execution")
@@ -468,7 +469,7 @@ class Workers:
 async def finished(value: Awaitable[T], finish: Finish | None) -> T:
     """Return the awaited value of a call, after `finish`, also if it fails."""
     try:
-        result = await value
+        result = await own_code(value)
     except BaseException as error:
         if finish is not None:
             await finish(error)

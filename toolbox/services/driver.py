@@ -30,6 +30,7 @@ from ..chat import (
 )
 from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, pieces_in, response_of
 from ..context import current_invocation
+from ..execution.cancellation import own_code
 from ..tools.codec import SUCCESS
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform, abandon_runs
@@ -73,7 +74,7 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolSuspended(effect.index, suspension.details)
     model, request, sent = invocation.model, effect.request, sent_tools(effect, invocation)
     if invocation.pieces is None:
-        response = await model.chat(request)
+        response = await own_code(model.chat(request))
         return ModelReplied(response if type(response) is ChatResponse else response_of(model, response), sent=sent)
     invocation.environment.sent = sent  # tools may start before the reply is complete
     async with aclosing(answer_stream(model, request)) as events:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
@@ -762,6 +762,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
         task = asyncio.current_task()
         assert task is not None, "an invocation runs in a task"
         self._task: asyncio.Task[Any] = task
+        self._context = copy_context()  # in which it cancels: for the code in between this comes from outside
         self._cancelling = task.cancelling()
         self._is_interrupted = self._has_ended = False
 
@@ -776,7 +777,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
     def _cancel(self) -> None:
         if not (self._has_ended or self._is_interrupted):
             self._is_interrupted = True
-            self._task.cancel()
+            self._context.run(self._task.cancel)
 
     async def __aenter__(self) -> None:
         if self._invocation.refused is not None:

@@ -65,6 +65,7 @@ from ..events import (
     ToolStartedEvent,
     ToolSuspendedEvent,
 )
+from ..execution.cancellation import own_code
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import creator, with_fast_init
@@ -662,7 +663,7 @@ async def run_here(call: ToolCall, on_start: Callable[[], None] | None = None) -
         if began is not None:
             environment.runner.warn_if_slow(tool.specification.name, began)
         if type(value) is CoroutineType or inspect.isawaitable(value):
-            value = await value
+            value = await _result_of(value, call)
         encoded = tool.encode(value)
     except ToolDeferred:
         await _close(opened, None, tool)  # the call ends normally, and its result comes later
@@ -676,6 +677,22 @@ async def run_here(call: ToolCall, on_start: Callable[[], None] | None = None) -
         return encoded
     finally:
         opened.leave()
+
+
+async def _result_of(value: Awaitable[Any], call: ToolCall) -> Any:
+    """Return what a tool's coroutine returns.
+
+    A `CancelledError` of a task or future that the tool awaited is a failure of the tool, if nobody cancelled the call.
+    """
+    task = asyncio.current_task()
+    cancelling = 0 if task is None else task.cancelling()
+    try:
+        return await own_code(value)
+    except asyncio.CancelledError as error:
+        is_cancelled = task is None or task.cancelling() > cancelling
+        if is_cancelled or call.environment.context.cancellation.cancelled:
+            raise
+        raise RuntimeError("something that the tool awaited was cancelled, but not the call itself") from error
 
 
 class _PlacedCall:

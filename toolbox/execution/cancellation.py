@@ -1,0 +1,267 @@
+"""Tells who cancels a task: code that runs in it, with its own timeouts and task groups, or others from outside.
+
+Both call `Task.cancel`, and the task only counts the calls. The difference is the context in which they call it:
+timers, tasks and callbacks inherit the context of the code that made them. So code that is awaited here has a mark in
+its context, and the task waits for a `_Pause` in place of each future that the code waits for. `Task.cancel` cancels
+this pause, and the pause sees the context of the caller.
+
+Not here: limits and timeouts, which cancel (`context`, `services`), closing beans (`di.scopes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+GROUPS_ARE_COUNTED = sys.version_info < (3, 13)
+"""True if this Python counts a failed `TaskGroup` as a cancellation of its task for ever."""
+
+logger = logging.getLogger("toolbox")
+
+_running: ContextVar[tuple[object, ...]] = ContextVar("toolbox.running_code", default=())
+
+
+@contextmanager
+def running(code: object) -> Iterator[None]:
+    """Mark the context as that of `code` inside the block, and with it the timers and tasks that `code` starts."""
+    token = _running.set((*_running.get(), code))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # closed in another context, for example by the garbage collector
+            _running.reset(token)
+
+
+class _Watched:
+    """Awaits `work` in this task, and sees each cancellation of the task.
+
+    Afterwards, the task's count has only the cancellations from outside. Before Python 3.13 it also counted one for
+    each `TaskGroup` that had failed, for ever: timeouts, limits and anyio then take the task for a cancelled one.
+    """
+
+    def __init__(self, work: Awaitable[Any], code: object | None = None) -> None:
+        self._work = work
+        self._code = self if code is None else code
+        self._task: asyncio.Task[Any] | None = None
+        self._before = self._outside = 0
+
+    def holds(self, message: Any) -> bool:
+        """Return True if the work must not get this cancellation from outside."""
+        return False
+
+    def begin(self, pause: _Pause) -> None:
+        """Prepare for a wait of the work."""
+
+    def end(self) -> None:
+        """End a wait."""
+
+    def cancelled(self, message: Any) -> bool:
+        """Note a cancellation, in the context of its caller. Return True if the work must not get it."""
+        if any(each is self._code for each in _running.get()):
+            return False
+        if self.holds(message):
+            return True
+        self._outside += 1
+        return False
+
+    def enter(self) -> asyncio.Task[Any] | None:
+        """Begin to watch the running task, if there is one: tools can also run without an event loop."""
+        if asyncio._get_running_loop() is not None and (task := asyncio.current_task()) is not None:
+            self._task, self._before = task, task.cancelling()
+        return self._task
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task, least = self.enter(), 0
+        if task is None:
+            return (yield from self._work.__await__())
+        try:
+            with running(self._code):
+                return (yield from self._steps(task))
+        except asyncio.CancelledError:
+            least = 1  # code that cancels its own task, and lets the error through, has cancelled it
+            raise
+        finally:
+            for _ in range(task.cancelling() - self._before - max(self._outside, least)):
+                task.uncancel()
+
+    def _steps(self, task: asyncio.Task[Any]) -> Generator[Any, Any, Any]:
+        loop = task.get_loop()
+        steps: Any = self._work.__await__()
+        thrown: BaseException | None = None
+        while True:
+            try:
+                waiting = steps.send(None) if thrown is None else steps.throw(thrown)
+            except StopIteration as end:
+                return end.value
+            thrown = None
+            try:
+                if waiting is None or _is_future_of(waiting, loop, task):
+                    yield from self._wait(_Pause(self, waiting, loop))
+                else:
+                    yield waiting  # a mistake, which the task reports
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as error:
+                thrown = error
+
+    def _wait(self, pause: _Pause) -> Generator[Any, Any, None]:
+        self.begin(pause)
+        try:
+            yield from pause
+        finally:
+            pause.forget()
+            self.end()
+
+
+class _Pause(asyncio.Future[None]):
+    """What a task waits for in place of a future of watched work; without one, for the next iteration of the loop."""
+
+    def __init__(self, watched: _Watched, waiting: asyncio.Future[Any] | None, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._watched, self._waiting = watched, waiting
+        if waiting is None:
+            loop.call_soon(self._wake)
+        else:
+            waiting._asyncio_future_blocking = False
+            waiting.add_done_callback(self._wake)
+
+    def _wake(self, _: object = None) -> None:
+        if not self.done():
+            self.set_result(None)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Called by `Task.cancel`, in the context of whoever cancels the task."""
+        return self._watched.cancelled(msg) or self.end(msg)
+
+    def end(self, message: Any = None) -> bool:
+        """Cancel what the work waits for. The work goes on when that has ended."""
+        return super().cancel(message) if self._waiting is None else self._waiting.cancel(message)
+
+    def forget(self) -> None:
+        """Stop waiting."""
+        if self._waiting is not None:
+            self._waiting.remove_done_callback(self._wake)
+
+
+def _is_future_of(waiting: Any, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> bool:
+    """Return True if the task may wait for this object."""
+    is_future = bool(getattr(waiting, "_asyncio_future_blocking", False))
+    return is_future and waiting is not task and waiting.get_loop() is loop
+
+
+class OwnCode(_Watched):
+    """Awaits `work`, code of the program. A task group, timeout or `gather` of its own that fails cancels nothing.
+
+    `was_cancelled` is True if others have cancelled the task since it began, also if `work` caught the cancellation.
+    """
+
+    @property
+    def was_cancelled(self) -> bool:
+        """True if the task was cancelled from outside."""
+        added = 0 if self._task is None else self._task.cancelling() - self._before
+        return added > 0 and (self._outside > 0 or not GROUPS_ARE_COUNTED)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if GROUPS_ARE_COUNTED:
+            return super().__await__()
+        self.enter()
+        return self._work.__await__()
+
+
+async def own_code(work: Awaitable[T]) -> T:
+    """Return what `work`, code of the program, returns."""
+    result: T = await OwnCode(work)
+    return result
+
+
+# --- closing
+
+
+class Patience:
+    """Holds back the cancellations from outside while several things are closed, for `seconds` after the first.
+
+    A cancellation that is held back is taken off the task's count, because a timeout in a closing bean would else take
+    the task for one that others have cancelled. `deliver` gives all of them back.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.until: float | None = None
+        self._count, self._message = 0, None
+
+    def hold(self, task: asyncio.Task[Any], message: Any = None) -> None:
+        """Hold back a cancellation."""
+        if not self._count or message is None:  # asyncio's own, without a message, must not pass for one of anyio
+            self._message = message
+        self._count += 1
+        task.uncancel()
+        if self.until is None:
+            self.until = task.get_loop().time() + self.seconds
+
+    async def deliver(self, task: asyncio.Task[Any]) -> None:
+        """Raise the `CancelledError` that was held back, if there is one."""
+        if self._count:
+            for _ in range(self._count):
+                task.cancel(self._message)
+            await asyncio.sleep(0)
+
+    @property
+    def is_over(self) -> bool:
+        """True if no more time is left."""
+        return self.until is not None and asyncio.get_running_loop().time() >= self.until
+
+
+class shielded(_Watched):  # noqa: N801 - reads as a verb: `await shielded(work, target, patience)`
+    """Awaits `work`, which closes `target`, to its end in this task, even if the task is cancelled from outside.
+
+    Timeouts and task groups of `target` itself work. `asyncio.shield` would run `work` in another task, which cannot
+    exit a cancel scope that a producer entered. A shielding anyio scope has the same problem. When the patience ends,
+    `work` is cancelled, and `is_given_up` is True.
+    """
+
+    def __init__(self, work: Awaitable[None], target: object, patience: Patience) -> None:
+        super().__init__(work, target)
+        self._patience = patience
+        self._pause: _Pause | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_given_up = False
+
+    def holds(self, message: Any) -> bool:
+        """Hold the cancellation back, unless the patience is over."""
+        if self._patience.is_over or self._task is None:
+            return False
+        self._patience.hold(self._task, message)
+        self._set_timer()
+        return True
+
+    def begin(self, pause: _Pause) -> None:
+        """Set the timer, if there was a cancellation."""
+        self._pause = pause
+        self._set_timer()
+
+    def end(self) -> None:
+        """Cancel the timer."""
+        self._pause = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._patience.until is not None:
+            self._timer = asyncio.get_running_loop().call_at(self._patience.until, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.is_given_up:
+            self.is_given_up = True
+            name = getattr(self._code, "__qualname__", None) or type(self._code).__qualname__
+            logger.error("closing %s was given up after %g seconds", name, self._patience.seconds)
+        if self._pause is not None:
+            self._pause.end()
