@@ -50,9 +50,9 @@ class _Watched:
         self._work = work
         self._code = self if code is None else code
         self._task: asyncio.Task[Any] | None = None
-        self._before = self._outside = 0
+        self._before = self._seen = self._outside = 0
 
-    def holds(self, message: Any) -> bool:
+    def holds(self, message: Any, *, is_counted: bool) -> bool:
         """Return True if the work must not get this cancellation from outside."""
         return False
 
@@ -64,9 +64,14 @@ class _Watched:
 
     def cancelled(self, message: Any) -> bool:
         """Note a cancellation, in the context of its caller. Return True if the work must not get it."""
-        if any(each is self._code for each in _running.get()):
+        assert self._task is not None
+        # A cancellation that the task does not count is none of a timeout or a task group: somebody throws it.
+        count, seen = self._task.cancelling(), self._seen
+        self._seen = count
+        if count > seen and any(each is self._code for each in _running.get()):
             return False
-        if self.holds(message):
+        if self.holds(message, is_counted=count > seen):
+            self._seen = self._task.cancelling()
             return True
         self._outside += 1
         return False
@@ -75,6 +80,7 @@ class _Watched:
         """Begin to watch the running task, if there is one: tools can also run without an event loop."""
         if asyncio._get_running_loop() is not None and (task := asyncio.current_task()) is not None:
             self._task, self._before = task, task.cancelling()
+            self._seen = self._before
         return self._task
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -113,9 +119,17 @@ class _Watched:
                 thrown = error
 
     def _wait(self, pause: _Pause) -> Generator[Any, Any, None]:
+        assert self._task is not None
+        self._seen = min(self._seen, self._task.cancelling())
         self.begin(pause)
         try:
-            yield from pause
+            while not pause.done():
+                try:
+                    yield from pause
+                except asyncio.CancelledError:
+                    if pause.done() or not pause.is_held:
+                        raise
+                    pause._asyncio_future_blocking = False  # the pause begins anew
         finally:
             pause.forget()
             self.end()
@@ -127,6 +141,7 @@ class _Pause(asyncio.Future[None]):
     def __init__(self, watched: _Watched, waiting: asyncio.Future[Any] | None, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self._watched, self._waiting = watched, waiting
+        self.is_held = False
         if waiting is None:
             loop.call_soon(self._wake)
         else:
@@ -139,7 +154,8 @@ class _Pause(asyncio.Future[None]):
 
     def cancel(self, msg: Any = None) -> bool:
         """Called by `Task.cancel`, in the context of whoever cancels the task."""
-        return self._watched.cancelled(msg) or self.end(msg)
+        self.is_held = self._watched.cancelled(msg)
+        return self.is_held or self.end(msg)
 
     def end(self, message: Any = None) -> bool:
         """Cancel what the work waits for. The work goes on when that has ended."""
@@ -197,12 +213,13 @@ class Patience:
         self.until: float | None = None
         self._count, self._message = 0, None
 
-    def hold(self, task: asyncio.Task[Any], message: Any = None) -> None:
+    def hold(self, task: asyncio.Task[Any], message: Any = None, *, is_counted: bool = True) -> None:
         """Hold back a cancellation."""
         if not self._count or message is None:  # asyncio's own, without a message, must not pass for one of anyio
             self._message = message
         self._count += 1
-        task.uncancel()
+        if is_counted:
+            task.uncancel()
         if self.until is None:
             self.until = task.get_loop().time() + self.seconds
 
@@ -234,11 +251,11 @@ class shielded(_Watched):  # noqa: N801 - reads as a verb: `await shielded(work,
         self._timer: asyncio.TimerHandle | None = None
         self.is_given_up = False
 
-    def holds(self, message: Any) -> bool:
+    def holds(self, message: Any, *, is_counted: bool) -> bool:
         """Hold the cancellation back, unless the patience is over."""
         if self._patience.is_over or self._task is None:
             return False
-        self._patience.hold(self._task, message)
+        self._patience.hold(self._task, message, is_counted=is_counted)
         self._set_timer()
         return True
 
