@@ -2,8 +2,8 @@
 
 Both call `Task.cancel`, and the task only counts the calls. The difference is the context in which they call it:
 timers, tasks and callbacks inherit the context of the code that made them. So code that is awaited here has a mark in
-its context, and the task waits for a `_Pause` in place of each future that the code waits for. `Task.cancel` cancels
-this pause, and the pause sees the context of the caller.
+its context, and the task waits for a `_WatchedWait` in place of each future that the code waits for. `Task.cancel`
+cancels this object, which then runs in the context of the caller.
 
 Not here: limits and timeouts, which cancel (`context`, `services`), closing beans (`di.scopes`).
 """
@@ -56,7 +56,7 @@ class _Watched:
         """Return True if the work must not get this cancellation from outside."""
         return False
 
-    def begin(self, pause: _Pause) -> None:
+    def begin(self, pause: _WatchedWait) -> None:
         """Prepare for a wait of the work."""
 
     def end(self) -> None:
@@ -65,7 +65,7 @@ class _Watched:
     def cancelled(self, message: Any) -> bool:
         """Note a cancellation, in the context of its caller. Return True if the work must not get it."""
         assert self._task is not None
-        # A cancellation that the task does not count is none of a timeout or a task group: somebody throws it.
+        # The task counts the cancellations of timeouts and task groups. One that it does not count was thrown by hand.
         count, seen = self._task.cancelling(), self._seen
         self._seen = count
         if count > seen and any(each is self._code for each in _running.get()):
@@ -109,7 +109,7 @@ class _Watched:
             thrown = None
             try:
                 if waiting is None or _is_future_of(waiting, loop, task):
-                    yield from self._wait(_Pause(self, waiting, loop))
+                    yield from self._wait(_WatchedWait(self, waiting, loop))
                 else:
                     yield waiting  # a mistake, which the task reports
             except GeneratorExit:
@@ -118,7 +118,7 @@ class _Watched:
             except BaseException as error:
                 thrown = error
 
-    def _wait(self, pause: _Pause) -> Generator[Any, Any, None]:
+    def _wait(self, pause: _WatchedWait) -> Generator[Any, Any, None]:
         assert self._task is not None
         self._seen = min(self._seen, self._task.cancelling())
         self.begin(pause)
@@ -129,13 +129,13 @@ class _Watched:
                 except asyncio.CancelledError:
                     if pause.done() or not pause.is_held:
                         raise
-                    pause._asyncio_future_blocking = False  # the pause begins anew
+                    pause._asyncio_future_blocking = False  # wait again
         finally:
             pause.forget()
             self.end()
 
 
-class _Pause(asyncio.Future[None]):
+class _WatchedWait(asyncio.Future[None]):
     """What a task waits for in place of a future of watched work; without one, for the next iteration of the loop."""
 
     def __init__(self, watched: _Watched, waiting: asyncio.Future[Any] | None, loop: asyncio.AbstractEventLoop) -> None:
@@ -247,7 +247,7 @@ class shielded(_Watched):  # noqa: N801 - reads as a verb: `await shielded(work,
     def __init__(self, work: Awaitable[None], target: object, patience: Patience) -> None:
         super().__init__(work, target)
         self._patience = patience
-        self._pause: _Pause | None = None
+        self._pause: _WatchedWait | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.is_given_up = False
 
@@ -259,7 +259,7 @@ class shielded(_Watched):  # noqa: N801 - reads as a verb: `await shielded(work,
         self._set_timer()
         return True
 
-    def begin(self, pause: _Pause) -> None:
+    def begin(self, pause: _WatchedWait) -> None:
         """Set the timer, if there was a cancellation."""
         self._pause = pause
         self._set_timer()
