@@ -1,11 +1,28 @@
 """Checks at start: what a run needs later is known before anything runs."""
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import InitVar, dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import pytest
-from pydantic import BaseModel
+from pydantic import (
+    Base64Bytes,
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    PlainSerializer,
+    Secret,
+    SecretStr,
+    computed_field,
+    field_serializer,
+    model_serializer,
+)
 
 from toolbox import (
     Container,
@@ -21,6 +38,7 @@ from toolbox import (
 from toolbox.interceptors import ToolInterceptor, interceptors
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, durable
 from toolbox.security import SecurityIdentity
+from toolbox.testing import ScriptedChatModel
 
 
 class Connection:
@@ -199,3 +217,104 @@ def test_invalid_options_of_services_are_problems(options: Any) -> None:
         async def ask(self, text: str) -> str: ...
 
     assert any(next(iter(options)) in each for each in problems(Wrong, store=Kept()))
+
+
+# --- arguments that a person approves
+
+
+class Hidden(BaseModel):
+    amount: int
+    to: str = Field("", exclude=True)
+
+
+class Nested(BaseModel):
+    items: list[Hidden]
+
+
+class Rounded(BaseModel):
+    amount: Decimal
+
+    @field_serializer("amount")
+    def show(self, amount: Decimal) -> str:
+        return f"{amount:.0f}"
+
+
+class Rewritten(BaseModel):
+    amount: int
+
+    @model_serializer
+    def show(self) -> str:
+        return "harmless"
+
+
+@dataclass
+class Initial:
+    note: InitVar[str]
+    amount: int = 0
+
+
+class Paid(BaseModel):
+    """Everything is shown: aliases and computed fields hide nothing."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    amount: Decimal = Field(alias="Amount")
+    at: datetime
+    site: HttpUrl
+    place: Path
+    network: IPv4Address
+    pattern: re.Pattern[str]
+    code: Base64Bytes
+    tags: Sequence[str] = ()
+    next: "Paid | None" = None
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic's documentation shows
+    @property
+    def double(self) -> Decimal:
+        return self.amount * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "reason"),
+    [
+        (Hidden, "invoice.to", "exclude="),
+        (Nested, "invoice.items.to", "exclude="),
+        (dict[str, Hidden], "invoice.to", "exclude="),
+        (Rounded, "invoice.amount", "serializer"),
+        (Rewritten, "invoice", "serializer"),
+        (Annotated[int, PlainSerializer(lambda value: 0)], "invoice", "serializer"),
+        (SecretStr, "invoice", "secret"),
+        (list[Secret[int]], "invoice", "secret"),
+        (Initial, "invoice.note", "InitVar"),
+    ],
+)
+def test_arguments_that_the_approving_person_would_not_see_are_problems(kind: Any, path: str, reason: str) -> None:
+    def pay(invoice: Any) -> None: ...
+
+    pay.__annotations__["invoice"] = kind
+
+    @register_ai_service(tools=tool(requires_approval=True)(pay))
+    class Payments(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    container = Container(models={"default": ScriptedChatModel([])}).register(Payments)
+    [problem] = [each for each in container.check() if "approve" in str(each)]
+    assert repr(path) in str(problem)
+    assert reason in str(problem)
+    with pytest.raises(IllegalConfigurationError, match="needs approval"):
+        create_ai_service(Payments, chat_model=ScriptedChatModel([]))
+
+
+@pytest.mark.parametrize("needs_approval", [False, True])
+def test_arguments_that_are_shown_as_they_are_have_no_problem(needs_approval: bool) -> None:
+    @tool(requires_approval=needs_approval)
+    def pay(invoice: Paid, when: date, euros: Decimal = Decimal(0)) -> None: ...
+
+    @tool
+    def look(secret: SecretStr, invoice: Hidden) -> None: ...
+
+    @register_ai_service(tools=[pay, look])
+    class Payments(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    assert Container(models={"default": ScriptedChatModel([])}).register(Payments).check() == []

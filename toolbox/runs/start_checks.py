@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 from ..bean_references import BeanReference
@@ -53,6 +54,8 @@ def run_problems(
             for path, problem in _Needs(plans, graph, kept, interceptors).of(plan, (plan.where,)):
                 found.setdefault(path, problem)
     for tools in added:
+        for tool in tools:
+            yield from hidden_argument_problems(tool.where, tool)
         for path, problem in _Needs(plans, graph, kept, interceptors).of_tools(tools, ()):
             found.setdefault(path, problem)
     yield from found.values()
@@ -91,6 +94,82 @@ def not_persistent(where: str) -> Problem:
     """Return the problem of a durable method without a store that outlives the process."""
     fact = "is durable, but there is no persistent RunStore"
     return Problem(where, fact, "register one, for example sql.engine and sql.SqlRunStore (from toolbox import sql)")
+
+
+# --- arguments that a person would approve without seeing them
+
+
+def hidden_argument_problems(where: str, tool: Tool) -> Iterator[Problem]:
+    """Yield a problem for each argument that a person would not see as it is before approving a call of the tool."""
+    if tool.requires_approval is False:
+        return
+    for parameter in tool.visible:
+        try:
+            schema = adapter_of(parameter.annotation).core_schema
+        except Exception:  # pydantic raises many kinds of exceptions; the tool has a problem without this check
+            continue
+        for path, reason in dict.fromkeys(_hidden_in(schema, parameter.name)):
+            fact = f"needs approval, but the person who approves does not see the argument {path!r} as it is: {reason}"
+            yield Problem(where, fact, "use a type whose JSON has all values as they are")
+
+
+def _hidden_in(schema: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the paths in pydantic's schema of a type whose values JSON leaves out or changes, with the reason.
+
+    Serializers of pydantic's own types, such as dates and addresses, write the value; those of programs may write
+    anything.
+    """
+    if isinstance(schema, (list, tuple)):
+        for each in schema:
+            yield from _hidden_in(each, path)
+    if not isinstance(schema, Mapping):
+        return
+    if schema.get("serialization_exclude") is True or callable(schema.get("serialization_exclude_if")):
+        yield path, "exclude= leaves it out"
+    if schema.get("init_only") is True:
+        yield path, "an InitVar is not a field"
+    if isinstance(written := schema.get("serialization"), Mapping) and (reason := _reason_of(written)) is not None:
+        yield path, reason
+    for key, inner in schema.items():
+        if key == "fields" and isinstance(inner, Mapping):
+            for name, field in inner.items():
+                yield from _hidden_in(field, f"{path}.{name}")
+        elif key == "fields":
+            for field in inner:
+                yield from _hidden_in(field, f"{path}.{field['name']}" if "name" in field else path)
+        elif key not in ("serialization", "computed_fields", "metadata", "default"):
+            yield from _hidden_in(inner, path)
+
+
+def _reason_of(serialization: Mapping[str, Any]) -> str | None:
+    """Return why a serializer may hide or change a value; None for one that writes it."""
+    kind = serialization.get("type", "")
+    if kind == "format" or kind.startswith("include-exclude"):
+        return "it has a serializer"
+    if not kind.startswith("function-"):
+        return None
+    function = serialization["function"]
+    if function in _secret_serializers():
+        return "it is a secret, of which only stars are shown"
+    is_pattern = repr(function) == "operator.attrgetter('pattern')"  # of re.Pattern
+    is_of_pydantic = (getattr(function, "__module__", None) or "").partition(".")[0] == "pydantic"
+    return None if is_pattern or is_of_pydantic else "it has a serializer"
+
+
+@cache
+def _secret_serializers() -> frozenset[Any]:
+    """Return the functions with which pydantic writes its secret types."""
+    from pydantic import Secret, SecretBytes, SecretStr
+
+    todo: list[Any] = [adapter_of(kind).core_schema for kind in (SecretStr, SecretBytes, Secret[str])]
+    found = set()
+    while todo:
+        here = todo.pop()
+        if isinstance(here, Mapping):
+            todo += here.values()
+            if isinstance(written := here.get("serialization"), Mapping) and "function" in written:
+                found.add(written["function"])
+    return frozenset(found)
 
 
 # --- seeds that are not there when a run continues

@@ -428,6 +428,10 @@ class ContainerHost:
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
         """See `ServiceHost.tool_problems`."""
         where = f"{where}, tool {tool.specification.name}"
+        if tool.requires_approval is not False:
+            from ..runs.start_checks import hidden_argument_problems
+
+            yield from hidden_argument_problems(where, tool)
         if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
             yield unknown_executor(where, tool.execution)
         if self._graph is not None:
