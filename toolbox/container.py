@@ -273,6 +273,7 @@ class Container:
             estimator_problems,
             global_interceptor_problems,
             identity_problems,
+            key_function_problems,
             listener_problems,
             restricted_in,
             tool_problems,
@@ -286,6 +287,7 @@ class Container:
         tools = tools_of_beans(registered.graph)
         problems += tool_problems(registered.graph, tools)
         problems += host.models.section_problems(problems)
+        problems += key_function_problems(host.models, registered.graph)
         problems += host.run_problems(registered.graph, self._added_tools())
         problems += listener_problems(registered.graph)
         problems += global_interceptor_problems(registered.graph)

@@ -390,6 +390,13 @@ def _can_pickle(value: object) -> bool:
 current_invocation: ContextVar[InvocationContext | None] = ContextVar("toolbox.invocation", default=None)
 
 
+current_bean_caller: ContextVar[Callable[[Callable[..., Any], str], Awaitable[Any]] | None] = ContextVar(
+    "toolbox.bean_caller", default=None
+)
+"""Calls a function with its `Inject[…]` parameters, in the scope of the current invocation. For models, which do not
+know beans; the text is the place of the function, for errors."""
+
+
 def given_up_with_outer(future: Future[T]) -> Future[T]:
     """Return `future`, an invocation on another thread; cancel it when the current invocation is cancelled."""
     outer = current_invocation.get()

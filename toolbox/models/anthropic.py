@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
@@ -29,6 +29,7 @@ from .openai_settings import (
     TransportChoice,
     has_own_transport,
     is_same_address,
+    key_provider,
     reasoning_problems,
     server_problems,
 )
@@ -49,7 +50,7 @@ class AnthropicSettings:
     Server:
 
     - `api_key`: defaults to `ANTHROPIC_API_KEY`, then `ANTHROPIC_AUTH_TOKEN`. Your own server may need no key. The key
-      may be a coroutine function that returns the current key.
+      may be a function that returns the current key, with `Inject[…]` parameters.
     - `base_url`: the address without `/v1`; defaults to `ANTHROPIC_BASE_URL`, then Anthropic.
     - `transport`, `timeout`, `read_timeout`, `max_retries`, `max_concurrent_requests`, `max_reply_bytes`: see
       `OpenAiSettings`.
@@ -169,7 +170,8 @@ class AnthropicPackage:
         self._client = _client_class()
 
     def client(self, settings: ServerSettings, **others: Any) -> Any:
-        return self._client(settings.key, base_url=settings.address, open_telemetry=False, **others)
+        key = settings.key if isinstance(settings.key, str) else key_provider(settings.key, settings.model)
+        return self._client(key, base_url=settings.address, open_telemetry=False, **others)
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
         if address is not None and not is_from_environment(address):
@@ -191,7 +193,7 @@ def _client_class() -> Any:
     from .transport import repeating
 
     class AsyncAnthropic(repeating(anthropic.AsyncAnthropic)):  # type: ignore[misc]  # the class is made at run time
-        def __init__(self, key: ApiKey, **others: Any) -> None:
+        def __init__(self, key: str | Callable[[], Awaitable[str]], **others: Any) -> None:
             super().__init__(api_key=key if isinstance(key, str) else "none", **others)
             self._key = key
 
@@ -256,6 +258,11 @@ class AnthropicChatModel:
         raise TypeError(
             f"cannot pickle or copy {self!r}, which holds connections and a key; create a new model instead"
         )
+
+    @property
+    def key_function(self) -> Callable[..., Any] | None:
+        """The function that returns the key, or None."""
+        return None if isinstance(self._settings.key, str) else self._settings.key
 
     @property
     def base_url(self) -> str:

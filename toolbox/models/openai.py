@@ -32,6 +32,7 @@ from .openai_settings import (
     ServerSettings,
     environment_headers,
     is_openai_address,
+    key_provider,
     problems_of,
 )
 from .server_errors import secrets_in
@@ -144,6 +145,11 @@ class OpenAiChatModel:
         raise TypeError(
             f"cannot pickle or copy {self!r}, which holds connections and a key; create a new model instead"
         )
+
+    @property
+    def key_function(self) -> Callable[..., Any] | None:
+        """The function that returns the key, or None."""
+        return None if isinstance(self._settings.key, str) else self._settings.key
 
     @property
     def base_url(self) -> str:
@@ -297,7 +303,8 @@ class OpenAiPackage:
     def client(self, settings: ServerSettings, **others: Any) -> Any:
         from .transport import repeating
 
-        return repeating(self.module.AsyncOpenAI)(api_key=settings.key, base_url=settings.address, **others)
+        key = settings.key if isinstance(settings.key, str) else key_provider(settings.key, settings.model)
+        return repeating(self.module.AsyncOpenAI)(api_key=key, base_url=settings.address, **others)
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
         return environment_headers(address)

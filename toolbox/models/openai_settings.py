@@ -6,6 +6,7 @@ server.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -13,13 +14,15 @@ from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from ..chat import REASONING, Reasoning
+from ..context import current_bean_caller
 from ..errors import Problem
 
 PUBLIC_URL = "https://api.openai.com/v1"
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 """The names of the limit of a reply's tokens in the OpenAI APIs."""
 
-ApiKey: TypeAlias = "str | Callable[[], Awaitable[str]]"
+ApiKey: TypeAlias = "str | Callable[..., str] | Callable[..., Awaitable[str]]"
+"""A key, or a function that returns it; `def` or `async def`, with `Inject[…]` parameters."""
 LARGEST_REPLY = 64 * 2**20
 """The default of `max_reply_bytes`."""
 
@@ -47,6 +50,8 @@ class ServerSettings(Protocol):
     @property
     def key(self) -> ApiKey: ...
     @property
+    def model(self) -> str: ...
+    @property
     def timeout(self) -> float | None: ...
     @property
     def read_timeout(self) -> float | None: ...
@@ -71,7 +76,7 @@ class OpenAiSettings:
     Server:
 
     - `base_url`, `api_key`: default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Your own server may need no key. The key
-      may be a coroutine function that returns the current key.
+      may be a function that returns the current key, with `Inject[…]` parameters.
     - `wire`: `"chat"` (chat completions) or `"responses"`.
     - `transport`: `"aiohttp"` (the default if it is installed), `"httpx2"`, or an object that sends requests, such as
       an httpx2 transport or a `toolbox.recordings.Recording`. A model has one client per event loop.
@@ -251,6 +256,29 @@ def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
         yield Problem(where, what, "use 'always', 'with_calls', 'never' or None")
 
 
+def key_provider(function: Callable[..., str | Awaitable[str]], model: str) -> Callable[[], Awaitable[str]]:
+    """Return a coroutine function that calls the function of a key, with its beans from the scope of the call."""
+
+    async def provide() -> str:
+        call = current_bean_caller.get()
+        key: Any
+        if call is not None:
+            key = await call(function, key_place(model))
+        else:
+            key = function()
+            key = await key if inspect.isawaitable(key) else key
+        if not isinstance(key, str):
+            raise TypeError(f"{key_place(model)} returned {type(key).__name__}, not str")
+        return key
+
+    return provide
+
+
+def key_place(model: str) -> str:
+    """Return the place of a key's function, for errors."""
+    return f"the api_key function of model {model!r}"
+
+
 def reasoning_problems(level: object, where: str) -> Iterator[Problem]:
     """Yield a problem if `reasoning=` of a model is unknown."""
     if level not in (None, *REASONING):
@@ -279,7 +307,7 @@ def server_problems(
             yield Problem(where, what, f"set api_key= or {variable} to the key only")
     elif not callable(settings.key):
         what = f"invalid API key of type {type(settings.key).__name__}"
-        yield Problem(where, what, "pass a str, or a coroutine function that returns one")
+        yield Problem(where, what, "pass a str, or a function that returns one")
     for name, value in (settings.extra_headers or {}).items():
         if not isinstance(value, str) or not value.isprintable() or not f"{name}".isascii() or not name.isprintable():
             yield Problem(where, f"invalid name or value of the header {name!r}", "pass one line of printable text")

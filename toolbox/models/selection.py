@@ -67,6 +67,12 @@ class NamedModels:
                 return fault
         return None
 
+    def key_functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """Yield the functions that return the keys of the models that were passed, with their places."""
+        for name, model in self._given.items() if self.are_checked else ():
+            if (function := key_function_of(model)) is not None:
+                yield f"the api_key function of model {name!r}", function
+
     def section_problems(self, known: Collection[Problem]) -> Iterator[Problem]:
         """Yield problems of models in the settings that name a provider, also of models that no service uses.
 
@@ -167,6 +173,12 @@ def no_model(given: object, where: str, place: str) -> Problem | None:
     if callable(getattr(given, "chat", None)) and not isinstance(given, type):
         return None
     return Problem(where, f"{place}: {given!r} is not a model", "pass an object with `async def chat(request)`")
+
+
+def key_function_of(model: object) -> Callable[..., Any] | None:
+    """Return the function that returns the key of a model, or None."""
+    found: Callable[..., Any] | None = getattr(model, "key_function", None)
+    return found if callable(found) else None
 
 
 class FallbackModel:

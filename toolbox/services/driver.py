@@ -29,7 +29,7 @@ from ..chat import (
     ToolProgress,
 )
 from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, pieces_in, response_of
-from ..context import current_invocation
+from ..context import current_bean_caller, current_invocation
 from ..execution.cancellation import own_code
 from ..tools.codec import SUCCESS
 from ..tools.pipeline import ToolSuspension, execute_tool
@@ -210,6 +210,7 @@ class ToolTasks:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
     token = current_invocation.set(invocation.context)
+    caller = current_bean_caller.set(invocation.call_with_beans)
     running = invocation.host.running
     number = running.begin(invocation.plan.where, invocation.host.running_loop)
     try:
@@ -227,6 +228,7 @@ async def run(invocation: Invocation) -> Any:
     finally:
         running.end(number)
         invocation.note()
+        current_bean_caller.reset(caller)
         current_invocation.reset(token)
 
 

@@ -37,7 +37,7 @@ from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_
 from ..security import OF_KNOWN, SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
 from ..tools.marks import mcp_marked, toolbox_of
-from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
+from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool, read_injected
 from ..tools.sources import bean_types, members_of, read_tools
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import bound_arguments, implementation_of
@@ -738,6 +738,14 @@ def global_interceptor_problems(graph: BeanGraph) -> Iterator[Problem]:
     """Yield problems with the global interceptors."""
     for each in global_interceptors(graph):
         yield from NamedAt(type_name(each.type), "global_interceptor", each, is_at_tool=False).problems()
+
+
+def key_function_problems(models: NamedModels, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the parameters of functions that return the keys of models."""
+    for where, function in models.key_functions():
+        injected, problems = read_injected(function, where)
+        yield from problems
+        yield from injection_problems(where, injected, graph)
 
 
 def injection_problems(where: str, injected: Iterable[InjectedParameter], graph: BeanGraph) -> Iterator[Problem]:

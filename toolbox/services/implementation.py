@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
 from ..chat_streams import TextPieces, pieces_in
-from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
+from ..context import (
+    NOT_BEGUN,
+    InContext,
+    WhileCallerWaits,
+    current_bean_caller,
+    current_invocation,
+    given_up_with_outer,
+)
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
 from ..tools.marks import OWN_TOOL_CALLS, SERVICE_MARK
@@ -313,6 +320,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
     def _started(self) -> Invocation:
         self._invocation = invocation = self._context.run(self._begin)
         self._context.run(current_invocation.set, invocation.context)
+        self._context.run(current_bean_caller.set, invocation.call_with_beans)
         self._steps = self._context.run(self._read, invocation)
         return invocation
 

@@ -6,6 +6,7 @@ Includes `Running`, which tracks open calls, and `invocation_record`. Not here: 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ from ..introspection import type_name
 from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
 from ..security import identity_in
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import Tool, ToolEnvironment, ToolSuspension
+from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolSuspension, read_injected
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_each
 from .answers import restored_result
 from .loop import (
@@ -569,7 +570,7 @@ class Invocation:
             case Template() as template:
                 return SystemMessage(template.render(self._values()))
             case FunctionMessage(function) as message:
-                beans = await self._injected_into(message)
+                beans = await self._beans_for(message.injected)
                 kind = COROUTINE if is_async(function) else BLOCKING
                 text = await self.runner.run(kind, lambda: function(self.context, **beans), plan.where)
                 if not isinstance(text, str):
@@ -578,9 +579,19 @@ class Invocation:
                 return SystemMessage(text)
         return None
 
-    async def _injected_into(self, message: FunctionMessage) -> dict[str, Any]:
+    async def call_with_beans(self, function: Callable[..., Any], where: str) -> Any:
+        """Call a function with its `Inject[…]` parameters, where a tool would run. See `current_bean_caller`."""
+        injected, problems = read_injected(function, where)
+        if problems:
+            raise IllegalConfigurationError(problems)
+        beans = await self._beans_for(injected)
+        kind = COROUTINE if is_async(function) else BLOCKING
+        value = await self.runner.run(kind, lambda: function(**beans), where)
+        return await value if inspect.isawaitable(value) else value
+
+    async def _beans_for(self, injected: Iterable[InjectedParameter]) -> dict[str, Any]:
         beans: dict[str, Any] = {}
-        for each in message.injected:
+        for each in injected:
             try:
                 beans[each.name] = await self.host.scope.aget(each.wanted)
             except MissingBeanError:

@@ -29,11 +29,11 @@ from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
 from ..introspection import takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
-from ..models.selection import no_model
+from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
 from ..tools.executors import NamedInstances
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import InjectedParameter, Tool
+from ..tools.pipeline import InjectedParameter, Tool, read_injected
 from .declaration import ServiceOptions, method_names, names_around, options_for
 from .implementation import implementation_of
 from .invocation import Running, abandon_runs
@@ -347,6 +347,10 @@ def create_ai_service(
         problems += service_cycles(cls, services_offered_by)
         problems += _durable_problems(plans.values(), host)
         problems += _container_needed(cls, settings, plans.values(), host)
+    if (function := key_function_of(chat_model)) is not None:
+        where = f"the api_key function of {chat_model!r}"
+        injected, faults = read_injected(function, where)
+        problems += [*faults, *host.not_injected(where, injected)]
     if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
         problems.append(problem)
     if problems:

@@ -37,6 +37,7 @@ from ..context import (
     ActiveScope,
     Cancellation,
     InContext,
+    InjectMark,
     InvocationContext,
     Progress,
     ToolCallScope,
@@ -69,7 +70,7 @@ from ..execution.cancellation import own_code
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import creator, with_fast_init
-from ..introspection import EMPTY
+from ..introspection import EMPTY, read_signature
 from ..security import Access, SecurityIdentity, identity_in
 from .codec import (
     Encoded,
@@ -101,6 +102,21 @@ class InjectedParameter:
     name: str
     wanted: Any
     optional: bool
+
+
+def read_injected(function: Callable[..., Any], where: str) -> tuple[list[InjectedParameter], list[Problem]]:
+    """Return the `Inject[…]` parameters of a function that is called without other arguments, and its problems."""
+    injected: list[InjectedParameter] = []
+    problems: list[Problem] = []
+    for each in read_signature(function).parameters:
+        if each.is_variadic:
+            continue
+        if any(isinstance(mark, InjectMark) for mark in each.metadata):
+            injected.append(InjectedParameter(each.name, each.annotation, each.default is not EMPTY))
+        elif each.default is EMPTY:
+            fix = f"annotate it as a bean, `{each.name}: Inject[…]`, or give it a default"
+            problems.append(Problem(where, f"the parameter {each.name!r} has no value", fix))
+    return injected, problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
