@@ -27,7 +27,7 @@ class Refunds:
         return f"refunded {order}"
 
     @tool(deferred=True)
-    def ask_bank(self, question: str) -> str:
+    def ask_bank(self, question: str) -> dict[str, int]:
         raise ToolDeferred(reason="the bank answers later", attributes={"ticket": 5})
 
 

@@ -153,7 +153,7 @@ class _WatchedWait(asyncio.Future[None]):
             self.set_result(None)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Called by `Task.cancel`, in the context of whoever cancels the task."""
+        """Called by `Task.cancel`, in the context of the code that cancels the task."""
         self.is_held = self._watched.cancelled(msg)
         return self.is_held or self.end(msg)
 
@@ -174,7 +174,7 @@ def _is_future_of(waiting: Any, loop: asyncio.AbstractEventLoop, task: asyncio.T
 
 
 class OwnCode(_Watched):
-    """Awaits `work`, code of the program. A task group, timeout or `gather` of its own that fails cancels nothing.
+    """Awaits `work`, code of the program. Its task groups, timeouts and `gather`s that fail cancel nothing.
 
     `was_cancelled` is True if others have cancelled the task since it began, also if `work` caught the cancellation.
     """

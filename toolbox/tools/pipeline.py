@@ -464,7 +464,8 @@ def answer(
     Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
     """
     if tool is None:
-        raise _not_offered(request, environment.tools if environment.sent is None else environment.sent, environment)
+        # A tool that was sent before a resume may be hidden from the identity of today.
+        raise _not_offered(request, filter(environment.was_sent, environment.tools), environment)
     if tool.access is not None:
         return _answer_if_allowed(tool, tool.access, request, context, environment)
     arguments = _arguments_in(request, tool)
