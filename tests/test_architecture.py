@@ -25,7 +25,6 @@ LAYERS: dict[str, int] = {
     "toolbox.contents": 0,
     "toolbox.safe_text": 0,
     "toolbox.introspection": 0,
-    "toolbox.fast_dataclass": 0,
     "toolbox.json_text": 0,
     "toolbox.schemas": 0,
     "toolbox.chat_streams": 1,

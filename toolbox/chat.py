@@ -19,7 +19,6 @@ from .contents import ImageContent as ImageContent
 from .contents import PdfContent as PdfContent
 from .contents import TextContent as TextContent
 from .contents import joined_text as joined_text
-from .fast_dataclass import AS_TUPLE, with_fast_init
 
 K = TypeVar("K")
 
@@ -106,7 +105,6 @@ class ToolExecutionRequest:
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResult:
     """A return value of tools with more details than a plain value.
@@ -126,7 +124,6 @@ class ToolExecutionResult:
             object.__setattr__(self, "contents", _checked(self.contents))
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecution:
     """A finished tool call.
@@ -212,7 +209,6 @@ class UserMessage(Encodable):
         return joined_text(contents)
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class AiMessage(Encodable):
     """A model's reply: text, tool calls, or both. `reasoning` is the model's reasoning, if the server sends it.
@@ -223,10 +219,13 @@ class AiMessage(Encodable):
     """
 
     text: str | None = None
-    tool_execution_requests: Sequence[ToolExecutionRequest] = field(default=(), metadata=AS_TUPLE)
+    tool_execution_requests: Sequence[ToolExecutionRequest] = ()
     reasoning: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tool_execution_requests", tuple(self.tool_execution_requests))
 
     @property
     def has_tool_execution_requests(self) -> bool:
@@ -234,7 +233,6 @@ class AiMessage(Encodable):
         return bool(self.tool_execution_requests)
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResultMessage(Encodable):
     """The result of one tool call, for the model. `id` and `tool_name` are those of the request."""
@@ -319,7 +317,6 @@ class ResponseFormat(Encodable):
     strict: bool | None = None
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A request to a model.
@@ -329,14 +326,18 @@ class ChatRequest:
     `reasoning` and `max_output_tokens` have the same names for every server and win over `parameters`.
     """
 
-    messages: Sequence[Message] = field(metadata=AS_TUPLE)
-    tool_specifications: Sequence[ToolSpecification] = field(default=(), metadata=AS_TUPLE)
+    messages: Sequence[Message]
+    tool_specifications: Sequence[ToolSpecification] = ()
     response_format: ResponseFormat | None = None
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", tuple(self.messages))
+        object.__setattr__(self, "tool_specifications", tuple(self.tool_specifications))
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +390,6 @@ class ChatResponse:
 # --- stream events
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class PartialResponse:
     """A part of the reply's text."""
@@ -397,7 +397,6 @@ class PartialResponse:
     text: str
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class PartialReasoning:
     """A part of the model's reasoning."""
@@ -454,7 +453,6 @@ class ToolExecuted:
     execution: ToolExecution
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolProgress:
     """A running tool reports its progress: `done` of `total` units (None: unknown), and a text for people."""

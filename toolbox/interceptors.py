@@ -21,12 +21,11 @@ from .context import InvocationContext
 from .di.decorators import Scope
 from .errors import EndsInvocation, IllegalConfigurationError, Problem
 from .execution.cancellation import OwnCode
-from .fast_dataclass import creator, with_fast_init
 from .introspection import method_takes
 from .services.invocation import Invocation, Perform
 from .services.loop import CallModel, ModelReplied, RunTool
 from .services.plans import EffectLayer
-from .tools.codec import Encoded, EncodedInFull, new_result
+from .tools.codec import Encoded, EncodedInFull
 from .tools.pipeline import IMMUTABLE, Tool, ToolCall, ToolLayer, ToolStep, running_again
 
 C = TypeVar("C", bound=type[Any])
@@ -36,7 +35,6 @@ D = TypeVar("D")
 # --- what an interceptor sees and calls
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolInvocation:
     """One tool call, for an interceptor.
@@ -65,7 +63,6 @@ class ToolInvocation:
         return replace(self, arguments={**self.arguments, **changes})
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ModelInvocation:
     """One model request, for an interceptor. `model` is the configured name, `"default"` for the default model.
@@ -207,9 +204,6 @@ def intercepted_tool(
     return step
 
 
-_new_invocation = creator(ToolInvocation, *ToolInvocation.__slots__)
-
-
 class _AroundTool:
     """One interceptor around the calls of one tool."""
 
@@ -246,8 +240,7 @@ class _AroundTool:
                 if ending is None and _ends_invocation(error):
                     ending = error
                 raise
-            result = new_result(encoded.text, encoded.value) if type(encoded) is Encoded else encoded.as_result()
-            return result
+            return encoded.as_result()
 
         environment, bean, decoded = call.environment, self._instance, call.arguments
         if bean is None and (bean := environment.scope.existing(self._bean)) is None:
@@ -260,7 +253,7 @@ class _AroundTool:
             shown = _shown(shown)
         place = call.context.place
         replayed = place is not None and place.is_recorded
-        invocation = _new_invocation(call.request, call.tool.specification, shown, call.context, replayed)
+        invocation = ToolInvocation(call.request, call.tool.specification, shown, call.context, replayed)
         code = OwnCode(bean.around_tool(invocation, proceed))
         try:
             returned = await code

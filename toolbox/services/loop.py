@@ -35,7 +35,6 @@ from ..errors import (
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
-from ..fast_dataclass import with_fast_init
 from ..tools.pipeline import ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
 from .state import PendingToolCall, State, identity_of
@@ -82,7 +81,6 @@ class Rules:
 # --- effects: the next thing to do
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class CallModel:
     """Ask the model. `recorded` is the reply that a stored run has for this request, for interceptors."""
@@ -91,7 +89,6 @@ class CallModel:
     recorded: ModelReplied | None = None
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class RunTool:
     """Run one pending call."""
@@ -100,7 +97,6 @@ class RunTool:
     request: ToolExecutionRequest
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class RunTools:
     """Run the waiting pending calls, in order or at the same time; `first` is the index of one of them."""
@@ -130,7 +126,6 @@ class Suspend:
     indexes: Sequence[int]
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class Finish:
     """End the invocation; `response` is the last reply."""
@@ -153,7 +148,6 @@ Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Suspend | Finish | Fail
 # --- events: results of effects
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
     """The model has replied. `aside` are additional messages before the reply, which are not stored in memory.
@@ -184,7 +178,6 @@ class AnswerChecked:
     prompt: str | None = None
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolFinished:
     """One pending call has finished."""

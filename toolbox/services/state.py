@@ -25,7 +25,6 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import TranscriptError
-from ..fast_dataclass import with_fast_init
 from ..tools.pipeline import ToolOutcome
 from ..transcripts import Json, message_from_dict, message_to_dict, read_field, read_json, write_json
 from .outputs import OutputMode
@@ -37,7 +36,6 @@ VERSION = 1
 Status: TypeAlias = Literal["waiting", "finished", "suspended"]
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class PendingToolCall:
     """One tool call of the current reply.

@@ -20,7 +20,6 @@ from ..chat import ToolExecutionRequest, ToolExecutionResult
 from ..contents import CONTENT_TYPES, AudioContent, Content, ImageContent, PdfContent, TextContent, joined_text
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution.markers import returns_awaitable
-from ..fast_dataclass import creator
 from ..introspection import EMPTY, Unresolved, is_plain_data, unwrapped
 from ..json_text import arguments_text, as_wanted, doubled_name, value_text
 from ..safe_text import COUNTED, faults_of
@@ -369,9 +368,6 @@ def printable(text: str) -> str:
 # --- results
 
 
-new_result = creator(ToolExecutionResult, "text", "result_object")
-
-
 class Encoded:
     """A tool's result as text for the model, before it is cut, and the value."""
 
@@ -386,7 +382,7 @@ class Encoded:
 
     def as_result(self) -> ToolExecutionResult:
         """Return it as a public `ToolExecutionResult`."""
-        return new_result(self.text, self.value)
+        return ToolExecutionResult(self.text, self.value)
 
 
 class EncodedInFull(Encoded):

@@ -69,7 +69,6 @@ from ..events import (
 from ..execution.cancellation import own_code
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
-from ..fast_dataclass import creator, with_fast_init
 from ..introspection import EMPTY, read_signature
 from ..security import Access, SecurityIdentity, identity_in
 from .codec import (
@@ -359,7 +358,6 @@ class ToolEnvironment:
         return self.tools.get(request.name) if self.was_sent(request.name) else None
 
 
-@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
     """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model.
@@ -379,10 +377,6 @@ class ToolOutcome:
         return ToolExecutionResultMessage(
             request.id, request.name, done.result, done.is_error, done.attributes, self.contents
         )
-
-
-_new_outcome = creator(ToolOutcome, *ToolOutcome.__slots__)
-_new_execution = creator(ToolExecution, *ToolExecution.__slots__)
 
 
 class NoService:
@@ -436,8 +430,8 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, 
         if len(text) > (LARGE_RESULT if limit is None else limit):
             text, contents = _too_long(request, encoded, limit)
         taken, attributes = perf_counter() - clock, encoded.attributes or {}
-        outcome = _new_outcome(
-            _new_execution(request, text, encoded.value, encoded.is_error, started_at, taken, attributes),
+        outcome = ToolOutcome(
+            ToolExecution(request, text, encoded.value, encoded.is_error, started_at, taken, attributes),
             contents,
             encoded.failed or (raised is not None and is_failure(raised, request)),
         )
