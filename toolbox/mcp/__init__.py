@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, McpTimeoutError
-from .connection import McpEvent, McpListener, McpLog, McpProgress, McpToolChanged
+from .notifications import McpEvent, McpListener, McpLog, McpProgress, McpToolChanged
 from .resources import mcp_prompt, mcp_resource
 from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
 from .serving import mcp_server_of, serve_stdio

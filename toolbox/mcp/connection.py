@@ -1,26 +1,20 @@
 """The connection to one MCP server: sends requests, opens a session for the first one and a new one after a failure.
 
-A session is a task that opens the connection, keeps it open and closes it. Also: notifications for the program, and
-errors. Not here: processes and HTTP clients (`transports`), the servers of a container and their tools in services
-(`servers`).
+Not here: one session (`client_session`), which tools are used (`tool_choice`), the servers of a container and their
+tools in services (`servers`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import fnmatch
-import hashlib
-import json
 import logging
 import math
-import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from contextvars import Context
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -28,15 +22,14 @@ from ..chat import Message
 from ..context import current_progress
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, McpTimeoutError
 from ..safe_text import brief, hide_secrets, without_secrets
-from ..search import SEARCH_TOOL
-from ..services.outputs import ANSWER_TOOL
 from ..settings import McpSettings
-from ..tools.specification import name_problems
 from .blocks import messages_of
-from .screening import MAX_TOOLS, SkippedTools, remove_unusable_tools, too_large, visible
+from .client_session import McpSession, RefusedRequest, SessionCallbacks, connection_error, secrets_of
+from .notifications import McpEvent, McpProgress
+from .screening import too_large, visible
+from .tool_choice import ToolChoice
 
 if TYPE_CHECKING:
-    import httpx2
     from mcp import Client
     from mcp_types import (
         CallToolResult,
@@ -55,20 +48,12 @@ logger = logging.getLogger("toolbox.mcp")
 P = TypeVar("P", bound="PaginatedResult")
 T = TypeVar("T")
 
-_INVALID_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
-
 LONGEST_MESSAGE = 1000
 """Characters of the text of a server's progress that streams and listeners of tools receive."""
-
-FIRST_WITH_INPUT = "2026-07-28"
-"""The first protocol version in which a server returns a question instead of asking while the call runs."""
 
 INVALID_PARAMS = -32602
 """JSON-RPC: the arguments of a call are invalid."""
 _METHOD_NOT_FOUND = -32601
-
-RESERVED_NAMES = frozenset({SEARCH_TOOL, ANSWER_TOOL, "list_resources", "get_resource"})
-"""Names of the framework's own tools: a server's tool would take their place, or end every call of a service."""
 
 MAX_PAGES = 100
 """Pages that are read of one list."""
@@ -86,11 +71,6 @@ _REQUEST_TIMEOUT = -32001
 _CONNECTION_CLOSED = -32000
 # Transport errors: the connection closed, or an HTTP error status without a JSON-RPC error.
 _TRANSPORT_ERRORS = ((_CONNECTION_CLOSED, ""), (-32603, "server returned an error response"))
-
-
-def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Return True if a tool has one of these names, or fits one of these patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 # --- the connection to one server
@@ -136,10 +116,7 @@ class McpConnection:
         self.name, self.settings, self._on_event, self._headers = name, settings, on_event, headers
         self._groups: OrderedDict[Headers, _HeaderGroup] = OrderedDict()
         self._evicted: set[McpSession] = set()
-        self._pins: dict[str, dict[str, str]] = {}
-        self._reported: set[tuple[str, tuple[str, ...]]] = set()
-        self._refused: frozenset[str] = frozenset()
-        self._unmatched: set[str] = set()
+        self._choice = ToolChoice(name, settings, self._notify)
         self._closed = ""  # why, once it is closed
         self._running = 0
         self._is_idle = asyncio.Event()
@@ -158,79 +135,15 @@ class McpConnection:
         if group.tools is not None:
             return group.tools
         version = group.tools_version
-        offered = self._usable(await self._request("list its tools", self._all_tools, group), group)
+        found = await self._request("list its tools", self._all_tools, group)
+        offered = self._choice.choose(found, group.session.output_schemas if group.session is not None else {})
         if version == group.tools_version:  # they did not change in the meantime
             group.tools = offered
         return offered
 
-    def _usable(self, found: list[Tool], group: _HeaderGroup) -> tuple[Tool, ...]:
-        """Return the tools to offer; each name occurs once."""
-        self._report_patterns([each.name for each in found])
-        skipped = SkippedTools(self.name)
-        tools: dict[str, Tool] = {}
-        for each in found:
-            if not self._is_offered(each.name):
-                continue
-            name = self.offered_name(each.name)
-            if name in RESERVED_NAMES:
-                skipped.add(each.name, "toolbox has a tool of this name; rename it with names= or prefix=")
-            elif name_problems(name, ""):
-                skipped.add(each.name, "models do not accept this name; rename it with names= or prefix=")
-            elif name in tools:
-                skipped.add(each.name, f"another tool has the name {name!r}; rename one with names=")
-            elif len(tools) == MAX_TOOLS:
-                skipped.add(each.name, f"more than {MAX_TOOLS}")
-            elif (changed := self._changed(each)) and self.settings.pin_tools:
-                skipped.add(each.name, f"it has changed since it was first listed: {', '.join(changed)}")
-            else:
-                tools[name] = each
-        skipped.log()
-        schemas = group.session.output_schemas if group.session is not None else {}
-        return tuple(
-            each.model_copy(update={"output_schema": schemas[each.name]}) if each.name in schemas else each
-            for each in tools.values()
-        )
-
-    def _report_patterns(self, names: list[str]) -> None:
-        """Log each pattern of `approval` that matches no tool, once: a typing error would leave a tool unguarded."""
-        patterns = self.settings.approval if isinstance(self.settings.approval, tuple) else ()
-        known = [*names, "get_resource"] if self.settings.expose_resources else names
-        for pattern in patterns:
-            if pattern not in self._unmatched and not any(matches_any(name, (pattern,)) for name in known):
-                self._unmatched.add(pattern)
-                logger.warning("MCP server %r: approval=%r matches none of its tools", self.name, pattern)
-
-    def _changed(self, tool: Tool) -> tuple[str, ...]:
-        """Return what differs from the first listing of a tool, and report it. Remembers a tool that is new."""
-        now = _fingerprints(tool)
-        if tool.name not in self._pins and len(self._pins) < MAX_ITEMS:
-            self._pins[tool.name] = now
-        first = self._pins.get(tool.name, {})
-        changed = tuple(part for part, value in now.items() if first.get(part) != value)
-        refused = self._refused - {tool.name}
-        self._refused = refused | {tool.name} if changed and self.settings.pin_tools else refused
-        if changed and (tool.name, tuple(now.values())) not in self._reported:
-            if len(self._reported) < MAX_ITEMS:
-                self._reported.add((tool.name, tuple(now.values())))
-            self._notify(McpToolChanged(self.name, tool.name, changed, self.settings.pin_tools))
-            if not self.settings.pin_tools:
-                logger.warning(
-                    "MCP server %r: the %s of tool %r changed after it was first listed; review it, or refuse changed "
-                    "tools with pin_tools=True",
-                    self.name,
-                    " and the ".join(changed),
-                    tool.name,
-                )
-        return changed
-
-    def _is_offered(self, name: str) -> bool:
-        include, exclude = self.settings.include, self.settings.exclude
-        return (not include or matches_any(name, include)) and not matches_any(name, exclude)
-
     def offered_name(self, name: str) -> str:
-        """Return the name that models see; MCP allows characters such as dots, which models do not accept."""
-        new_name = self.settings.names.get(name)
-        return _INVALID_IN_NAMES.sub("_", f"{self.settings.prefix}{name}")[:64] if new_name is None else new_name
+        """Return the name that models see for a tool of the server."""
+        return self._choice.offered_name(name)
 
     async def takes_input(self) -> bool:
         """Return True if the server can return questions instead of results. Raises `McpError`."""
@@ -251,7 +164,7 @@ class McpConnection:
         Raises `McpInputRequiredError` if the server needs input. Then call the tool again with `answers` by the keys of
         its requests, such as `{"action": "accept", "content": {…}}`, and with its `state`. Raises `McpError`.
         """
-        if tool in self._refused:
+        if self._choice.refuses(tool):
             raise McpError(self.name, f"refused tool {tool}: it has changed since it was first listed")
 
         report = current_progress.get()
@@ -501,7 +414,7 @@ class McpConnection:
     def _broken(self, action: str, reason: str, refusal: RefusedRequest | None = None) -> McpConnectionError:
         fact = "the connection broke" if refusal is None else f"it answered with status {refusal.status}"
         text = f"could not {action}: {fact} ({reason}); the next call opens a new connection"
-        return _connection_error(self.name, text, refusal)
+        return connection_error(self.name, text, refusal)
 
 
 # --- calls
@@ -577,314 +490,3 @@ def is_web_address(url: object) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and visible(str(url)) == url
     except ValueError:
         return False
-
-
-# --- pinned tools
-
-
-def _fingerprints(tool: Tool) -> dict[str, str]:
-    """Return a short hash of each part of a tool that a model or an approval depends on."""
-    annotations = None if tool.annotations is None else tool.annotations.model_dump(mode="json", exclude_none=True)
-    parts = {"description": [tool.title, tool.description], "schema": tool.input_schema, "annotations": annotations}
-    return {name: _hash(value) for name, value in parts.items()}
-
-
-def fingerprint_of(tool: Tool) -> str:
-    """Return a short hash of what an approval of a call covers: the tool's own name, input schema and annotations."""
-    parts = _fingerprints(tool)
-    return _hash([tool.name, parts["schema"], parts["annotations"]])
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-# --- notifications for the program
-
-
-@dataclass(frozen=True, slots=True)
-class McpProgress:
-    """A server reports the progress of a tool call: `progress` out of `total`, if the total is known."""
-
-    server: str
-    tool: str
-    progress: float
-    total: float | None = None
-    message: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class McpLog:
-    """A server sent a log message; `level` is the MCP name of the level (`debug` … `emergency`).
-
-    Protocol logging is deprecated in MCP. Servers are not asked for log messages; older ones send them all the same.
-    """
-
-    server: str
-    level: str
-    logger: str | None
-    data: Any
-
-
-@dataclass(frozen=True, slots=True)
-class McpToolChanged:
-    """A tool differs from its first listing. `changed` are parts of it: `description`, `schema`, `annotations`.
-
-    `refused` is True if the tool is no longer offered (`pin_tools=True`).
-    """
-
-    server: str
-    tool: str
-    changed: tuple[str, ...]
-    refused: bool = False
-
-
-McpEvent: TypeAlias = McpProgress | McpLog | McpToolChanged
-
-
-class McpListener(Protocol):
-    """Receives progress, log messages and changed tools of MCP servers. Implement it in a bean.
-
-        @application_scoped
-        class ProgressBar(McpListener):
-            def on_mcp_event(self, event: McpEvent) -> None: ...
-
-    `on_mcp_event` must return quickly: the connection waits for it. Exceptions are logged and ignored.
-    """
-
-    def on_mcp_event(self, event: McpEvent) -> None:
-        """Handle `event`: an `McpProgress`, `McpLog` or `McpToolChanged`."""
-
-
-# --- the session
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedRequest:
-    """The reply of an HTTP server that refused a request."""
-
-    status: int
-    www_authenticate: str | None
-
-
-def _connection_error(server: str, text: str, refusal: RefusedRequest | None) -> McpConnectionError:
-    if refusal is None:
-        return McpConnectionError(server, text)
-    return McpConnectionError(server, text, None, refusal.status, refusal.www_authenticate)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCallbacks:
-    """Functions that a session calls for notifications."""
-
-    on_event: Callable[[McpEvent], None]
-    on_tools_changed: Callable[[], None]
-
-
-class McpSession:
-    """One session with a server. It ends when the server closes it, when `end` is called, or when connecting fails.
-
-    `is_unknown_to_server`: an HTTP server rejected the session id, for example after a restart; it ran nothing.
-    `end_reason`: why this side ended the session, if the server caused it.
-    `refusal`: the last reply of an HTTP server that refused a request.
-    `output_schemas`: output schemas of the listed tools, by name.
-    """
-
-    def __init__(
-        self, name: str, settings: McpSettings, callbacks: SessionCallbacks, previous: McpSession | None
-    ) -> None:
-        self._name, self._settings, self._callbacks = name, settings, callbacks
-        self.is_unknown_to_server = False
-        self.end_reason = ""
-        self.refusal: RefusedRequest | None = None
-        self.output_schemas: dict[str, Any] = {}
-        self._version: str | None = None
-        self._leave = asyncio.Event()
-        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        # An empty context: later notifications must not appear to belong to the call that opened the session.
-        self._task = asyncio.create_task(self._run(previous), name=f"mcp {name}", context=Context())
-
-    @property
-    def has_ended(self) -> bool:
-        """Return True if the session accepts no more requests."""
-        return self._leave.is_set() or self._task.done()
-
-    @property
-    def takes_input(self) -> bool:
-        """Return True if the server can return a question instead of the result of a call."""
-        return (self._version or "") >= FIRST_WITH_INPUT
-
-    @property
-    def is_closed(self) -> bool:
-        """Return True if the session is closed, and the process of a stdio server has ended."""
-        return self._task.done()
-
-    async def client(self) -> Client:
-        """Return the SDK's client once the server is ready. Raises `McpConnectionError` if connecting fails."""
-        return await asyncio.shield(self._opened)
-
-    def end(self) -> None:
-        """Start closing the session, which also ends a stdio server. `wait_ended` waits until it is closed."""
-        if not self._leave.is_set():
-            self._leave.set()
-            if not self._opened.done():
-                self._task.cancel()  # only once: a second cancellation would interrupt ending the server's process
-
-    async def wait_ended(self) -> None:
-        """Wait until the session is closed."""
-        await asyncio.wait([self._task])
-
-    async def _run(self, previous: McpSession | None) -> None:
-        """Open the client, wait for the end, close it: all in one task, because anyio's task groups require it."""
-        reason, refusal = "the container is stopped", None
-        try:
-            if previous is not None:
-                await previous.wait_ended()  # two processes of one server could conflict
-            async with AsyncExitStack() as stack:
-                async with asyncio.timeout(self._settings.connect_timeout):
-                    client: Client = await stack.enter_async_context(await self._new_client(stack))
-                self._version = client.protocol_version
-                stack.push_async_callback(_cancel, asyncio.create_task(self._follow_changes(client)))
-                self._opened.set_result(client)
-                await self._leave.wait()
-        except TimeoutError:
-            reason = self.end_reason or f"no answer within {self._settings.connect_timeout:g} s"
-        except Exception as error:  # an ExceptionGroup of any error of the server or its transport
-            reason = self.end_reason or brief(without_secrets(_innermost_text(error), secrets_of(self._settings)))
-            refusal = self.refusal
-            if refusal is not None:
-                reason = f"it answered with status {refusal.status} ({reason})"
-            if self._opened.done():
-                logger.info("the connection to MCP server %r ended: %s", self._name, reason)
-            reason = f"cannot be reached: {reason}"
-        finally:
-            self._leave.set()
-            if not self._opened.done():
-                self._opened.set_exception(_connection_error(self._name, reason, refusal))
-                self._opened.exception()  # mark it as retrieved, because possibly no call waits for it
-
-    async def _new_client(self, stack: AsyncExitStack) -> Any:
-        try:
-            from mcp import Client
-        except ImportError:
-            raise ImportError(
-                "toolbox.mcp needs the package mcp; install it with: pip install 'toolbox-di[mcp]'"
-            ) from None
-
-        transport = await self._transport(stack)
-        return Client(
-            self._watched(transport),
-            read_timeout_seconds=self._settings.timeout,
-            logging_callback=self._on_log,
-            message_handler=self._on_message,
-            elicitation_callback=_cancel_question,
-            cache=None,
-        )
-
-    async def _transport(self, stack: AsyncExitStack) -> Any:
-        from .transports import http_transport, stdio_transport
-
-        if self._settings.url is None:
-            return stdio_transport(self._settings, self._on_oversized_message)
-        return await http_transport(self._settings, stack, self._on_response)
-
-    @asynccontextmanager
-    async def _watched(self, transport: Any) -> AsyncIterator[tuple[Any, Any]]:
-        """Yield the transport's streams; the session ends when the server can send nothing more."""
-        async with transport as (reading, writing):
-            yield _WatchedStream(reading, self._on_result, self._leave.set), writing
-
-    # --- messages of the server
-
-    def _on_result(self, result: dict[str, Any]) -> None:
-        self.output_schemas.update(remove_unusable_tools(self._name, self._version, result))
-
-    def _on_oversized_message(self, reason: str) -> None:
-        self.end_reason = reason
-        logger.warning("closing the connection to MCP server %r: %s", self._name, reason)
-        self.end()
-
-    async def _on_response(self, response: httpx2.Response) -> None:
-        if response.status_code in (400, 404) and "mcp-session-id" in response.request.headers:
-            self.is_unknown_to_server = True
-        if response.request.method == "POST" and response.status_code >= 400:
-            self.refusal = RefusedRequest(response.status_code, response.headers.get("www-authenticate"))
-
-    async def _on_log(self, params: Any) -> None:
-        self._callbacks.on_event(McpLog(self._name, str(params.level), params.logger, params.data))
-
-    async def _on_message(self, message: Any) -> None:
-        inner = getattr(message, "root", message)
-        if getattr(inner, "method", "") == "notifications/tools/list_changed":
-            self._callbacks.on_tools_changed()
-
-    async def _follow_changes(self, client: Client) -> None:
-        """Subscribe to changes of the tool list; servers of older protocol versions send notifications instead."""
-        try:
-            async with client.listen(tools_list_changed=True) as changes:
-                self._callbacks.on_tools_changed()  # changes before the subscription are not reported
-                async for _ in changes:
-                    self._callbacks.on_tools_changed()
-        except Exception as error:  # older servers refuse; losing the subscription only loses news of changes
-            logger.debug("no subscription to MCP server %r: %s", self._name, error)
-
-
-class _WatchedStream:
-    """Wraps the stream of messages from a server: calls `on_result` with each result, `on_end` at the end."""
-
-    def __init__(self, stream: Any, on_result: Callable[[dict[str, Any]], None], on_end: Callable[[], None]) -> None:
-        self._stream, self._on_result, self._on_end = stream, on_result, on_end
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> _WatchedStream:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            message = await self._stream.__anext__()
-        except BaseException:
-            self._on_end()
-            raise
-        result = getattr(getattr(message, "message", None), "result", None)
-        if isinstance(result, dict):
-            self._on_result(result)
-        return message
-
-    async def __aenter__(self) -> _WatchedStream:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> Any:
-        return await self._stream.__aexit__(*error)
-
-
-async def _cancel_question(context: Any, params: Any) -> Any:
-    """Cancel the question of a server with an older protocol, which waits for the answer while the call runs."""
-    from mcp_types import ElicitResult
-
-    return ElicitResult(action="cancel")
-
-
-def secrets_of(settings: McpSettings) -> list[str]:
-    """Return the values to hide in errors and logs: headers, environment, the URL's password and query values."""
-    values = [each.get_secret_value() for each in (*settings.headers.values(), *settings.env.values())]
-    words = [word for each in values for word in each.split()]  # the key of `Bearer key`
-    parts = urlsplit(settings.url or "")
-    queries = [value for _, value in parse_qsl(parts.query)]
-    return [*values, *words, *queries, unquote(parts.password or "")]
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
-
-
-def _innermost_text(error: BaseException) -> str:
-    """Return the text of the innermost error of nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, FileNotFoundError):
-        return f"command {error.filename!r} not found; install it, or use its full path"
-    return str(error) or type(error).__name__

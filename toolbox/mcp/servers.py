@@ -39,8 +39,10 @@ from ..services.plans import MethodPlan
 from ..settings import McpSettings, ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
 from .blocks import resource_result, tool_result
-from .connection import INVALID_PARAMS, McpConnection, McpEvent, McpListener, fingerprint_of, matches_any
+from .connection import INVALID_PARAMS, McpConnection
+from .notifications import McpEvent, McpListener
 from .screening import visible
+from .tool_choice import fingerprint_of, matches_any
 
 logger = logging.getLogger("toolbox.mcp")
 

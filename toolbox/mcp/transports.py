@@ -1,6 +1,6 @@
 """Transports to MCP servers, with limits for the data they send: the process of a stdio server, an HTTP client.
 
-Not here: opening and closing a session (`connection`), checking the listed tools (`screening`).
+Not here: opening and closing a session (`client_session`), checking the listed tools (`screening`).
 """
 
 from __future__ import annotations
