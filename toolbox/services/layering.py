@@ -63,7 +63,7 @@ class MethodMarks:
 
     def answer_retries(self) -> int:
         """Return the largest `max_retries` of `@output_guardrails` at the class and the method."""
-        from ..guardrails import RETRIES_MARK
+        from ..guardrails.kinds import RETRIES_MARK
 
         targets = [*self.cls.__mro__, *definitions_of(self.cls, self.method)]
         found: list[int] = [vars(each).get(RETRIES_MARK, 0) for each in targets if hasattr(each, "__dict__")]
@@ -184,7 +184,7 @@ def _recorded(step: ToolStep, tool: Tool) -> ToolStep:
 def _input_check(named: Sequence[BeanReference]) -> tuple[InvocationLayer, ...]:
     if not named:
         return ()
-    from ..guardrails import InputCheck
+    from ..guardrails.guard_layers import InputCheck
 
     return (InputCheck(named),)
 
@@ -192,7 +192,7 @@ def _input_check(named: Sequence[BeanReference]) -> tuple[InvocationLayer, ...]:
 def _output_check(named: Sequence[BeanReference]) -> Callable[[Any, Any], Awaitable[Any]] | None:
     if not named:
         return None
-    from ..guardrails import OutputCheck
+    from ..guardrails.guard_layers import OutputCheck
 
     return OutputCheck(named)
 
@@ -205,7 +205,7 @@ class _ToolInputGuards:
 
     def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
         if named := (*self.named, *tool.named_by("tool_input_guardrails")):
-            from ..guardrails import guarded_input
+            from ..guardrails.guard_layers import guarded_input
 
             return guarded_input(step, named)
         return step
@@ -219,7 +219,7 @@ class _ToolOutputGuards:
 
     def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
         if named := (*self.named, *tool.named_by("tool_output_guardrails")):
-            from ..guardrails import guarded_output
+            from ..guardrails.guard_layers import guarded_output
 
             return guarded_output(step, named)
         return step
@@ -299,7 +299,7 @@ class NamedAt:
     def problems(self) -> Iterator[Problem]:
         """Yield problems with the kind of the class."""
         if self.decorator in GUARDRAILS:
-            from ..guardrails import guardrail_problems
+            from ..guardrails.kinds import guardrail_problems
 
             yield from guardrail_problems(self.where, self.decorator, self.reference.type, of_tool=self.is_at_tool)
             return
