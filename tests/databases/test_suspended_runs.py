@@ -31,13 +31,13 @@ from toolbox.runs import (
     RunAnswerError,
     RunNotFoundError,
     RunStore,
+    RunStoreError,
     RunSuspendedError,
     approve,
     fail,
     reject,
     respond,
 )
-from toolbox.runs.places import RunStoreError
 from toolbox.security import SecurityIdentity, roles_allowed
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call

@@ -103,7 +103,7 @@ from .documents import (
     write_value,
 )
 from .event_log import EventLog, pauses
-from .places import RunPlace, RunSession
+from .run_session import RunPlace, RunSession
 from .starting import RunEngine, RunStarting
 from .store import (
     ENDED,

@@ -318,10 +318,8 @@ class _Undo:
 
     def to_dict(self, invocation: Invocation) -> dict[str, Any]:
         """Return it as JSON values."""
-        from ..runs.places import json_arguments
-
         ran = (invocation.environment.ran or {}).get(id(self.execution.request))
-        arguments = None if ran is None or ran.arguments is None else json_arguments(ran)
+        arguments = None if ran is None or ran.arguments is None else ran.json_arguments()
         return {"position": self.position, "execution": execution_to_dict(self.execution), "arguments": arguments}
 
     @classmethod
@@ -406,11 +404,7 @@ def _compensations_in(invocation: Invocation) -> Mapping[str, Tool]:
 
 def _place_of(position: int, invocation: Invocation) -> Any:
     """Return the place of a compensation in the run of the invocation; None without a run."""
-    if invocation.place is None:
-        return None
-    from ..runs.places import place_of_compensation
-
-    return place_of_compensation(invocation.place, position)
+    return None if invocation.place is None else invocation.place.to_undo(position)
 
 
 async def _call(compensation: Tool, undo: _Undo, invocation: Invocation, caller_left: bool, place: Any) -> None:

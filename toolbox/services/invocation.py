@@ -719,9 +719,7 @@ class Invocation:
     async def suspend(self) -> None:
         """Store the run, or note for the outer invocation that this one is suspended."""
         if self.place is not None:
-            from ..runs.places import suspend
-
-            await suspend(self)
+            await self.place.session.suspend(self)
 
     def _suspended_value(self) -> Any:
         """Return a `Result` with the pending calls, or raise the error that has them."""
@@ -758,7 +756,7 @@ def _place_of(plan: MethodPlan, outer: InvocationContext | None, arguments: Mapp
 
 
 def _place_in_new_run(plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
-    from ..runs.places import RunSession
+    from ..runs.run_session import RunSession
 
     run_id = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
     return RunSession(run_id).root

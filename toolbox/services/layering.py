@@ -122,8 +122,8 @@ def _recording(in_run: bool) -> tuple[tuple[EffectLayer, ...], tuple[EffectLayer
     """Return the layer that records effects, and the one that gives a recorded reply to the layers between the two."""
     if not in_run:
         return (), ()
-    from ..runs.places import in_run as layer
-    from ..runs.places import replaying
+    from ..runs.run_layers import in_run as layer
+    from ..runs.run_layers import replaying
 
     return (layer,), (replaying,)
 
@@ -138,7 +138,7 @@ class _UnlessRun:
         checked = self.layer(step, tool)
         if checked is step:
             return step
-        from ..runs.places import unless_run
+        from ..runs.run_layers import unless_run
 
         return unless_run(checked, step)
 
@@ -153,13 +153,13 @@ class _Judging:
         guarded = self.layer(step, tool)
         if guarded is step:
             return step
-        from ..runs.places import judging
+        from ..runs.run_layers import judging
 
         return judging(guarded, step)
 
 
 def _answered(step: ToolStep, tool: Tool) -> ToolStep:
-    from ..runs.places import answered
+    from ..runs.run_layers import answered
 
     return answered(step, tool)
 
@@ -167,13 +167,13 @@ def _answered(step: ToolStep, tool: Tool) -> ToolStep:
 def _approval(step: ToolStep, tool: Tool) -> ToolStep:
     if not tool.requires_approval:
         return step
-    from ..runs.places import approval
+    from ..runs.run_layers import approval
 
     return approval(step, tool)
 
 
 def _recorded(step: ToolStep, tool: Tool) -> ToolStep:
-    from ..runs.places import recording
+    from ..runs.run_layers import recording
 
     return recording(step, tool)
 

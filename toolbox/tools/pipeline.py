@@ -11,6 +11,7 @@ import asyncio
 import functools
 import hashlib
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -82,7 +83,7 @@ from .codec import (
 )
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import OWN_TOOL_CALLS, SERVICE_MARK, ApprovalRule, ReturnBehavior, SearchBehavior, UnknownOutcome
-from .specification import ToolParameter
+from .specification import ToolParameter, given_or_default
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
 """Types whose values nobody can change."""
@@ -264,6 +265,17 @@ class ToolCall:
             return read_arguments(self.request)
         complete = self.tool.complete
         return dict(self.arguments) if complete is None else complete(self.arguments)
+
+    def json_arguments(self) -> dict[str, Any]:
+        """Return the same as JSON values, by the model's names."""
+        from pydantic_core import to_jsonable_python
+
+        names = {each.name: each.shown_name for each in self.tool.visible}
+        written = {
+            names.get(name, name): to_jsonable_python(given_or_default(value), by_alias=True, serialize_unknown=True)
+            for name, value in self.visible_arguments().items()
+        }
+        return dict(json.loads(json.dumps(written)))
 
     def with_validated(self, values: Mapping[str, Any]) -> ToolCall:
         """Return the same call with `values` as its arguments, after validating all of them.

@@ -228,6 +228,11 @@ def is_field(metadata: object) -> TypeIs[Any]:
     return type(metadata).__name__ == "FieldInfo" and type(metadata).__module__.startswith("pydantic.")
 
 
+def given_or_default(value: Any) -> Any:
+    """Return an argument; for a pydantic field that was not given, its default."""
+    return value.get_default(call_default_factory=True) if is_field(value) else value
+
+
 def _closed_over(function: Any) -> Iterator[tuple[str, Any]]:
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):

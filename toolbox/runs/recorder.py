@@ -1,0 +1,121 @@
+"""Records the result of one tool call in the database transaction of the tool.
+
+Not here: when the transaction ends (`toolbox.sql.sessions`), the statements (`toolbox.sql.run_store`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ..context import TRANSACTIONAL_MARK, TransactionRecorder
+from ..errors import ToolDeferred, TransactionRolledBackError
+from ..tools.codec import Encoded
+from ..tools.pipeline import Tool, ToolCall
+from .places import RecordKey
+from .run_records import RunRecords
+from .store import StoredRecord
+
+
+class RecorderInTransaction(TransactionRecorder):
+    """Records the result of one tool call in the tool's own transaction.
+
+    A call can end before its transaction: by its time limit while its thread goes on, by its cancellation, or with its
+    connection. Then `close` is called, and `read_back` tells what happened:
+
+    - A transaction that has recorded before `close` may be committed. `read_back` waits until it has ended.
+    - One that records later finds that the recorder is closed, and is rolled back.
+
+    Therefore `record_in` looks after its statement, and `close` comes before reading.
+    """
+
+    def __init__(
+        self,
+        records: RunRecords,
+        call: ToolCall,
+        place: str,
+        function: Any,
+        make_record: Callable[[str, Encoded | ToolDeferred, ToolCall], StoredRecord],
+    ) -> None:
+        self._records, self._call, self._place, self._function = records, call, place, function
+        self._make_record = make_record
+        self._loop = asyncio.get_running_loop()
+        self.has_begun = self.is_written = self._is_closed = False
+
+    def belongs_to(self, function: object) -> bool:
+        """Return True for the function of the tool: only its own transaction has the record."""
+        return function is self._function
+
+    def writes_to(self, bind: Any) -> bool:
+        """Return True if the store of the run is in this database."""
+        return bool(self._store.uses(bind))
+
+    async def outside(self) -> None:
+        """Record that the tool uses a transaction which cannot contain its result."""
+        await self._records.write(self._outside_record())
+
+    def outside_waiting(self) -> None:
+        """Do the same on a thread without an event loop."""
+        asyncio.run_coroutine_threadsafe(self.outside(), self._loop).result()
+
+    def outside_in(self, connection: Any) -> None:
+        """Record the same in a transaction that is about to be committed."""
+        record = self._outside_record()
+        self._store.note_in(connection, self._records.id, self._records.owned_generation, record)
+        self._raise_if_closed()
+        self._records.add(record)
+
+    def record_in(self, connection: Any, value: Any) -> None:
+        """Record what the tool returned, or its `ToolDeferred`, as the last statement before the commit."""
+        result = value if isinstance(value, ToolDeferred) else self._call.tool.encode(value)
+        record = self._make_record(self._place, result, self._call)
+        self.has_begun = True
+        self._store.record_in(connection, self._records.id, self._records.owned_generation, record)
+        self._raise_if_closed()
+        self.is_written = True
+
+    def close(self) -> None:
+        """Let every transaction of the call fail that has not recorded its result yet."""
+        self._is_closed = True
+
+    async def read_back(self) -> StoredRecord | None:
+        """Return the result that was committed, or None, after a commit that is under way has ended.
+
+        Raises `LeaseLostError` and `RunStoreError`.
+        """
+        with self._records.using_store():
+            found: StoredRecord | None = await self._store.committed(
+                self._records.id, self._records.owned_generation, self._place
+            )
+            return found
+
+    @property
+    def _store(self) -> Any:
+        return self._records.store
+
+    def _outside_record(self) -> StoredRecord:
+        return StoredRecord(str(RecordKey(self._place, "outside")), "outside", '{"version":1}')
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise TransactionRolledBackError(self._call.tool.where, "its call ended before its transaction")
+
+
+def find_recordable_function(records: RunRecords, call: ToolCall) -> Any:
+    """Return the function of a tool whose transaction can contain the record of its result; None for others."""
+    function = transactional_function(call.tool)
+    if function is None or not hasattr(records.store, "record_in"):
+        return None
+    if call.tool.execution.is_non_blocking and call.environment.runner.is_for_loop:
+        return None  # it blocks the event loop, on which the store writes
+    return function
+
+
+def transactional_function(tool: Tool) -> Any:
+    """Return the function of a tool if `@sql.transactional` made it, else None."""
+    function = tool.function
+    if function is None and isinstance(tool.bean, type):
+        function = getattr(tool.bean, tool.member, None)
+    function = getattr(function, "__func__", function)
+    return function if getattr(function, TRANSACTIONAL_MARK, None) is function else None

@@ -1,0 +1,157 @@
+"""The layers of a run: around model requests and tool calls, what is recorded and what a person approves.
+
+`services/layering` puts them into the order of all layers. Not here: what they do (`run_session`, `tool_records`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from ..execution.markers import EXECUTION_MARK, execution_of
+from ..services.loop import CallModel, ModelReplied, RunTool
+from ..tools.codec import Encoded, EncodedInFull, printable
+from ..tools.pipeline import Tool, ToolCall, ToolStep
+from ..tools.specification import given_or_default
+from .documents import read_person
+from .run_records import Suspendable
+from .run_session import RunPlace, RunSession
+from .stored_calls import decode_arguments
+
+logger = logging.getLogger("toolbox.runs")
+
+NOT_APPROVABLE = "This tool needs the approval of a person, which is not available here."
+
+
+# --- around effects
+
+
+def in_run(perform: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the layer of effects: model requests are recorded, tool calls get their places."""
+
+    def performing(effect: CallModel | RunTool, invocation: Suspendable) -> Awaitable[Any]:
+        session: RunSession = invocation.place.session
+        session.check_fits(invocation)
+        if isinstance(effect, RunTool):
+            return session.call(effect, invocation)
+        return session.ask(effect, invocation, perform)
+
+    return performing
+
+
+def replaying(perform: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the layer inside of interceptors that answers a model request with its recorded reply."""
+
+    def performing(effect: CallModel | RunTool, invocation: Suspendable) -> Awaitable[Any]:
+        if isinstance(effect, CallModel) and effect.recorded is not None:
+            return _give(effect.recorded)
+        return cast("Awaitable[Any]", perform(effect, invocation))
+
+    return performing
+
+
+async def _give(reply: ModelReplied) -> ModelReplied:
+    return reply
+
+
+# --- around tools, the outermost first
+
+
+def answered(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the outermost layer of a tool: it answers rejected calls, and replaces arguments that a person changed."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        if place is None:
+            return await step(call)
+        tools = place.session.tools
+        answer = tools.take_answer(place.call)
+        if answer is not None and answer.kind == "reject":
+            return EncodedInFull(printable(answer.reason or ""), is_error=True)
+        if place.is_recorded:
+            return await tools.replay(step, call)
+        tools.note_decoded(call)
+        if answer is None:
+            return await step(call)
+        return await step(call.with_arguments(decode_arguments(call, answer.arguments or {})))
+
+    return run
+
+
+def unless_run(checked: ToolStep, step: ToolStep) -> ToolStep:
+    """Return a step that takes the checks before a tool only if the tool will run: a recorded call has passed them."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        has_run = place is not None and place.session.next_record(place.call) is not None
+        return await (step if has_run else checked)(call)
+
+    return run
+
+
+def approval(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the layer that suspends calls that need approval; tools that never do keep their step."""
+    if not tool.requires_approval:
+        return step
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        if place is None:
+            return EncodedInFull(NOT_APPROVABLE, is_error=True)
+        tools, arguments = place.session.tools, call.json_arguments()
+        given = tools.take_edited_approval(call) or tools.find_approval(call, arguments)
+        if given is not None:
+            object.__setattr__(call.context, "approved_by", read_person(given.by))
+            if given.answer.arguments is None and given.asked != arguments:  # it runs with what the person saw
+                call = call.with_arguments(decode_arguments(call, given.asked))
+        elif await _needs_approval(tool, call):
+            raise tools.suspend(call, place.call, "approval")
+        return await step(call)
+
+    return run
+
+
+async def _needs_approval(tool: Tool, call: ToolCall) -> bool:
+    needed: Any = tool.requires_approval
+    if isinstance(needed, bool):
+        return needed
+    execution = execution_of(needed, getattr(needed, EXECUTION_MARK, None))
+    try:
+        visible = {name: given_or_default(value) for name, value in call.visible_arguments().items()}
+        ask = functools.partial(needed, visible, call.context)
+        return bool(await call.environment.runner.run(execution, ask, f"{tool.name} (requires_approval)"))
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        logger.warning("requires_approval of tool %r failed, so the call needs approval: %s", tool.name, error)
+        return True
+
+
+def judging(guarded: ToolStep, step: ToolStep) -> ToolStep:
+    """Return the layer around output guardrails: what they let the model read is recorded, and not judged again."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        if place is None:
+            return await guarded(call)
+        tools = place.session.tools
+        if place.is_recorded and tools.is_judged(place.call):
+            return await step(call)
+        return await tools.judge(guarded, call)
+
+    return run
+
+
+def recording(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the innermost layer of a tool, which records its results."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        if place is None:
+            return await step(call)
+        return await place.session.tools.run(step, call)
+
+    return run

@@ -1,0 +1,492 @@
+"""One run while this process executes it: its invocations, their model requests and tool calls, and its suspension.
+
+Without a stored run a session only remembers results, until the run is suspended; with one it writes each record before
+the next effect starts. Not here: loading and continuing runs (`inbox`), what is recorded of a tool (`tool_records`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from decimal import Decimal
+from typing import Any
+
+from ..chat import PendingCall, RunSuspended, TokenUsage, ToolExecutionRequest
+from ..errors import RunConflictError, RunIncompatibleError
+from ..limits import Account, Usage, UsageLimits, narrowest, remaining
+from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
+from ..services.state import PendingToolCall, State
+from ..tools.codec import Encoded, EncodedInFull, printable
+from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
+from .documents import (
+    OuterCall,
+    RecordedFailureError,
+    RecordedToolError,
+    RunDocument,
+    StoringHost,
+    WaitingCall,
+    describe,
+    failure_to_json,
+    header,
+    place_order,
+    qualified,
+    reply_from_dict,
+    reply_to_json,
+    snapshot_to_json,
+    state_from_dict,
+    writable,
+)
+from .event_log import event_to_json
+from .places import RecordKey, is_within, place_below, place_to_undo
+from .run_records import RunRecords, Suspendable
+from .store import RunChanges, RunStore, StoredRecord, StoredRun
+from .stored_calls import find_fault, find_misfit, find_stored_tool, origin_of, tool_that_gives
+from .tool_records import CancelledInsideError, ToolRecords
+
+
+class RunPlace:
+    """The place of a tool call, or of a service called as a tool, in its run.
+
+    `call` is the place of the call, such as `0/1`. `path` is that of the attempt that runs now, such as `0/1.2`: the
+    context of a call is shared by its attempts.
+    """
+
+    __slots__ = ("call", "path", "session")
+
+    def __init__(self, session: RunSession, call: str, path: str) -> None:
+        self.session, self.call, self.path = session, call, path
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.session.id
+
+    @property
+    def is_entered(self) -> bool:
+        """True if a service already runs as the tool at this place."""
+        return self.session.at(self.path).is_entered
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the next attempt of this call has a recorded result, so that the tool does not run."""
+        return self.session.next_record(self.call) == "result"
+
+    def to_undo(self, position: int) -> RunPlace:
+        """Return the place of the compensation of a tool call of this invocation."""
+        place = place_to_undo(place_below(self.path, position))
+        return RunPlace(self.session, place, place)
+
+
+class Restored:
+    """An invocation as it was stored: its state, the seconds until its deadline, and its notes."""
+
+    __slots__ = ("notes", "remaining", "state", "usage")
+
+    def __init__(
+        self, state: State, remaining: float | None, notes: Mapping[str, Any], usage: Mapping[str, Any] | None
+    ) -> None:
+        self.state, self.remaining, self.notes, self.usage = state, remaining, notes, usage
+
+    def account_for(self, account: Account) -> None:
+        """Let an account with limits continue with the usage of the invocation so far."""
+        if self.usage is not None and account.limits is not None:
+            account.usage = usage_from_dict(self.usage)
+
+
+class RunSession(RunRecords):
+    """One run while this process executes it. `tools` records its tool calls."""
+
+    def __init__(self, run_id: str | None = None) -> None:
+        super().__init__(run_id)
+        self.tools = ToolRecords(self)
+        self.pending: tuple[PendingCall, ...] = ()
+        self.wants_result = False
+        self.new_events: Callable[[], Sequence[str]] | None = None
+        self.write_events: Callable[[], Awaitable[None]] | None = None
+
+    @classmethod
+    def of(
+        cls, stored: StoredRun, document: RunDocument, records: Sequence[StoredRecord], store: RunStore
+    ) -> RunSession:
+        """Return the session of a stored run that this process owns."""
+        session = cls(stored.id)
+        session.store, session.generation, session.document = store, stored.generation, document
+        with session.reading():
+            for each in records:
+                session.add(each)
+        return session
+
+    # --- entering places
+
+    @property
+    def root(self) -> RunPlace:
+        """The place of the run itself."""
+        return RunPlace(self, "", "")
+
+    def enter(self, place: RunPlace) -> RunPlace | None:
+        """Return the place of a service that runs as the tool at `place`; None if it is taken.
+
+        It is taken if a tool's own code called the service, in addition to the call that the model made.
+        """
+        state = self.at(place.path)
+        if state.is_entered:
+            return None
+        state.is_entered = True
+        return RunPlace(self, place.call, place.path)  # it stays in this attempt
+
+    def restored(self, path: str) -> Restored | None:
+        """Return the stored state of the invocation at this place; None if it begins now."""
+        # Resuming runs no code of the invocation again. Its last snapshot, if it was ever suspended, has the whole
+        # state. Each reply since then is recorded with what the state had gained before it: the results of the tools.
+        # The last reply is not part of the state: `ask` gives it again, so that its calls run, or are read from their
+        # own records.
+        place = self.places.get(path)
+        if place is None or not (place.snapshots or place.replies):
+            return None
+        state: State | None = None
+        remaining, notes, usage = None, {}, None
+        first = 0
+        with self.reading():
+            if place.snapshots:
+                written = self.read(place.snapshots[-1])
+                state, about = state_from_dict(written["state"], None), written["about"]
+                first, remaining, notes = about["replies"], about["remaining"], about["notes"]
+                usage = about["usage"]
+            number = first
+            while (record := place.replies.get(number)) is not None:
+                written = self.read(record)
+                state, usage = state_from_dict(written["before"], state), written["usage"]
+                number += 1
+        if state is None:
+            return None
+        place.written = state
+        place.next_reply = max(number - 1, first)
+        return Restored(self._with_answered(path, state), remaining, notes, usage)
+
+    def _with_answered(self, path: str, state: State) -> State:
+        """Return the state in which the answered calls wait to be run."""
+        pending = list(state.pending)
+        for index, call in enumerate(pending):
+            place = place_below(path, len(state.executions) + index)
+            if call.status == "suspended" and any(is_within(each.call_id, place) for each in self.answers):
+                pending[index] = PendingToolCall(call.request)
+        return state.changed(pending=tuple(pending))
+
+    def failure_at(self, path: str) -> dict[str, Any] | None:
+        """Return the recorded failure of the invocation at this place, with the executions to undo."""
+        place = self.places.get(path)
+        return None if place is None or place.failure is None else self.read(place.failure)
+
+    async def record_failure(self, path: str, error: Exception, undo: list[dict[str, Any]]) -> None:
+        """Record that the invocation at this place fails, before its tools are undone."""
+        key = RecordKey(path, "failed")
+        await self.write(StoredRecord(str(key), "failed", failure_to_json(error, undo)))
+
+    def raise_failure(self, path: str) -> None:
+        """Raise the recorded failure of the invocation at this place, if there is one."""
+        if (failure := self.failure_at(path)) is not None:
+            kind = RecordedFailureError if failure["ends"] else RecordedToolError
+            raise kind(failure["error"], failure["text"])
+
+    def cancelled(self) -> CancelledInsideError:
+        """Return the error that ends the invocations of a cancelled run."""
+        return CancelledInsideError(self.id, None if self.document is None else self.document.reason)
+
+    def limits_of(self, path: str, own: UsageLimits | None) -> UsageLimits | None:
+        """Return the limits of the invocation at a place: its own, for the outermost one also those of the run."""
+        return own if path or self.document is None else narrowest(own, self.document.limits)
+
+    # --- effects
+
+    async def ask(self, effect: CallModel, invocation: Suspendable, perform: Callable[..., Any]) -> ModelReplied:
+        """Return the recorded reply to a model request; else ask the model, and record its reply."""
+        path = invocation.place.path
+        place = self.at(path)
+        number = place.next_reply
+        place.next_reply += 1
+        if (record := place.replies.get(number)) is not None:
+            with self.reading():
+                recorded = replace(reply_from_dict(self.read(record)), is_replayed=True)
+            if not self.cancels:
+                # Interceptors see it again; the record has what they returned, and calls that have happened.
+                await perform(CallModel(effect.request, recorded), invocation)
+                return recorded
+            if recorded.response.ai_message.tool_execution_requests:
+                return recorded
+        if self.cancels:
+            raise self.cancelled()
+        usage = usage_of(invocation)
+        replied: ModelReplied = await perform(effect, invocation)
+        if self.is_stored:
+            await self.written_events()  # after a crash, only events since the last reply are produced again
+            state = invocation.state
+            data = reply_to_json(state, place.written, replied, usage, _refused_calls(replied, invocation))
+            await self.write(StoredRecord(str(RecordKey(path, "r", number)), "reply", data))
+            place.written = state
+        return replied
+
+    async def call(self, effect: RunTool, invocation: Suspendable) -> ToolFinished | ToolSuspended:
+        """Run one tool call at its place."""
+        self._raise_if_elsewhere(invocation)
+        number = len(invocation.state.executions) + effect.index
+        path = place_below(invocation.place.path, number)
+        place = self.at(path)
+        place.has_new_answer = True
+        environment = invocation.environment
+        context = replace(environment.context, place=RunPlace(self, path, path))
+        tools, listeners, name = environment.tools, environment.listeners, effect.request.name
+        if self.next_record(path) == "result":
+            tools, listeners = {name: self._recorded_tool(effect.request, path, invocation)}, None
+        elif name not in tools and (refusal := self._refusal_of(path)) is not None:
+            tools = {name: tool_that_gives(lambda _: refusal, name)}
+        elif place.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
+            tools = {name: tool, **tools}
+        environment = replace(environment, context=context, tools=tools, listeners=listeners)
+        try:
+            return ToolFinished(effect.index, await execute_tool(effect.request, environment))
+        except ToolSuspension as suspension:
+            return ToolSuspended(effect.index, suspension.details)
+
+    async def run_tool(self, step: ToolStep, call: ToolCall) -> Encoded:
+        """Return the recorded result of a tool; else run it, and record its result."""
+        return await self.tools.run(step, call)
+
+    def _refusal_of(self, call: str) -> Encoded | None:
+        """Return the result of a call that a person rejected or failed; None for others.
+
+        The model reads it also if the identity of the run may not call the tool any more.
+        """
+        given = self.answers_to(call)
+        if not given or given[-1].answer.kind not in ("reject", "fail"):
+            return None
+        answer = given[-1].answer
+        return EncodedInFull(printable(answer.reason or ""), is_error=True, failed=answer.kind == "fail")
+
+    def _recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Suspendable) -> Tool:
+        """Return the tool of a call with a recorded result, for every identity.
+
+        If this program no longer has it, or it takes other arguments, the tool only gives the result.
+        """
+        tool = find_stored_tool(request.name, invocation)
+        if tool is not None and find_fault(tool, request) is None:
+            return tool if tool.access is None else replace(tool, access=None)
+
+        def give(call: ToolCall) -> Encoded:
+            encoded = self.tools.result_in(self.last_result(place))
+            if call.environment.ran is not None and not encoded.is_error:  # for its compensation
+                call.environment.ran[id(call.request)] = call
+            return encoded
+
+        return tool_that_gives(give, request.name)
+
+    # --- stored calls that this program cannot run
+
+    def _raise_if_elsewhere(self, invocation: Suspendable) -> None:
+        """Raise `RunIncompatibleError` if an answered call would run on another server than its person saw.
+
+        A name says nothing about a tool of an MCP server: while the call waited, the server can have gone, another one
+        can list a tool of that name, or the server can have changed the tool. All calls of the reply are checked before
+        one of them runs. The answer stays, for a worker that reaches the same tool.
+        """
+        if self.cancels or not self.answers:  # nothing runs any more, or nobody saw a call
+            return
+        state, environment = invocation.state, invocation.environment
+        for index, pending in enumerate(state.pending):
+            place = place_below(invocation.place.path, len(state.executions) + index)
+            given = self.answers_to(place)
+            if not given or given[-1].answer.kind in ("reject", "fail") or self.has_result(place):
+                continue
+            tool, seen = environment.tools.get(pending.request.name), given[-1].origin
+            now = None if tool is None else origin_of(tool, pending.request)
+            if now == seen:
+                continue
+            name = repr(pending.request.name)
+            if seen is None:
+                reason = f"the tool {name} was not of an MCP server when its call was answered, and now is"
+            else:
+                reason = f"MCP server {seen.mcp_server!r} does not offer the tool {name} now, or has changed it"
+            raise RunIncompatibleError(self.id, reason)
+
+    def check_fits(self, invocation: Suspendable) -> None:
+        """Raise `RunIncompatibleError` if a stored call without a result does not fit this program.
+
+        Called before the first effect of an invocation. While programs are replaced, an older one may get a run with
+        calls that only the newer one knows. If it went on, the model would read that a tool is unknown, and pay again.
+        A call that was refused when the reply came, such as one of a tool that the model made up, is refused again.
+        """
+        path, state = invocation.place.path, invocation.state
+        place = self.at(path)
+        if place.is_checked:
+            return
+        place.is_checked = True
+        if not invocation.is_resumed or self.cancels:
+            return
+        unfit: Sequence[int] = ()
+        requests = {index: each.request for index, each in enumerate(state.pending) if each.status == "waiting"}
+        if (record := place.replies.get(place.next_reply)) is not None:
+            with self.reading():
+                written = self.read(record)
+                reply, unfit = reply_from_dict(written).response.ai_message, written.get("unfit", ())
+            requests = dict(enumerate(reply.tool_execution_requests))
+        for index, request in requests.items():
+            call = place_below(path, len(state.executions) + index)
+            if index in unfit:
+                continue
+            self.at(call).was_requested_before = True
+            if not self.has_result(call) and (reason := find_misfit(request, invocation, is_stored=True)) is not None:
+                raise RunIncompatibleError(self.id, reason)
+
+    # --- suspending
+
+    async def suspend(self, invocation: Any) -> None:
+        """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
+        if self.cancels:
+            raise self.cancelled()
+        self.at(invocation.place.path).suspended = invocation
+        if invocation.place.path:
+            return
+        stored = None
+        if self.document is None:
+            stored = await self._describe(invocation)
+        await self._store_suspension(stored)
+
+    async def _describe(self, invocation: Any) -> StoredRun:
+        """Make the header of a run that was not stored so far."""
+        host: StoringHost = invocation.host
+        self.store = await host.run_store()
+        plan, account = invocation.plan, invocation.account
+        left = None
+        if account is not None:  # the blocks around the call have ended when the run continues
+            left = remaining(account.outer, account.usage if account.limits is not None else None)
+        attributes = invocation.context.attributes
+        self.document = await describe(plan, host, invocation.arguments, attributes, invocation.added_by, left)
+        return header(self.id, plan, invocation.memory_key)
+
+    async def _store_suspension(self, run: StoredRun | None) -> None:
+        """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
+        assert self.document is not None
+        waiting = tuple(self._with_outer(each) for each in self._waiting_calls().values())
+        document = self.document = self.document.changed(waiting=waiting)
+        self.pending = document.pending
+        records = self._snapshot_records()
+        events = [*(self.new_events() if self.new_events is not None else ()), event_to_json(self.suspension)]
+        with self.using_store() as store:
+            if self.is_stored:
+                changes = RunChanges(status="suspended", document=document.to_json())
+                await store.append(self.id, self.owned_generation, records, changes, events)
+                return
+            assert run is not None
+            run = replace(run, id=self.id, status="suspended", document=document.to_json())
+            is_new = await store.create(run, [*self._unstored_results(), *records])
+        if not is_new:
+            raise RunConflictError(self.id, "another call")
+
+    def pending_below(self, path: str) -> tuple[PendingCall, ...]:
+        """Return the pending calls of the invocation at a place, and of services within."""
+        return tuple(each.call for place, each in self._waiting_calls().items() if not path or is_within(place, path))
+
+    def _waiting_calls(self) -> dict[str, WaitingCall]:
+        """Return the calls that wait, those of earlier suspensions too, in the order in which they were made."""
+        waiting = {each.call.id: each for each in (self.document.waiting if self.document is not None else ())}
+        waiting |= {path: place.waiting for path, place in self.places.items() if place.waiting is not None}
+        return {place: waiting[place] for place in sorted(waiting, key=place_order)}
+
+    def _with_outer(self, waiting: WaitingCall) -> WaitingCall:
+        """Return the pending call with the calls of services that it is part of."""
+        steps = waiting.call.id.split("/")
+        if len(steps) == 1 or waiting.outer:
+            return waiting
+        outer = []
+        for depth, step in enumerate(steps[:-1]):
+            path = "/".join(steps[:depth])
+            invocation = self.at(path).suspended
+            assert invocation is not None
+            number = int(step.partition(".")[0])
+            request = invocation.state.pending[number - len(invocation.state.executions)].request
+            context = invocation.context
+            outer.append(
+                OuterCall(
+                    id=place_below(path, number),
+                    service=qualified(context.service),
+                    method=context.method,
+                    tool_name=request.name,
+                    arguments=request.arguments,
+                )
+            )
+        return replace(waiting, outer=tuple(outer))
+
+    @property
+    def suspension(self) -> RunSuspended:
+        """The event of the suspension."""
+        return RunSuspended(self.id, self.pending)
+
+    def _snapshot_records(self) -> list[StoredRecord]:
+        """Return the states of the invocations that were suspended."""
+        records = []
+        for path, place in self.places.items():
+            if (invocation := place.suspended) is None:
+                continue
+            deadline = invocation.deadline
+            left = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
+            notes = writable(invocation.context.notes)
+            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, usage_of(invocation))
+            key = RecordKey(path, "s", len(place.snapshots) + 1)
+            records.append(StoredRecord(str(key), "snapshot", data))
+        return records
+
+    def _unstored_results(self) -> list[StoredRecord]:
+        """Return the records of results within suspended calls; the states contain all others."""
+        calls = [
+            place_below(path, len(place.suspended.state.executions) + index)
+            for path, place in self.places.items()
+            if place.suspended is not None
+            for index, each in enumerate(place.suspended.state.pending)
+            if each.status == "suspended"
+        ]
+        return [
+            place.unstored
+            for path, place in self.places.items()
+            if place.unstored is not None and any(is_within(path, call) for call in calls)
+        ]
+
+    async def written_events(self) -> None:
+        """Wait until all events so far are stored. Raises `LeaseLostError` and `RunStoreError`."""
+        if self.write_events is not None:
+            with self.using_store():
+                await self.write_events()
+
+    async def end(self, changes: RunChanges) -> None:
+        """Write the end of the run into its header."""
+        with self.using_store() as store:
+            await store.append(self.id, self.owned_generation, [], changes)
+
+
+def _refused_calls(replied: ModelReplied, invocation: Suspendable) -> list[int]:
+    """Return the positions of the calls of a reply that this program refuses."""
+    sent = replied.sent
+    return [
+        index
+        for index, each in enumerate(replied.response.ai_message.tool_execution_requests)
+        if (sent is not None and each.name not in sent) or find_misfit(each, invocation) is not None
+    ]
+
+
+# --- usage
+
+
+def usage_of(invocation: Suspendable) -> dict[str, Any] | None:
+    """Return the usage that an invocation with limits has counted, as JSON values."""
+    account = invocation.account
+    if account is None or account.limits is None:
+        return None
+    usage = account.usage
+    tokens = {each.name: getattr(usage.tokens, each.name) for each in fields(usage.tokens)}
+    cost = None if usage.cost is None else str(usage.cost)
+    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
+
+
+def usage_from_dict(written: Mapping[str, Any]) -> Usage:
+    """Return the usage that `usage_of` wrote."""
+    cost = None if written["cost"] is None else Decimal(written["cost"])
+    return Usage(written["model_calls"], written["tool_calls"], TokenUsage(**written["tokens"]), cost)

@@ -1,0 +1,86 @@
+"""Reads and checks tool calls that are stored: their JSON, and if this program can still run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from ..chat import ToolExecutionRequest, ToolSpecification
+from ..context import TOOL_ORIGIN, ToolOrigin
+from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
+from ..execution.markers import COROUTINE
+from ..tools.codec import Encoded
+from ..tools.failures import message_of
+from ..tools.pipeline import Tool, ToolCall
+from .run_records import Suspendable
+
+
+def json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:
+    """Return the attributes of a deferred call as JSON values. Raises `IllegalConfigurationError`."""
+    from pydantic_core import to_jsonable_python
+
+    try:
+        return dict(json.loads(json.dumps(to_jsonable_python(deferred.attributes))))
+    except Exception as error:
+        fact = f"the attributes of ToolDeferred cannot be written as JSON ({error})"
+        raise IllegalConfigurationError([Problem(tool.where, fact, "use JSON values")]) from error
+
+
+def decode_arguments(call: ToolCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return validated arguments for the tool of a call, from JSON values. Raises `ToolArgumentsError`."""
+    if call.tool.decode is None:
+        return dict(arguments)
+    return call.tool.decode(replace(call.request, arguments=json.dumps(dict(arguments))))
+
+
+def tool_that_gives(give: Callable[[ToolCall], Encoded], name: str) -> Tool:
+    """Return a tool that runs nothing: it gives a known result."""
+
+    async def run(call: ToolCall) -> Encoded:
+        return give(call)
+
+    return Tool(
+        specification=ToolSpecification(name),
+        execution=COROUTINE,
+        where=name,
+        function=None,
+        encode=lambda value: Encoded("", value),
+        run=run,
+    )
+
+
+def find_stored_tool(name: str, invocation: Suspendable) -> Tool | None:
+    """Return the tool of a stored call, also if the identity may no longer call it or a search has not found it."""
+    tool: Tool | None = invocation.environment.tools.get(name)
+    return tool or invocation.toolset.stored(name) or invocation.plan.toolset.stored(name)
+
+
+def find_misfit(request: ToolExecutionRequest, invocation: Suspendable, *, is_stored: bool = False) -> str | None:
+    """Return why a call does not fit this program; None if it fits."""
+    tool = find_stored_tool(request.name, invocation)
+    if tool is None or (not is_stored and request.name in tool.former_names):
+        return f"{invocation.plan.where} does not offer the tool {request.name!r}"
+    if (fault := find_fault(tool, request)) is not None:
+        return f"the tool {request.name!r} does not accept the arguments of a stored call ({fault})"
+    return None
+
+
+def find_fault(tool: Tool, request: ToolExecutionRequest) -> str | None:
+    """Return what is wrong with the arguments of a call; None if they are valid."""
+    if tool.decode is None:
+        return None
+    try:
+        tool.decode(request)
+    except ToolArgumentsError as error:
+        return "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
+    except Exception as error:  # of a type's own validators
+        return message_of(error)
+    return None
+
+
+def origin_of(tool: Tool, request: ToolExecutionRequest) -> ToolOrigin | None:
+    """Return where a call of the tool goes, if that is another server."""
+    origin = getattr(tool.function, TOOL_ORIGIN, None)
+    return None if origin is None else cast("ToolOrigin", origin(request))

@@ -1,0 +1,412 @@
+"""Runs a tool once for all processes of a run: records its start and its result, and gives recorded results again.
+
+Not here: how records are stored (`run_records`), the layers that call this (`run_layers`), a tool's own transaction
+(`recorder`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ..chat import PendingCall
+from ..context import TAKES_ANSWERS, DeferredAnswer, current_answer, current_recorder
+from ..errors import EndsInvocation, LeaseLostError, RunCancelledError, RunStoreError, ToolArgumentsError, ToolDeferred
+from ..services.answers import restored_result, supplied_result
+from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
+from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension
+from .documents import (
+    GivenAnswer,
+    WaitingCall,
+    qualified,
+    result_from_dict,
+    result_to_json,
+)
+from .places import RecordKey, is_compensation, place_of_attempt
+from .recorder import RecorderInTransaction, find_recordable_function
+from .run_records import PlaceState, RunRecords, Unjudged, describe_store_error
+from .store import Answer, StoredRecord
+from .stored_calls import decode_arguments, json_attributes, origin_of
+
+logger = logging.getLogger("toolbox.runs")
+
+UNKNOWN = (
+    "The program stopped during this call of {tool!r}, so it is unknown if the call took effect. "
+    "Check its effect before you call it again."
+)
+
+
+class CancelledInsideError(RunCancelledError, EndsInvocation):
+    """Ends an invocation of a cancelled run, past handlers and interceptors."""
+
+
+class ToolRecords:
+    """Records the tool calls of a run. `call.context.place` says which call it is."""
+
+    def __init__(self, records: RunRecords) -> None:
+        self._records = records
+
+    # --- running a tool
+
+    async def run(self, step: ToolStep, call: ToolCall) -> Encoded:
+        """Return the recorded result of the next attempt of a call; else run the tool, and record its result."""
+        records, place = self._records, call.context.place
+        state = self._state_of(call)
+        state.attempts += 1
+        await self._record_unjudged(state)  # of an earlier attempt
+        attempt = place.path = place_of_attempt(place.call, state.attempts)
+        if (record := records.result_at(attempt)) is not None:
+            return await self._give_recorded(step, call, attempt, record)
+        if call.tool.is_service:  # its own tool calls have records, so it may run again
+            try:
+                return await self._run_and_record(step, call, attempt)
+            except CancelledInsideError:
+                raise ToolSuspension({"kind": "cancelled"}) from None
+        if records.cancels and not is_compensation(place.call):
+            raise ToolSuspension({"kind": "cancelled"})  # the other calls of the reply are read from their records
+        if not records.is_stored:
+            return await self._run_and_record(step, call, attempt)
+        if (known := self._outcome_of_started(call, attempt)) is not None:
+            await self._record(attempt, known, call)
+            return known
+        return await self._start_and_run(step, call, attempt)
+
+    async def _start_and_run(self, step: ToolStep, call: ToolCall, attempt: str) -> Encoded:
+        """Run a tool between the records of its start and its result."""
+        function = find_recordable_function(self._records, call)
+        recorder = None
+        if function is not None:
+            recorder = RecorderInTransaction(self._records, call, attempt, function, self._result_record)
+        key = RecordKey(attempt, "start", len(self._records.at(attempt).starts) + 1)
+        start = json.dumps({"version": 1, "atomic": recorder is not None})
+        await self._records.write(StoredRecord(str(key), "start", start))
+        if recorder is None:
+            return await self._run_and_record(step, call, attempt)
+        token = current_recorder.set(recorder)
+        try:
+            return await self._run_and_record(step, call, attempt, recorder)
+        finally:
+            current_recorder.reset(token)
+
+    async def _run_and_record(
+        self, step: ToolStep, call: ToolCall, attempt: str, recorder: RecorderInTransaction | None = None
+    ) -> Encoded:
+        """Run a tool and record its result, unless its transaction or output guardrails do that."""
+        try:
+            encoded = await step(call)
+        except ToolDeferred as deferred:
+            if not call.tool.deferred:
+                raise
+            await self._record(attempt, deferred, call)
+            attributes = json_attributes(call.tool, deferred)
+            raise self.suspend(call, attempt, "deferred", deferred.reason, attributes) from None
+        except (Exception, asyncio.CancelledError) as error:
+            if recorder is not None and (record := await self._read_back(recorder, error)) is not None:
+                logger.warning(
+                    "tool %r of run %s has committed its result, so its error is dropped: %s",
+                    call.tool.name,
+                    self._records.id,
+                    describe_store_error(error),
+                )
+                return await self._give_recorded(step, call, attempt, record)
+            if not isinstance(error, (EndsInvocation, asyncio.CancelledError)):
+                await self._record(attempt, error, call)
+            raise
+        if recorder is not None and recorder.is_written:
+            self._note_unjudged(attempt, call)
+        elif self._state_of(call).is_judged_next:
+            self._note_unjudged(attempt, call, encoded)
+        else:
+            await self._record(attempt, encoded, call)
+        return encoded
+
+    async def _read_back(self, recorder: RecorderInTransaction, error: BaseException) -> StoredRecord | None:
+        """Return the result that a transaction has recorded although its call raised an error; None if it has not.
+
+        Raises `LeaseLostError`, and `RunStoreError` if the store does not answer until the lease has ended: the run
+        then stays as it is.
+        """
+        # A commit can be under way while its call ends: the connection breaks after the COMMIT was sent, or the call is
+        # cancelled while its thread commits. An error then says nothing about what happened. If the tool was undone or
+        # called again on the strength of it, its effect would be there twice, or a record without its effect. So
+        # nobody gets a result before the store has said which of the two it was, and a cancellation waits for it too.
+        recorder.close()
+        if not recorder.has_begun:
+            return None
+        cancelled = error if isinstance(error, asyncio.CancelledError) else None
+        reading = asyncio.ensure_future(recorder.read_back())
+        while not reading.done():
+            try:
+                await asyncio.wait({reading})
+            except asyncio.CancelledError as again:
+                cancelled = again
+        try:
+            record = reading.result()
+        except LeaseLostError:
+            if cancelled is not None:  # for example because the lease was lost
+                raise cancelled from None
+            raise
+        if record is not None:
+            self._records.add(record)
+        elif cancelled is not None:
+            raise cancelled
+        return record
+
+    def _outcome_of_started(self, call: ToolCall, attempt: str) -> Encoded | None:
+        """Return the result of a call that an earlier process has started; None to run the tool.
+
+        Raises `ToolSuspension` to ask a person.
+        """
+        state = self._records.at(attempt)
+        if not state.starts:
+            return None
+        if self._records.read(state.starts[-1])["atomic"] and not state.is_outside:
+            return None  # its transaction contains the record, so it did not happen
+        answers = [each.answer for each in self._records.answers_at(attempt)]
+        supplied = [each for each in answers if each.kind in ("respond", "fail")]
+        if supplied:
+            encoded = _encode_answer(call.tool, supplied[-1])
+            # For compensation, a person's word that the call failed is a failure of the tool.
+            return EncodedInFull(encoded.text, is_error=True, failed=True) if supplied[-1].kind == "fail" else encoded
+        retries = [each for each in answers if each.kind == "retry"]
+        if call.tool.on_unknown_outcome == "retry" or len(retries) >= len(state.starts):
+            return None
+        if call.tool.on_unknown_outcome == "ask":
+            raise self.suspend(call, attempt, "unknown_outcome")
+        return EncodedInFull(UNKNOWN.format(tool=call.tool.name), is_error=True)
+
+    # --- recorded results
+
+    async def _give_recorded(self, step: ToolStep, call: ToolCall, attempt: str, record: StoredRecord) -> Encoded:
+        """Return the recorded result of a call. Raises `ToolSuspension` while a deferred one has no answer."""
+        if record.kind == "deferred":
+            return await self._continue_deferred(step, call, attempt, self._records.read(record))
+        self._note_unjudged(attempt, call)
+        return self.result_in(record, call.tool, call)
+
+    async def _continue_deferred(
+        self, step: ToolStep, call: ToolCall, attempt: str, written: Mapping[str, Any]
+    ) -> Encoded:
+        """Return the answer to a deferred call, or run the tool again with it. Raises `ToolSuspension` without one."""
+        for each in reversed(self._records.answers_at(attempt)):
+            if each.answer.kind == "respond" and getattr(call.tool.function, TAKES_ANSWERS, False):
+                token = current_answer.set(DeferredAnswer(written["attributes"], each.answer.value))
+                try:
+                    return await self.run(step, call)  # the next attempt, with its own records
+                finally:
+                    current_answer.reset(token)
+            if each.answer.kind in ("respond", "fail"):
+                return _encode_answer(call.tool, each.answer)
+        raise self.suspend(call, attempt, "deferred", written["reason"], written["attributes"])
+
+    def result_in(self, record: StoredRecord, tool: Tool | None = None, call: ToolCall | None = None) -> Encoded:
+        """Return the result in a record, in the type of `tool`. Raises a recorded error.
+
+        `call` gets the arguments that the tool had.
+        """
+        with self._records.reading():
+            written = self._records.read(record)
+            result = result_from_dict(written)
+        if call is not None and written.get("arguments") is not None:
+            with suppress(ToolArgumentsError):
+                call.arguments = decode_arguments(call, written["arguments"])
+        if isinstance(result, Exception):
+            raise result
+        if tool is not None:
+            result.value = restored_result(tool.returns, result.value)
+        return result
+
+    async def replay(self, step: ToolStep, call: ToolCall) -> Encoded:
+        """Let the interceptors of a call see its recorded result again.
+
+        They see the arguments that the tool had. What they return counts, unless the record has what output guardrails
+        let the model read.
+        """
+        records, place = self._records, call.context.place
+        state = records.at(place.call)
+        state.has_edited_arguments = False  # the next attempt needs a separate approval
+        last, first = records.last_result(place.call), state.result
+        assert first is not None
+        if (arguments := records.read(first).get("arguments")) is not None:
+            try:
+                call = call.with_arguments(decode_arguments(call, arguments))
+            except ToolArgumentsError:
+                return self.result_in(last, call.tool)
+        state.as_decoded = call
+        if not self.is_judged(place.call):
+            return await step(call)
+        try:
+            await step(call)
+        except EndsInvocation:
+            raise
+        except Exception as error:
+            logger.debug("an interceptor of tool %r failed around its recorded result: %s", call.tool.name, error)
+        return self.result_in(last, call.tool)
+
+    def is_judged(self, call: str) -> bool:
+        """Return True if the record of a call has what output guardrails let the model read."""
+        return bool(self._records.read(self._records.last_result(call)).get("judged", False))
+
+    # --- recording
+
+    async def _record(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> None:
+        """Record a result."""
+        if not isinstance(result, ToolDeferred):
+            self._note_unjudged(attempt, call)
+        await self._records.keep(self._result_record(attempt, result, call))
+
+    def _result_record(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> StoredRecord:
+        """Return the record of a result, with the arguments of the call if they are not the model's."""
+        return _make_result_record(attempt, result, self._changed_arguments(call))
+
+    def _changed_arguments(self, call: ToolCall) -> dict[str, Any] | None:
+        """Return the arguments of a call as JSON values if a person, a guardrail or an interceptor changed them."""
+        known = self._state_of(call).as_decoded
+        if known is None or call.arguments is None or call.arguments is known.arguments:
+            return None
+        with suppress(Exception):  # any exception of a value's own serializers
+            return call.json_arguments()
+        return None
+
+    async def judge(self, guarded: ToolStep, call: ToolCall) -> Encoded:
+        """Run a call and its output guardrails, and record what they let the model read in place of the tool's result.
+
+        The tool's own result is recorded if the guardrails fail or are cancelled, because the tool has run.
+        """
+        state = self._state_of(call)
+        state.is_judged_next = True
+        try:
+            encoded = await guarded(call)
+            if (unjudged := state.unjudged) is not None:
+                record = _make_result_record(unjudged.place, encoded, unjudged.arguments, is_judged=True)
+                await self._records.keep(replace(record, replaces=unjudged.result is None))
+            return encoded
+        except BaseException:
+            with suppress(LeaseLostError, RunStoreError):  # the next owner then finds an unknown outcome
+                await self._record_unjudged(state)
+            raise
+        finally:
+            state.is_judged_next, state.unjudged = False, None
+
+    async def _record_unjudged(self, state: PlaceState) -> None:
+        """Record the result of a call that output guardrails have not judged, if there is one."""
+        unjudged = state.unjudged
+        if unjudged is not None and unjudged.result is not None:
+            state.unjudged = replace(unjudged, result=None)
+            await self._records.keep(_make_result_record(unjudged.place, unjudged.result, unjudged.arguments))
+
+    def _note_unjudged(self, attempt: str, call: ToolCall, result: Encoded | None = None) -> None:
+        """Remember an attempt whose result output guardrails will judge; `result` is not recorded yet."""
+        state = self._state_of(call)
+        if state.is_judged_next:
+            state.unjudged = Unjudged(attempt, self._changed_arguments(call), result)
+
+    # --- persons
+
+    def note_decoded(self, call: ToolCall) -> None:
+        """Remember the arguments that the model gave to a call, to know later whether they were changed."""
+        self._state_of(call).as_decoded = call
+
+    def take_answer(self, call: str) -> Answer | None:
+        """Return the rejection of a call, or the approval that changed its arguments; only once for each call."""
+        state = self._records.at(call)
+        if not state.has_new_answer:
+            return None
+        state.has_new_answer = False
+        for each in reversed(self._records.answers_at(call)):
+            if each.answer.kind == "reject":
+                return each.answer
+            if each.answer.kind == "approve" and each.answer.arguments is not None:
+                state.has_edited_arguments = True
+                return each.answer
+        return None
+
+    def take_edited_approval(self, call: ToolCall) -> GivenAnswer | None:
+        """Return the approval of a call whose arguments a person chose, for one attempt.
+
+        Guardrails may have changed the arguments since: the approval covers that.
+        """
+        state = self._state_of(call)
+        if not state.has_edited_arguments:
+            return None
+        state.has_edited_arguments = False
+        return self._approvals_of(call)[-1]
+
+    def find_approval(self, call: ToolCall, arguments: Mapping[str, Any]) -> GivenAnswer | None:
+        """Return the approval of a call with these arguments, which are those of `call` as JSON values.
+
+        Where the model gave no value, a default of another version of the program voids no approval: a parameter may be
+        new. What a guardrail or an interceptor changed must be what the person saw.
+        """
+        # The arguments that a person replaced are not approved.
+        approvals = [each for each in self._approvals_of(call) if each.answer.arguments is None]
+        if not approvals:
+            return None
+        written, known = read_arguments(call.request), self._state_of(call).as_decoded
+        model = written if known is None or known.arguments is None else known.json_arguments()
+        defaults = {name for name in arguments if name not in written and arguments[name] == model.get(name)}
+
+        def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in values.items() if name not in defaults}
+
+        shown = without_defaults(arguments)
+        return next((each for each in reversed(approvals) if without_defaults(each.asked) == shown), None)
+
+    def _approvals_of(self, call: ToolCall) -> list[GivenAnswer]:
+        return [each for each in self._records.answers_at(call.context.place.call) if each.answer.kind == "approve"]
+
+    def suspend(
+        self,
+        call: ToolCall,
+        place: str,
+        kind: Any,
+        reason: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> ToolSuspension:
+        """Add a pending call, and return the exception that suspends the call."""
+        tool, context, origin = call.tool, call.context, origin_of(call.tool, call.request)
+        attributes = attributes or {}
+        if origin is not None:
+            attributes = {"mcp_server": origin.mcp_server, **attributes}
+        pending = PendingCall(
+            place, call.request.name, call.json_arguments(), qualified(context.service), kind, reason, attributes
+        )
+        self._records.at(place).waiting = WaitingCall(
+            call=pending,
+            method=context.method,
+            approvers=tool.approvers,
+            not_self=tool.not_self,
+            origin=origin,
+        )
+        return ToolSuspension({"kind": kind})
+
+    def _state_of(self, call: ToolCall) -> PlaceState:
+        return self._records.at(call.context.place.call)
+
+
+def _encode_answer(tool: Tool, answer: Answer) -> Encoded:
+    """Return the result that a person or another system supplied."""
+    if answer.kind == "fail":
+        return EncodedInFull(printable(answer.reason or ""), is_error=True)
+    return tool.encode(supplied_result(tool.returns, answer.value))
+
+
+def _make_result_record(
+    attempt: str,
+    result: Encoded | Exception | ToolDeferred,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    is_judged: bool = False,
+) -> StoredRecord:
+    if isinstance(result, ToolDeferred):
+        from pydantic_core import to_jsonable_python
+
+        attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
+        data = json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
+        return StoredRecord(attempt, "deferred", data)
+    return StoredRecord(attempt, "result", result_to_json(result, arguments, is_judged=is_judged))
