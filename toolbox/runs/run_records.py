@@ -202,9 +202,9 @@ class RunRecords:
     async def write(self, record: StoredRecord) -> None:
         """Write a record. Raises `LeaseLostError` and `RunStoreError`."""
         # Fencing: a process can be paused for minutes between two statements, and wake up after another one has taken
-        # the run. No clock and no lock of its own tells it so. Each taking raises the generation in the header, and
-        # each write names the one it was taken with: the store compares, and refuses a late owner. The caller performs
-        # its effect only after this returns.
+        # the run. Neither its clock nor its lease tells it so. Therefore taking a run raises the generation in the
+        # header, and each write names the generation that its process took: the store refuses a late owner. The next
+        # effect begins only after this returns.
         with self.using_store() as store:
             await store.append(self.id, self.owned_generation, [record])
         self.add(record)
