@@ -69,8 +69,12 @@ def all_errors() -> list[type[Exception]]:
 def made(kind: type[Exception]) -> Exception:
     if kind is errors.IllegalConfigurationError:
         return kind([Problem("Checkout.payments", "no bean provides Payments", "register one")])
-    if "__init__" in vars(kind) or issubclass(kind, (errors.ModelError, errors.RestClientError, errors.McpError)):
-        return kind(**{name: FACTS[name] for name in inspect.signature(kind).parameters})
+    try:
+        facts = inspect.signature(kind).parameters
+    except ValueError:  # the constructor of `Exception`
+        facts = {}
+    if facts and facts.keys() <= FACTS.keys():
+        return kind(**{name: FACTS[name] for name in facts})
     return kind("a text")
 
 

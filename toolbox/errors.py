@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from inspect import Parameter, Signature
+from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 from .chat import Message, PendingCall, ToolExecutionRequest
 from .safe_text import brief
@@ -44,15 +45,50 @@ class EndsInvocation(Exception):  # noqa: N818 - a base class of several kinds o
     """
 
 
-class _Timeout(ToolboxError, TimeoutError):  # noqa: N818 - not public
-    """A `TimeoutError` that pickles all its facts; `TimeoutError` alone, an `OSError`, keeps at most two arguments."""
+@dataclass_transform()
+class _WithFacts(Exception):  # noqa: N818 - not public
+    """Reads the facts of an error class from its annotations.
 
-    def __init__(self, *facts: object) -> None:
-        super().__init__()
-        self._facts = facts
+    The constructor takes them by position or name and keeps them as attributes and as `args`, so that pickling and
+    copying rebuild the error. `template` is the text, with facts in braces; a text that needs more is a `__str__`.
+    """
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), self._facts
+    template: ClassVar[str]
+    _facts: ClassVar[Signature] = Signature()
+    __signature__: ClassVar[Signature | None]
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        kinds = {
+            name: str(kind)
+            for each in reversed(cls.__mro__)
+            if issubclass(each, _WithFacts) and each is not _WithFacts
+            for name, kind in each.__annotations__.items()
+        }
+        empty, either_way = Parameter.empty, Parameter.POSITIONAL_OR_KEYWORD
+        cls._facts = Signature(
+            [Parameter(name, either_way, default=getattr(cls, name, empty), annotation=kinds[name]) for name in kinds]
+        )
+        cls.__signature__ = None if "__init__" in vars(cls) else cls._facts
+
+    def __init__(self, *values: object, **named: object) -> None:
+        Exception.__init__(self)  # an `OSError`, such as `TimeoutError`, would give two values another meaning
+        bound = self._facts.bind(*values, **named)
+        bound.apply_defaults()
+        for name, parameter in self._facts.parameters.items():
+            value = bound.arguments[name]
+            if parameter.annotation.startswith("Sequence["):
+                value = tuple(value)
+            elif parameter.annotation.startswith("list["):
+                value = list(value)
+            setattr(self, name, value)
+        self.args = tuple(getattr(self, name) for name in self._facts.parameters)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, self.__dict__
+
+    def __str__(self) -> str:
+        return self.template.format_map(vars(self))
 
 
 # --- configuration and use of the framework
@@ -76,16 +112,17 @@ class IllegalConfigurationError(FrameworkError):
         return f"{len(self.problems)} problems:{lines}"
 
 
-class MissingBeanError(FrameworkError):
+class MissingBeanError(_WithFacts, FrameworkError):
     """No bean provides the requested type or name.
 
     `.near` has the names of similar beans, `.where` the parameter that needs the bean, if there is one, and `.fix` the
     fix, if it is not to register a bean.
     """
 
-    def __init__(self, wanted: str, near: Sequence[str] = (), where: str = "", fix: str = "") -> None:
-        super().__init__(wanted, tuple(near), where, fix)
-        self.wanted, self.near, self.where, self.fix = wanted, tuple(near), where, fix
+    wanted: str
+    near: Sequence[str] = ()
+    where: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
@@ -95,12 +132,11 @@ class MissingBeanError(FrameworkError):
         return f"{place}no bean provides {self.wanted}{near}; {fix}"
 
 
-class AmbiguousBeanError(FrameworkError):
+class AmbiguousBeanError(_WithFacts, FrameworkError):
     """Several beans provide the requested type; `.candidates` has their names."""
 
-    def __init__(self, wanted: str, candidates: Sequence[str]) -> None:
-        super().__init__(wanted, tuple(candidates))
-        self.wanted, self.candidates = wanted, tuple(candidates)
+    wanted: str
+    candidates: Sequence[str]
 
     def __str__(self) -> str:
         beans = ", ".join(self.candidates)
@@ -109,39 +145,34 @@ class AmbiguousBeanError(FrameworkError):
         )
 
 
-class AsyncBeanError(FrameworkError):
+class AsyncBeanError(_WithFacts, FrameworkError):
     """`get` was called for a bean that async code creates; `.path` leads from the bean to the async producer."""
 
-    def __init__(self, wanted: str, path: str) -> None:
-        super().__init__(wanted, path)
-        self.wanted, self.path = wanted, path
+    wanted: str
+    path: str
 
     def __str__(self) -> str:
         path = f" ({self.path})" if self.path != self.wanted else ""
         return f"{self.wanted} is created by async code{path}; use `await aget(…)`"
 
 
-class ScopeNotActiveError(FrameworkError):
+class ScopeNotActiveError(_WithFacts, FrameworkError):
     """A bean was requested outside its scope, or in a scope that has ended; `.reason` says which."""
 
-    def __init__(self, wanted: str, reason: str) -> None:
-        super().__init__(wanted, reason)
-        self.wanted, self.reason = wanted, reason
-
-    def __str__(self) -> str:
-        return f"{self.wanted}: {self.reason}; look it up inside `async with container.request_scope():`"
+    wanted: str
+    reason: str
+    template = "{wanted}: {reason}; look it up inside `async with container.request_scope():`"
 
 
-class ContainerNotStartedError(FrameworkError):
+class ContainerNotStartedError(_WithFacts, FrameworkError):
     """A container was used before it was started or after it was stopped.
 
     `.reason` is set in a process that was forked while the container was running: its event loop and beans belong to
     the parent process.
     """
 
-    def __init__(self, what: str, reason: str = "") -> None:
-        super().__init__(what, reason)
-        self.what, self.reason = what, reason
+    what: str
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.reason:
@@ -155,33 +186,29 @@ class ContainerNotStartedError(FrameworkError):
         )
 
 
-class BlockingCallNotAllowedError(FrameworkError):
+class BlockingCallNotAllowedError(_WithFacts, FrameworkError):
     """A blocking call was made on a thread that runs an event loop."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} would block the event loop of this thread; "
-            "declare it `async def` and await it, or call it on a worker thread (`await asyncio.to_thread(…)`)"
-        )
+    what: str
+    template = (
+        "{what} would block the event loop of this thread; "
+        "declare it `async def` and await it, or call it on a worker thread (`await asyncio.to_thread(…)`)"
+        "declare it `async def` and await it, or call it on a worker thread (`await asyncio.to_thread(…)`)"
+    )
 
 
-class MemoryInUseError(FrameworkError):
+class MemoryInUseError(_WithFacts, FrameworkError):
     """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation."""
 
-    def __init__(self, service: str, memory_id: str) -> None:
-        super().__init__(service, memory_id)
-        self.service, self.memory_id = service, memory_id
-
-    def __str__(self) -> str:
-        return (
-            f"conversation {self.memory_id!r} of {self.service} is in use by an outer call or by an open stream of the "
-            "same caller; use another memory id or a service without a MemoryId parameter, "
-            "or close the stream first (`async with`, `aclose()`)"
-        )
+    service: str
+    memory_id: str
+    template = (
+        "conversation {memory_id!r} of {service} is in use by an outer call or by an open stream of the "
+        "same caller; use another memory id or a service without a MemoryId parameter, "
+        "or close the stream first (`async with`, `aclose()`)"
+        "same caller; use another memory id or a service without a MemoryId parameter, "
+        "or close the stream first (`async with`, `aclose()`)"
+    )
 
 
 # --- tools
@@ -225,19 +252,18 @@ class ToolDeferred(EndsInvocation):
         return f"the result of this tool call comes later: {self.reason or 'no reason given'}"
 
 
-class ToolArgumentsError(ToolboxError):
+class ToolArgumentsError(_WithFacts, ToolboxError):
     """The model called a tool with invalid arguments; `.problems` has a (path, message) pair for each problem."""
 
-    def __init__(self, request: ToolExecutionRequest, problems: Sequence[tuple[Path, str]]) -> None:
-        super().__init__(request, problems)
-        self.request, self.problems = request, list(problems)
+    request: ToolExecutionRequest
+    problems: list[tuple[Path, str]]
 
     def __str__(self) -> str:
         problems = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
         return f"invalid arguments for tool {self.request.name!r}: {problems}"
 
 
-class UnknownToolError(ToolboxError):
+class UnknownToolError(_WithFacts, ToolboxError):
     """The model called a tool that is not offered in this call; `.tool_names` has the offered ones.
 
     `.search_tool` is the name of the tool that finds more tools, or None.
@@ -245,11 +271,9 @@ class UnknownToolError(ToolboxError):
 
     is_refusal = False  # True if the framework refused the call; a tool can raise this error too
 
-    def __init__(
-        self, request: ToolExecutionRequest, tool_names: Sequence[str], search_tool: str | None = None
-    ) -> None:
-        super().__init__(request, tuple(tool_names), search_tool)
-        self.request, self.tool_names, self.search_tool = request, tuple(tool_names), search_tool
+    request: ToolExecutionRequest
+    tool_names: Sequence[str]
+    search_tool: str | None = None
 
     def __str__(self) -> str:
         offered = ", ".join(self.tool_names) or "none"
@@ -258,12 +282,12 @@ class UnknownToolError(ToolboxError):
         return f"unknown tool {brief(self.request.name)!r}; offered: {offered}{search}; {fix}"
 
 
-class ToolResultError(ToolboxError):
+class ToolResultError(_WithFacts, ToolboxError):
     """A tool returned a value that JSON cannot represent; `.reason` says why."""
 
-    def __init__(self, tool: str, type_name: str, reason: str) -> None:
-        super().__init__(tool, type_name, reason)
-        self.tool, self.type_name, self.reason = tool, type_name, reason
+    tool: str
+    type_name: str
+    reason: str
 
     def __str__(self) -> str:
         if "surrogate" in self.reason:
@@ -278,26 +302,22 @@ class ToolResultError(ToolboxError):
         )
 
 
-class ToolTimeoutError(_Timeout):
+class ToolTimeoutError(_WithFacts, ToolboxError, TimeoutError):
     """A tool took longer than its `timeout` (seconds)."""
 
-    def __init__(self, tool: str, timeout: float) -> None:
-        super().__init__(tool, timeout)
-        self.tool, self.timeout = tool, timeout
-
-    def __str__(self) -> str:
-        return f"tool {self.tool!r} took longer than its timeout of {self.timeout:g} s"
+    tool: str
+    timeout: float
+    template = "tool {tool!r} took longer than its timeout of {timeout:g} s"
 
 
-class TranscriptError(ToolboxError, ValueError):
+class TranscriptError(_WithFacts, ToolboxError, ValueError):
     """A text is not a stored conversation or specification, or a conversation cannot be stored.
 
     `.path` is the place in the JSON, `.what` the problem.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(path, what)
-        self.path, self.what = path, what
+    path: Path
+    what: str
 
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""
@@ -307,41 +327,38 @@ class TranscriptError(ToolboxError, ValueError):
 # --- services
 
 
-class ToolRoundsExceededError(ToolboxError):
+class ToolRoundsExceededError(_WithFacts, ToolboxError):
     """The model called tools in more rounds than allowed; `.transcript` has the messages including its last reply."""
 
-    def __init__(self, limit: int, transcript: Sequence[Message] = ()) -> None:
-        super().__init__(limit, tuple(transcript))
-        self.limit, self.transcript = limit, tuple(transcript)
+    limit: int
+    transcript: Sequence[Message] = ()
 
     def __str__(self) -> str:
         rounds = f"{self.limit} round{'' if self.limit == 1 else 's'}"
         return f"the model asked for more tools after {rounds}; raise max_tool_rounds= or change the prompt"
 
 
-class ToolCallsLimitExceededError(ToolboxError):
+class ToolCallsLimitExceededError(_WithFacts, ToolboxError):
     """One reply contained too many tool calls; none of them ran. `.transcript` ends with that reply."""
 
-    def __init__(self, limit: int, attempted: int, transcript: Sequence[Message] = ()) -> None:
-        super().__init__(limit, attempted, tuple(transcript))
-        self.limit, self.attempted, self.transcript = limit, attempted, tuple(transcript)
+    limit: int
+    attempted: int
+    transcript: Sequence[Message] = ()
+    template = (
+        "the model asked for {attempted} tools in one reply; the limit is {limit}; "
+        "raise max_tool_calls_per_response="
+        "raise max_tool_calls_per_response="
+    )
 
-    def __str__(self) -> str:
-        return (
-            f"the model asked for {self.attempted} tools in one reply; the limit is {self.limit}; "
-            "raise max_tool_calls_per_response="
-        )
 
-
-class OutputParsingError(ToolboxError):
+class OutputParsingError(_WithFacts, ToolboxError):
     """A reply does not match the method's return type.
 
     `.text` is the reply; `.problems` has a (path, message) pair for each problem.
     """
 
-    def __init__(self, text: str, problems: Sequence[tuple[Path, str]]) -> None:
-        super().__init__(text, problems)
-        self.text, self.problems = text, list(problems)
+    text: str
+    problems: list[tuple[Path, str]]
 
     def __str__(self) -> str:
         problems = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
@@ -350,90 +367,79 @@ class OutputParsingError(ToolboxError):
         return f"the model's reply does not match the declared type ({problems}); {fix}; the reply: {excerpt}"
 
 
-class InputGuardrailError(ToolboxError):
+class InputGuardrailError(_WithFacts, ToolboxError):
     """Input guardrails refused a user message; nothing was sent to a model.
 
     `.failures` has a (guardrail class, text) pair for each failure. The message does not contain them, because a model
     reads it if the service is a tool.
     """
 
-    def __init__(self, failures: Sequence[tuple[type, str]]) -> None:
-        super().__init__(tuple(failures))
-        self.failures = tuple(failures)
-
-    def __str__(self) -> str:
-        return "the input was refused by a guardrail"
+    failures: Sequence[tuple[type, str]]
+    template = "the input was refused by a guardrail"
 
 
-class OutputGuardrailError(ToolboxError):
+class OutputGuardrailError(_WithFacts, ToolboxError):
     """Output guardrails refused the model's answer.
 
     `.failures` has a (guardrail class, text) pair for each failure of the last answer, `.text` is that answer. The
     message does not contain them, because a model reads it if the service is a tool.
     """
 
-    def __init__(self, failures: Sequence[tuple[type, str]], text: str) -> None:
-        super().__init__(tuple(failures), text)
-        self.failures, self.text = tuple(failures), text
-
-    def __str__(self) -> str:
-        return "the answer was refused by a guardrail"
+    failures: Sequence[tuple[type, str]]
+    text: str
+    template = "the answer was refused by a guardrail"
 
 
-class ToolGuardrailError(ToolboxError, EndsInvocation):
+class ToolGuardrailError(_WithFacts, ToolboxError, EndsInvocation):
     """A guardrail of a tool ended the invocation and all outer ones.
 
     `.guardrail` is its class, `.request` the tool call, `.text` the reason.
     """
 
-    def __init__(self, guardrail: type, request: ToolExecutionRequest, text: str = "") -> None:
-        super().__init__(guardrail, request, text)
-        self.guardrail, self.request, self.text = guardrail, request, text
+    guardrail: type
+    request: ToolExecutionRequest
+    text: str = ""
 
     def __str__(self) -> str:
         return self.text or f"{self.guardrail.__name__} refused tool {self.request.name!r}"
 
 
-class InvocationTimeoutError(_Timeout):
+class InvocationTimeoutError(_WithFacts, ToolboxError, TimeoutError):
     """A service call took longer than its limit; `.limit` is in seconds."""
 
-    def __init__(self, service: str, method: str, limit: float) -> None:
-        super().__init__(service, method, limit)
-        self.service, self.method, self.limit = service, method, limit
-
-    def __str__(self) -> str:
-        return f"{self.service}.{self.method} took longer than its limit of {self.limit:g} s"
+    service: str
+    method: str
+    limit: float
+    template = "{service}.{method} took longer than its limit of {limit:g} s"
 
 
-class InvalidMemoryIdError(ToolboxError, ValueError):
+class InvalidMemoryIdError(_WithFacts, ToolboxError, ValueError):
     """Memory stores cannot keep this memory id; `.reason` says why. It is raised before any store is used."""
 
-    def __init__(self, service: str, memory_id: str, reason: str) -> None:
-        super().__init__(service, memory_id, reason)
-        self.service, self.memory_id, self.reason = service, memory_id, reason
+    service: str
+    memory_id: str
+    reason: str
 
     def __str__(self) -> str:
         return f"invalid memory id {brief(self.memory_id)!r} for {self.service}: {self.reason}; use another id"
 
 
-class MemoryLeaseLostError(ToolboxError):
+class MemoryLeaseLostError(_WithFacts, ToolboxError):
     """A call was not saved, because this process lost its lease on the conversation during the call."""
 
-    def __init__(self, service: str, memory_id: str) -> None:
-        super().__init__(service, memory_id)
-        self.service, self.memory_id = service, memory_id
-
-    def __str__(self) -> str:
-        return (
-            f"conversation {self.memory_id!r} of {self.service} was not saved: this process could not renew its lease "
-            "in time, so another process may use it now; call again, or give the memory store a longer lease="
-        )
+    service: str
+    memory_id: str
+    template = (
+        "conversation {memory_id!r} of {service} was not saved: this process could not renew its lease "
+        "in time, so another process may use it now; call again, or give the memory store a longer lease="
+        "in time, so another process may use it now; call again, or give the memory store a longer lease="
+    )
 
 
 # --- runs
 
 
-class RunSuspendedError(FrameworkError):
+class RunSuspendedError(_WithFacts, FrameworkError):
     """A call was suspended: `.pending` has the calls that wait for an answer, `.run_id` names the run.
 
     Methods that return `Result[…]` return these values instead, and streams end with `RunSuspended`.
@@ -441,24 +447,23 @@ class RunSuspendedError(FrameworkError):
 
     is_abandoned = False  # True if the framework cancelled the run, because code that cannot wait let the error through
 
-    def __init__(self, run_id: str, pending: Sequence[PendingCall] = ()) -> None:
-        super().__init__(run_id, tuple(pending))
-        self.run_id, self.pending = run_id, tuple(pending)
+    run_id: str
+    pending: Sequence[PendingCall] = ()
 
     def __str__(self) -> str:
         calls = ", ".join(f"{each.tool_name} ({each.id})" for each in self.pending)
         return f"run {self.run_id} is suspended until these calls are answered: {calls}; use runs.resume(…)"
 
 
-class RunAnswerError(FrameworkError):
+class RunAnswerError(_WithFacts, FrameworkError):
     """An answer to a suspended run was refused, and the run did not change; `.reason` says why.
 
     `.problems` has a (path, message) pair for each problem with new arguments or a supplied value; else it is empty.
     """
 
-    def __init__(self, run_id: str, reason: str, problems: Sequence[tuple[Path, str]] = ()) -> None:
-        super().__init__(run_id, reason, tuple(problems))
-        self.run_id, self.reason, self.problems = run_id, reason, tuple(problems)
+    run_id: str
+    reason: str
+    problems: Sequence[tuple[Path, str]] = ()
 
     def __str__(self) -> str:
         return f"run {brief(self.run_id)}: {self.reason}"
@@ -470,10 +475,7 @@ class AnswerForbiddenError(RunAnswerError):
     `.is_anonymous` is True if no person was given. `.status` is the HTTP status: 401 for an anonymous person, else 403.
     """
 
-    def __init__(self, run_id: str, reason: str, is_anonymous: bool = False) -> None:
-        super().__init__(run_id, reason)
-        self.args = (run_id, reason, is_anonymous)
-        self.is_anonymous = is_anonymous
+    is_anonymous: bool = False
 
     @property
     def status(self) -> int:
@@ -481,133 +483,103 @@ class AnswerForbiddenError(RunAnswerError):
         return 401 if self.is_anonymous else 403
 
 
-class RunIncompatibleError(FrameworkError):
+class RunIncompatibleError(_WithFacts, FrameworkError):
     """The program has changed, and a stored run no longer fits; the run stays as it is. `.reason` says why."""
 
-    def __init__(self, run_id: str, reason: str) -> None:
-        super().__init__(run_id, reason)
-        self.run_id, self.reason = run_id, reason
-
-    def __str__(self) -> str:
-        return (
-            f"run {self.run_id} does not fit this program: {self.reason}; resume it with the old program or cancel it"
-        )
+    run_id: str
+    reason: str
+    template = "run {run_id} does not fit this program: {reason}; resume it with the old program or cancel it"
 
 
-class RunNotFoundError(FrameworkError):
+class RunNotFoundError(_WithFacts, FrameworkError):
     """The store has no run with this id."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(run_id)
-        self.run_id = run_id
+    run_id: str
 
     def __str__(self) -> str:
         return f"unknown run {brief(self.run_id)!r}; it may have been deleted or purged"
 
 
-class RunStateError(FrameworkError):
+class RunStateError(_WithFacts, FrameworkError):
     """A run cannot do this in its current state; `.reason` says why."""
 
-    def __init__(self, run_id: str, reason: str) -> None:
-        super().__init__(run_id, reason)
-        self.run_id, self.reason = run_id, reason
-
-    def __str__(self) -> str:
-        return f"run {self.run_id}: {self.reason}"
+    run_id: str
+    reason: str
+    template = "run {run_id}: {reason}"
 
 
-class RunConflictError(FrameworkError):
+class RunConflictError(_WithFacts, FrameworkError):
     """The id of a run exists, but with another method, identity, arguments or attributes; `.reason` says which."""
 
-    def __init__(self, run_id: str, reason: str) -> None:
-        super().__init__(run_id, reason)
-        self.run_id, self.reason = run_id, reason
+    run_id: str
+    reason: str
 
     def __str__(self) -> str:
         return f"run {brief(self.run_id)!r} exists with {self.reason}; use a new id for another call"
 
 
-class RunBusyError(FrameworkError):
+class RunBusyError(_WithFacts, FrameworkError):
     """Another process runs this run, and the time to wait for it is over."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(run_id)
-        self.run_id = run_id
-
-    def __str__(self) -> str:
-        return f"another process executes run {self.run_id}; try again later"
+    run_id: str
+    template = "another process executes run {run_id}; try again later"
 
 
-class RunStoreError(FrameworkError):
+class RunStoreError(_WithFacts, FrameworkError):
     """The store of runs failed, so the run cannot continue here; `.reason` is its error. The run stays as it is."""
 
-    def __init__(self, run_id: str, reason: str) -> None:
-        super().__init__(run_id, reason)
-        self.run_id, self.reason = run_id, reason
-
-    def __str__(self) -> str:
-        return f"run {self.run_id}: the store of runs failed: {self.reason}; the run can be continued later"
+    run_id: str
+    reason: str
+    template = "run {run_id}: the store of runs failed: {reason}; the run can be continued later"
 
 
-class LeaseLostError(FrameworkError):
+class LeaseLostError(_WithFacts, FrameworkError):
     """Another process has taken over this run, so this process writes nothing more."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(run_id)
-        self.run_id = run_id
-
-    def __str__(self) -> str:
-        return f"this process no longer owns run {self.run_id}, because its lease expired; another process runs it now"
+    run_id: str
+    template = "this process no longer owns run {run_id}, because its lease expired; another process runs it now"
 
 
-class RunFailedError(ToolboxError):
+class RunFailedError(_WithFacts, ToolboxError):
     """A run has failed: `.error_type` is the name of the exception's type, `.text` its message."""
 
-    def __init__(self, run_id: str, error_type: str, text: str) -> None:
-        super().__init__(run_id, error_type, text)
-        self.run_id, self.error_type, self.text = run_id, error_type, text
-
-    def __str__(self) -> str:
-        return f"run {self.run_id} failed with {self.error_type}: {self.text}"
+    run_id: str
+    error_type: str
+    text: str
+    template = "run {run_id} failed with {error_type}: {text}"
 
 
-class RunCancelledError(ToolboxError):
+class RunCancelledError(_WithFacts, ToolboxError):
     """A run was cancelled; `.reason` is the reason, if one was given."""
 
-    def __init__(self, run_id: str, reason: str | None = None) -> None:
-        super().__init__(run_id, reason)
-        self.run_id, self.reason = run_id, reason
+    run_id: str
+    reason: str | None = None
 
     def __str__(self) -> str:
         return f"run {self.run_id} was cancelled" + (f": {self.reason}" if self.reason else "")
 
 
-class ConversationSuspendedError(FrameworkError):
+class ConversationSuspendedError(_WithFacts, FrameworkError):
     """The conversation has a suspended run, `.run_id`, which must be answered or cancelled first."""
 
-    def __init__(self, service: str, run_id: str) -> None:
-        super().__init__(service, run_id)
-        self.service, self.run_id = service, run_id
-
-    def __str__(self) -> str:
-        return (
-            f"this conversation of {self.service} has the suspended run {self.run_id}; resume or cancel that run, "
-            'or use on_suspended="cancel"'
-        )
+    service: str
+    run_id: str
+    template = (
+        "this conversation of {service} has the suspended run {run_id}; resume or cancel that run, "
+        'or use on_suspended="cancel"'
+        'or use on_suspended="cancel"'
+    )
 
 
 # --- databases
 
 
-class TransactionRolledBackError(ToolboxError):
+class TransactionRolledBackError(_WithFacts, ToolboxError):
     """A `@transactional` call succeeded, but its changes were rolled back; `.reason` says why."""
 
-    def __init__(self, what: str, reason: str) -> None:
-        super().__init__(what, reason)
-        self.what, self.reason = what, reason
-
-    def __str__(self) -> str:
-        return f"{self.what} was rolled back: {self.reason}"
+    what: str
+    reason: str
+    template = "{what} was rolled back: {reason}"
 
 
 # --- models
@@ -624,29 +596,29 @@ class ModelError(ToolboxError):
         return self.message
 
 
-class ModelHttpError(ModelError):
+class ModelHttpError(_WithFacts, ModelError):
     """The model server answered with an HTTP error status.
 
     `.status`, `.message` (the server's text), `.body` (an excerpt), `.request_id` (if the server sent one).
     """
 
-    def __init__(self, status: int, message: str, body: str = "", request_id: str | None = None) -> None:
-        super().__init__(message)
-        self.args = (status, message, body, request_id)
-        self.status, self.body, self.request_id = status, body, request_id
+    status: int
+    message: str
+    body: str = ""
+    request_id: str | None = None
 
     def __str__(self) -> str:
         request = f" (request {self.request_id})" if self.request_id else ""
         return f"the model server answered {self.status}{request}: {self.message}"
 
 
-class ModelProtocolError(ModelError):
+class ModelProtocolError(_WithFacts, ModelError):
     """The model server's response is not a chat reply; `.body` is an excerpt of it."""
 
-    def __init__(self, message: str, body: str = "", status: int | None = None, request_id: str | None = None) -> None:
-        super().__init__(message)
-        self.args = (message, body, status, request_id)
-        self.body, self.status, self.request_id = body, status, request_id
+    message: str
+    body: str = ""
+    status: int | None = None
+    request_id: str | None = None
 
     def __str__(self) -> str:
         request = f" (request {self.request_id})" if self.request_id else ""
@@ -687,30 +659,30 @@ class UnsupportedContentError(ModelError):
         self.content, self.reason, self.place = content, reason, place
 
 
-class ModelTruncatedError(ModelError):
+class ModelTruncatedError(_WithFacts, ModelError):
     """The token limit cut the reply: inside a tool call or structured answer, or before any text.
 
     `.text` is the part that arrived.
     """
 
-    def __init__(self, message: str, text: str = "") -> None:
-        super().__init__(message)
-        self.args = (message, text)
-        self.text = text
+    message: str
+    text: str = ""
+    template = "{message}"
 
 
 # --- REST clients
 
 
-class RestClientError(ToolboxError):
+class RestClientError(_WithFacts, ToolboxError):
     """A REST call failed.
 
     `.url`; `.status` (None without a reply); `.body` (an excerpt of the reply).
     """
 
-    def __init__(self, message: str, url: str, status: int | None = None, body: str = "") -> None:
-        super().__init__(message, url, status, body)
-        self.message, self.url, self.status, self.body = message, url, status, body
+    message: str
+    url: str
+    status: int | None = None
+    body: str = ""
 
     def __str__(self) -> str:
         status = f" {self.status}" if self.status is not None else ""
@@ -721,9 +693,6 @@ class RestClientError(ToolboxError):
 class RestTimeoutError(RestClientError, TimeoutError):
     """A REST server did not answer in time."""
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.message, self.url, self.status, self.body)
-
 
 class RestDecodeError(RestClientError):
     """A REST server's reply does not match the declared return type."""
@@ -732,18 +701,17 @@ class RestDecodeError(RestClientError):
 # --- MCP servers
 
 
-class McpError(ToolboxError):
+class McpError(_WithFacts, ToolboxError):
     """An MCP server refused a request or reported an error.
 
     `server` is its name, `message` the text, `code` the JSON-RPC error code, or None.
     """
 
-    def __init__(self, server: str, message: str, code: int | None = None) -> None:
-        super().__init__(server, message, code)
-        self.server, self.message, self.code = server, message, code
+    server: str
+    message: str
+    code: int | None = None
 
-    def __str__(self) -> str:
-        return self.message
+    template = "{message}"
 
 
 class McpConnectionError(McpError):
@@ -753,20 +721,9 @@ class McpConnectionError(McpError):
     `.www_authenticate` is its header of that name. Both are None if there was no reply.
     """
 
-    def __init__(
-        self,
-        server: str,
-        message: str,
-        code: int | None = None,
-        status: int | None = None,
-        www_authenticate: str | None = None,
-    ) -> None:
-        super().__init__(server, message, code)
-        self.args = (server, message, code, status, www_authenticate)
-        self.status, self.www_authenticate = status, www_authenticate
-
-    def __str__(self) -> str:
-        return f"MCP server {self.server!r}: {self.message}"
+    status: int | None = None
+    www_authenticate: str | None = None
+    template = "MCP server {server!r}: {message}"
 
 
 class McpInputRequiredError(McpError):
@@ -787,6 +744,3 @@ class McpInputRequiredError(McpError):
 
 class McpTimeoutError(McpError, TimeoutError):
     """An MCP server did not answer in time; `timeout` of its settings is the limit."""
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.server, self.message, self.code)

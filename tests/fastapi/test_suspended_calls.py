@@ -122,7 +122,7 @@ def test_invalid_answers_of_a_resumed_stream_get_an_error_status() -> None:
 @pytest.mark.parametrize(("is_anonymous", "status"), [(False, 403), (True, 401)])
 def test_a_person_who_may_not_answer_reads_why(is_anonymous: bool, status: int) -> None:
     with client() as http:
-        ERRORS.append((AnswerForbiddenError("secret", "it needs one of: manager", is_anonymous), status))
+        ERRORS.append((AnswerForbiddenError("secret", "it needs one of: manager", is_anonymous=is_anonymous), status))
         response = http.get(f"/raises/{len(ERRORS) - 1}")
         ERRORS.pop()
 

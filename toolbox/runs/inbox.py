@@ -572,11 +572,11 @@ class Runs(RunStarting):
             needed = ", ".join(approvers)
             if roles is None:
                 fact = f"call {call_id} needs a person with one of the roles {needed}; pass by=SecurityIdentity(…)"
-                raise AnswerForbiddenError(run_id, fact, by is None)
+                raise AnswerForbiddenError(run_id, fact, is_anonymous=by is None)
             if not set(approvers) & set(roles):
                 person = repr(name) if name else "an anonymous person"
                 fact = f"call {call_id}: {person} may not {verb} it; it needs one of: {needed}"
-                raise AnswerForbiddenError(run_id, fact, not name)
+                raise AnswerForbiddenError(run_id, fact, is_anonymous=not name)
         if not_self:
             if not name:
                 fact = f"call {call_id}: another person must {verb} it; pass by="
