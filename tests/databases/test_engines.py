@@ -144,7 +144,7 @@ async def test_other_databases_keep_the_defaults_of_sqlalchemy() -> None:
 
 
 async def test_a_missing_driver_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setattr("toolbox.sql.sessions.find_spec", lambda name: None)
+    monkeypatch.setattr("toolbox.sql.engines.find_spec", lambda name: None)
 
     with pytest.raises(IllegalConfigurationError, match="pip install asyncpg"):
         async with sql.open_engine("postgresql://h/d"):

@@ -12,8 +12,10 @@ except ModuleNotFoundError as _error:
 from ..errors import MemoryLeaseLostError, TransactionRolledBackError
 from ..settings import SqlSettings
 from .conversation_store import SqlChatMemoryStore
+from .engines import open_engine, open_sync_engine
 from .run_store import SqlRunStore
-from .sessions import engine, open_engine, open_sync_engine, session, sync_engine, sync_session, transactional
+from .sessions import engine, session, sync_engine, sync_session
+from .transactions import transactional
 
 __all__ = [
     "MemoryLeaseLostError",

@@ -43,7 +43,7 @@ from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from ..services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
 from ..transcripts import messages_from_json, messages_to_json
-from .sessions import FOR_WRITING, SeparateConnections, prepare_to_write
+from .engines import FOR_WRITING, SeparateConnections, prepare_to_write
 
 INSERT_OF: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _BETWEEN_PURGES = 60.0  # seconds

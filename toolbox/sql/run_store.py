@@ -1,7 +1,7 @@
 """Stores runs in SQLite or PostgreSQL: headers, leases, records and events; migrates its tables.
 
 Every write of an owner checks the run's generation in its own statement or transaction. Lock order: the header, then
-the lease. Not here: executing runs (`toolbox.runs`), when a tool's transaction ends (`sessions`).
+the lease. Not here: executing runs (`toolbox.runs`), when a tool's transaction ends (`transactions`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
 from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
 from .conversation_store import INSERT_OF, DatabaseNow, Step, has_ended, migrate
-from .sessions import FOR_WRITING, SeparateConnections, prepare_to_write, shares_connections
+from .engines import FOR_WRITING, SeparateConnections, prepare_to_write, shares_connections
 
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
