@@ -27,7 +27,7 @@ def test_a_run_goes_on_wherever_the_process_that_resumed_it_was_killed(forge: Fo
     assert forge.wait() == [0]
     [(number,)] = rows(url, "SELECT taken FROM steps")
     # SQLite records an effect in one step.
-    assert number > (25 if url.startswith("sqlite") else 40)
+    assert number > (25 if url.startswith("sqlite") else 35)
 
     # PostgreSQL gets every second step, because it takes twice as long; TOOLBOX_CRASH=1 kills at all of them.
     every = 1 if url.startswith("sqlite") or "TOOLBOX_CRASH" in os.environ else 2

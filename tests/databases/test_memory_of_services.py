@@ -108,7 +108,7 @@ async def test_each_step_of_a_call_is_one_statement_after_one_test_of_the_connec
         await container.get(Assistant).chat("room 7", "hi")
 
     assert statements == ["INSERT", "SELECT", "UPDATE", "UPDATE"]  # take the lease, read, write, give it back
-    assert others == ["SELECT 1", "BEGIN;", "COMMIT;"] * 4
+    assert others == ["SELECT 1", "BEGIN ISOLATION LEVEL READ COMMITTED;", "COMMIT;"] * 4
 
 
 async def test_what_a_program_sets_at_the_begin_of_a_transaction_holds_for_conversations(postgres_url: str) -> None:
