@@ -22,6 +22,7 @@ OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 # number of their package.
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
+    "toolbox.first_use": 0,
     "toolbox.contents": 0,
     "toolbox.safe_text": 0,
     "toolbox.introspection": 0,

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from toolbox import errors, events
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,6 +54,13 @@ SearchBehavior handle_tool_arguments_error handle_tool_execution_error handle_un
 AnthropicChatModel PydanticAiChatModel
 """
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
+PUBLIC_MODULES = [
+    *("toolbox", "toolbox.dbos", "toolbox.errors", "toolbox.events", "toolbox.guardrails", "toolbox.interceptors"),
+    *("toolbox.limits", "toolbox.mcp", "toolbox.openapi", "toolbox.otel", "toolbox.recordings", "toolbox.redis"),
+    *("toolbox.rest", "toolbox.runs", "toolbox.search", "toolbox.security", "toolbox.sql", "toolbox.testing"),
+    *("toolbox.transcripts", "toolbox_fastapi"),
+]
+PRIVATE_EVENTS = {"Listeners"}
 TOOLBOX_FASTAPI = "ClientDisconnectedError Inject install sse"
 TESTING = "ScriptedChatModel tool_call"
 REST = "Body Header Path Query client_query_param delete get head patch post put register_rest_client rest_settings"
@@ -82,12 +92,20 @@ def test_public_names_are_sorted_and_exist(package: str) -> None:
     assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
 
 
-def test_the_root_advertises_what_programs_use_every_day() -> None:
+def test_the_root_lists_the_names_of_the_contract_and_all_errors_and_events() -> None:
     module = importlib.import_module("toolbox")
+    elsewhere = {"ForbiddenError", "UnauthenticatedError", "UsageLimitExceededError"}
+    listed = {*errors.__all__, *elsewhere, *events.__all__}
 
-    assert 40 <= len(module.__all__) <= 50
-    assert set(module.__all__) <= set(TOOLBOX.split()) | {"EventListener"}
-    assert set(dir(module)) >= set(TOOLBOX.split())
+    assert set(module.__all__) == set(TOOLBOX.split()) | listed
+
+
+def test_lists_of_errors_and_events_are_complete() -> None:
+    for module in (errors, events):
+        defined = {name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__}
+        names = {name for name in defined if inspect.isclass(getattr(module, name)) and not name.startswith("_")}
+
+        assert set(module.__all__) == names - {"EndsInvocation"} - PRIVATE_EVENTS
 
 
 @pytest.mark.parametrize("package", ["toolbox", "toolbox_fastapi"])
@@ -98,7 +116,7 @@ def test_every_name_imported_at_the_root_is_exported_to_type_checkers(package: s
     hidden = [
         alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.level
+        if isinstance(node, ast.ImportFrom) and node.level and node.module != "first_use"
         for alias in node.names
         if alias.asname is None and alias.name not in module.__all__
     ]
@@ -106,12 +124,27 @@ def test_every_name_imported_at_the_root_is_exported_to_type_checkers(package: s
     assert hidden == []
 
 
-def test_every_name_that_is_loaded_on_first_use_exists() -> None:
-    module = importlib.import_module("toolbox")
-    names = module._lazy_names()
+@pytest.mark.parametrize("package", ["toolbox", "toolbox.runs"])
+def test_names_that_are_loaded_on_first_use_are_those_that_type_checkers_see(package: str) -> None:
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
+    [block] = [each for each in tree.body if isinstance(each, ast.If)]
+    seen = {
+        ("." * node.level + (node.module or ""), alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
-    assert len(names) > 30
-    assert [name for name, home in names.items() if not hasattr(importlib.import_module(home, "toolbox"), name)] == []
+    assert {(home, name) for home, names in module._HOMES.items() for name in names} == seen
+    assert [name for _, name in seen if getattr(module, name, None) is None] == []
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_every_public_module_lists_its_names(module: str) -> None:
+    found = importlib.import_module(module)
+
+    assert [name for name in found.__all__ if not hasattr(found, name)] == []
 
 
 def test_unknown_names_raise_attribute_error() -> None:

@@ -1,231 +1,453 @@
 """toolbox: dependency injection for AI services.
 
-Everything public can be imported from here. `__all__` lists the names that programs use every day; the others are
-errors, events, messages and parts for framework authors. Names in the `TYPE_CHECKING` block are loaded on first use, so
-that `import toolbox` stays fast.
+`__all__` lists what programs import from here: the container, tools, services, models and messages, and all errors and
+events. What belongs to one capability is in its module: `toolbox.guardrails`, `toolbox.runs`, `toolbox.sql` and others.
+Names in `_HOMES` are loaded on first use, so that `import toolbox` stays fast.
 """
 
 from __future__ import annotations
 
-import pkgutil
-import re
-from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .chat import (
-    AiMessage as AiMessage,
-    BeforeToolExecution as BeforeToolExecution,
-    ChatModel as ChatModel,
-    ChatRequest as ChatRequest,
-    ChatRequestParameters as ChatRequestParameters,
-    ChatResponse as ChatResponse,
-    CompleteResponse as CompleteResponse,
-    CompleteToolCall as CompleteToolCall,
-    FinishReason as FinishReason,
-    IntermediateResponse as IntermediateResponse,
-    Message as Message,
-    PartialReasoning as PartialReasoning,
-    PartialResponse as PartialResponse,
-    PartialToolCall as PartialToolCall,
-    ResponseFormat as ResponseFormat,
+    AiMessage,
+    BeforeToolExecution,
+    ChatModel,
+    ChatRequest,
+    ChatRequestParameters,
+    ChatResponse,
+    CompleteResponse,
+    CompleteToolCall,
+    FinishReason,
+    IntermediateResponse,
+    Message,
+    PartialReasoning,
+    PartialResponse,
+    PartialToolCall,
+    ResponseFormat,
     ServiceEvent as ServiceEvent,
-    StreamEvent as StreamEvent,
+    StreamEvent,
     StreamingChatModel as StreamingChatModel,
-    SystemMessage as SystemMessage,
-    TokenUsage as TokenUsage,
-    ToolExecuted as ToolExecuted,
-    ToolExecution as ToolExecution,
-    ToolExecutionRequest as ToolExecutionRequest,
-    ToolExecutionResult as ToolExecutionResult,
-    ToolExecutionResultMessage as ToolExecutionResultMessage,
-    ToolExecutor as ToolExecutor,
-    ToolProgress as ToolProgress,
-    ToolSpecification as ToolSpecification,
+    SystemMessage,
+    TokenUsage,
+    ToolExecuted,
+    ToolExecution,
+    ToolExecutionRequest,
+    ToolExecutionResult,
+    ToolExecutionResultMessage,
+    ToolExecutor,
+    ToolProgress,
+    ToolSpecification,
     UserMessage,
 )
 from .contents import (
-    AudioContent as AudioContent,
+    AudioContent,
     Content as Content,
     ImageContent,
     PdfContent,
-    TextContent as TextContent,
+    TextContent,
 )
-from .context import Inject, InvocationContext, MemoryId, Progress as Progress, invocation_attributes, time_limit
-from .di.decorators import Instance, Named, application_scoped, call_scoped, dependent, produces, request_scoped
+from .context import (
+    Inject,
+    InvocationContext,
+    MemoryId,
+    Progress,
+    invocation_attributes,
+    time_limit,
+)
+from .di.decorators import (
+    Instance,
+    Named,
+    application_scoped,
+    call_scoped,
+    dependent,
+    produces,
+    request_scoped,
+)
 from .errors import (
-    AmbiguousBeanError as AmbiguousBeanError,
-    AsyncBeanError as AsyncBeanError,
-    BlockingCallNotAllowedError as BlockingCallNotAllowedError,
-    ContainerNotStartedError as ContainerNotStartedError,
-    FrameworkError as FrameworkError,
+    AmbiguousBeanError,
+    AnswerForbiddenError,
+    AsyncBeanError,
+    BlockingCallNotAllowedError,
+    ContainerNotStartedError,
+    ConversationSuspendedError,
+    FrameworkError,
     IllegalConfigurationError,
-    InputGuardrailError as InputGuardrailError,
-    InvalidMemoryIdError as InvalidMemoryIdError,
-    InvocationTimeoutError as InvocationTimeoutError,
-    MemoryInUseError as MemoryInUseError,
-    MissingBeanError as MissingBeanError,
-    ModelConnectionError as ModelConnectionError,
-    ModelError as ModelError,
-    ModelHttpError as ModelHttpError,
-    ModelProtocolError as ModelProtocolError,
-    ModelRefusedError as ModelRefusedError,
-    ModelTimeoutError as ModelTimeoutError,
-    ModelTruncatedError as ModelTruncatedError,
-    OutputGuardrailError as OutputGuardrailError,
-    OutputParsingError as OutputParsingError,
-    Problem as Problem,
-    RestClientError as RestClientError,
-    RestDecodeError as RestDecodeError,
-    RestTimeoutError as RestTimeoutError,
-    ScopeNotActiveError as ScopeNotActiveError,
+    InputGuardrailError,
+    InvalidMemoryIdError,
+    InvocationTimeoutError,
+    LeaseLostError,
+    McpConnectionError,
+    McpError,
+    McpInputRequiredError,
+    McpTimeoutError,
+    MemoryInUseError,
+    MemoryLeaseLostError,
+    MissingBeanError,
+    ModelConnectionError,
+    ModelError,
+    ModelHttpError,
+    ModelProtocolError,
+    ModelRefusedError,
+    ModelTimeoutError,
+    ModelTruncatedError,
+    OutputGuardrailError,
+    OutputParsingError,
+    Problem,
+    RestClientError,
+    RestDecodeError,
+    RestTimeoutError,
+    RunAnswerError,
+    RunBusyError,
+    RunCancelledError,
+    RunConflictError,
+    RunFailedError,
+    RunIncompatibleError,
+    RunNotFoundError,
+    RunStateError,
+    RunStoreError,
+    RunSuspendedError,
+    ScopeNotActiveError,
     ToolAbort,
-    ToolArgumentsError as ToolArgumentsError,
-    ToolCallsLimitExceededError as ToolCallsLimitExceededError,
-    ToolGuardrailError as ToolGuardrailError,
-    ToolResultError as ToolResultError,
+    ToolArgumentsError,
+    ToolCallsLimitExceededError,
+    ToolDeferred,
+    ToolGuardrailError,
+    ToolResultError,
     ToolRetry,
-    ToolRoundsExceededError as ToolRoundsExceededError,
-    ToolTimeoutError as ToolTimeoutError,
+    ToolRoundsExceededError,
+    ToolTimeoutError,
     ToolboxError,
-    UnknownToolError as UnknownToolError,
-    UnsupportedContentError as UnsupportedContentError,
+    TransactionRolledBackError,
+    TranscriptError,
+    UnknownToolError,
+    UnsupportedContentError,
 )
 from .events import (
     EventListener,
-    GuardrailExecutedEvent as GuardrailExecutedEvent,
-    InvocationEvent as InvocationEvent,
-    MemoryWrittenEvent as MemoryWrittenEvent,
-    ModelFailedEvent as ModelFailedEvent,
-    ModelRequestEvent as ModelRequestEvent,
-    ModelResponseEvent as ModelResponseEvent,
-    ServiceCompletedEvent as ServiceCompletedEvent,
-    ServiceFailedEvent as ServiceFailedEvent,
-    ServiceStartedEvent as ServiceStartedEvent,
-    ToolExecutedEvent as ToolExecutedEvent,
-    ToolFailedEvent as ToolFailedEvent,
-    ToolProgressEvent as ToolProgressEvent,
-    ToolStartedEvent as ToolStartedEvent,
+    GuardrailExecutedEvent,
+    InvocationEvent,
+    MemoryWrittenEvent,
+    ModelFailedEvent,
+    ModelRequestEvent,
+    ModelResponseEvent,
+    RunAnsweredEvent,
+    RunResumedEvent,
+    ServiceCompletedEvent,
+    ServiceFailedEvent,
+    ServiceStartedEvent,
+    ServiceSuspendedEvent,
+    ToolExecutedEvent,
+    ToolFailedEvent,
+    ToolProgressEvent,
+    ToolStartedEvent,
+    ToolSuspendedEvent,
+    UsageCountedEvent,
 )
-from .execution.markers import blocking, non_blocking, run_on, run_on_thread
-from .safe_text import protect_logs as _protect_logs
+from .execution.markers import (
+    blocking,
+    non_blocking,
+    run_on,
+    run_on_thread,
+)
 from .tools.marks import (
     ReturnBehavior,
-    compensate_for as compensate_for,
-    SearchBehavior as SearchBehavior,
+    SearchBehavior,
+    compensate_for,
     tool,
     toolbox,
 )
+from .first_use import names_on_first_use
+from .safe_text import protect_logs as _protect_logs
 
 if TYPE_CHECKING:
     from .container import Container
     from .demo import DemoChatModel
-    from .logs import InvocationLogFilter as InvocationLogFilter, LoggingListener as LoggingListener
-    from .models.anthropic import AnthropicChatModel as AnthropicChatModel
+    from .limits import UsageLimitExceededError
+    from .logs import (
+        InvocationLogFilter as InvocationLogFilter,
+        LoggingListener as LoggingListener,
+    )
+    from .models.anthropic import AnthropicChatModel
     from .models.openai import OpenAiChatModel
-    from .models.pydantic_ai import PydanticAiChatModel as PydanticAiChatModel
+    from .models.pydantic_ai import PydanticAiChatModel
     from .rest import register_rest_client
     from .search import (
-        ToolSearchRequest as ToolSearchRequest,
-        ToolSearchResult as ToolSearchResult,
-        ToolSearchStrategy as ToolSearchStrategy,
+        ToolSearchRequest,
+        ToolSearchResult,
+        ToolSearchStrategy,
+    )
+    from .security import (
+        ForbiddenError,
+        UnauthenticatedError,
     )
     from .services.declaration import (
-        DEFAULT as DEFAULT,
-        handle_tool_arguments_error as handle_tool_arguments_error,
-        handle_tool_execution_error as handle_tool_execution_error,
-        handle_unknown_tool as handle_unknown_tool,
+        DEFAULT,
+        handle_tool_arguments_error,
+        handle_tool_execution_error,
+        handle_unknown_tool,
         register_ai_service,
         system_message,
         user_message,
     )
-    from .services.invocation import InvocationRecord as InvocationRecord, invocation_record
+    from .services.invocation import (
+        InvocationRecord as InvocationRecord,
+        invocation_record,
+    )
     from .services.memory import (
         ChatMemory as ChatMemory,
-        ChatMemoryKey as ChatMemoryKey,
+        ChatMemoryKey,
         ChatMemoryStore,
         InMemoryChatMemoryStore as InMemoryChatMemoryStore,
         MessageWindow,
         TokenWindow,
         estimate_tokens as estimate_tokens,
     )
-    from .services.outputs import Result, TokenStream
+    from .services.outputs import (
+        Result,
+        TokenStream,
+    )
     from .services.standalone import create_ai_service
     from .settings import ToolboxSettings
-    from .tools.failures import ToolErrors, hide_details, return_to_model
-    from .tools.sources import AiServiceTool as AiServiceTool, ToolProvider, ToolProviderRequest, ToolProviderResult
     from .tools.executors import (
-        tool_executor_from as tool_executor_from,
-        tool_specification_from as tool_specification_from,
-        tool_specifications_from as tool_specifications_from,
-        tools_from as tools_from,
+        tool_executor_from,
+        tool_specification_from,
+        tool_specifications_from,
+        tools_from,
+    )
+    from .tools.failures import (
+        ToolErrors,
+        hide_details,
+        return_to_model,
+    )
+    from .tools.sources import (
+        AiServiceTool,
+        ToolProvider,
+        ToolProviderRequest,
+        ToolProviderResult,
     )
 
+_HOMES = {
+    ".container": ("Container",),
+    ".demo": ("DemoChatModel",),
+    ".limits": ("UsageLimitExceededError",),
+    ".logs": (
+        "InvocationLogFilter",
+        "LoggingListener",
+    ),
+    ".models.anthropic": ("AnthropicChatModel",),
+    ".models.openai": ("OpenAiChatModel",),
+    ".models.pydantic_ai": ("PydanticAiChatModel",),
+    ".rest": ("register_rest_client",),
+    ".search": (
+        "ToolSearchRequest",
+        "ToolSearchResult",
+        "ToolSearchStrategy",
+    ),
+    ".security": (
+        "ForbiddenError",
+        "UnauthenticatedError",
+    ),
+    ".services.declaration": (
+        "DEFAULT",
+        "handle_tool_arguments_error",
+        "handle_tool_execution_error",
+        "handle_unknown_tool",
+        "register_ai_service",
+        "system_message",
+        "user_message",
+    ),
+    ".services.invocation": (
+        "InvocationRecord",
+        "invocation_record",
+    ),
+    ".services.memory": (
+        "ChatMemory",
+        "ChatMemoryKey",
+        "ChatMemoryStore",
+        "InMemoryChatMemoryStore",
+        "MessageWindow",
+        "TokenWindow",
+        "estimate_tokens",
+    ),
+    ".services.outputs": (
+        "Result",
+        "TokenStream",
+    ),
+    ".services.standalone": ("create_ai_service",),
+    ".settings": ("ToolboxSettings",),
+    ".tools.executors": (
+        "tool_executor_from",
+        "tool_specification_from",
+        "tool_specifications_from",
+        "tools_from",
+    ),
+    ".tools.failures": (
+        "ToolErrors",
+        "hide_details",
+        "return_to_model",
+    ),
+    ".tools.sources": (
+        "AiServiceTool",
+        "ToolProvider",
+        "ToolProviderRequest",
+        "ToolProviderResult",
+    ),
+}
+
+__getattr__, __dir__ = names_on_first_use(__name__, _HOMES)
 
 _protect_logs()
 
-
-@cache
-def _lazy_names() -> dict[str, str]:
-    """Return the module of each name in the `TYPE_CHECKING` block above, which is the only list of them."""
-    try:
-        source = pkgutil.get_data(__name__, "__init__.py") or b""
-    except OSError as error:
-        fix = "toolbox needs its source files, which this bundle left out; with PyInstaller use --collect-all toolbox"
-        raise ImportError(fix) from error
-    block = source.decode().partition("\nif TYPE_CHECKING:\n")[2].partition("\n\n\n")[0]
-    return {
-        name: module
-        for module, names in re.findall(r"from (\.[\w.]+) import (\([^)]*\)|.*)", block)
-        for name in re.findall(r"\b(\w+)(?=,|\)|\s*$)", names)
-    }
-
-
-def __getattr__(name: str) -> object:
-    if (module := _lazy_names().get(name)) is None:
-        raise AttributeError(f"module 'toolbox' has no attribute {name!r}")
-    value: object = getattr(import_module(module, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *globals(), *_lazy_names()})
-
-
 __all__ = [
+    "AiMessage",
+    "AiServiceTool",
+    "AmbiguousBeanError",
+    "AnswerForbiddenError",
+    "AnthropicChatModel",
+    "AsyncBeanError",
+    "AudioContent",
+    "BeforeToolExecution",
+    "BlockingCallNotAllowedError",
+    "ChatMemoryKey",
     "ChatMemoryStore",
+    "ChatModel",
+    "ChatRequest",
+    "ChatRequestParameters",
+    "ChatResponse",
+    "CompleteResponse",
+    "CompleteToolCall",
     "Container",
+    "ContainerNotStartedError",
+    "ConversationSuspendedError",
+    "DEFAULT",
     "DemoChatModel",
     "EventListener",
+    "FinishReason",
+    "ForbiddenError",
+    "FrameworkError",
+    "GuardrailExecutedEvent",
     "IllegalConfigurationError",
     "ImageContent",
     "Inject",
+    "InputGuardrailError",
     "Instance",
+    "IntermediateResponse",
+    "InvalidMemoryIdError",
     "InvocationContext",
+    "InvocationEvent",
+    "InvocationTimeoutError",
+    "LeaseLostError",
+    "McpConnectionError",
+    "McpError",
+    "McpInputRequiredError",
+    "McpTimeoutError",
     "MemoryId",
+    "MemoryInUseError",
+    "MemoryLeaseLostError",
+    "MemoryWrittenEvent",
+    "Message",
     "MessageWindow",
+    "MissingBeanError",
+    "ModelConnectionError",
+    "ModelError",
+    "ModelFailedEvent",
+    "ModelHttpError",
+    "ModelProtocolError",
+    "ModelRefusedError",
+    "ModelRequestEvent",
+    "ModelResponseEvent",
+    "ModelTimeoutError",
+    "ModelTruncatedError",
     "Named",
     "OpenAiChatModel",
+    "OutputGuardrailError",
+    "OutputParsingError",
+    "PartialReasoning",
+    "PartialResponse",
+    "PartialToolCall",
     "PdfContent",
+    "Problem",
+    "Progress",
+    "PydanticAiChatModel",
+    "ResponseFormat",
+    "RestClientError",
+    "RestDecodeError",
+    "RestTimeoutError",
     "Result",
     "ReturnBehavior",
+    "RunAnswerError",
+    "RunAnsweredEvent",
+    "RunBusyError",
+    "RunCancelledError",
+    "RunConflictError",
+    "RunFailedError",
+    "RunIncompatibleError",
+    "RunNotFoundError",
+    "RunResumedEvent",
+    "RunStateError",
+    "RunStoreError",
+    "RunSuspendedError",
+    "ScopeNotActiveError",
+    "SearchBehavior",
+    "ServiceCompletedEvent",
+    "ServiceFailedEvent",
+    "ServiceStartedEvent",
+    "ServiceSuspendedEvent",
+    "StreamEvent",
+    "SystemMessage",
+    "TextContent",
     "TokenStream",
+    "TokenUsage",
     "TokenWindow",
     "ToolAbort",
+    "ToolArgumentsError",
+    "ToolCallsLimitExceededError",
+    "ToolDeferred",
     "ToolErrors",
+    "ToolExecuted",
+    "ToolExecutedEvent",
+    "ToolExecution",
+    "ToolExecutionRequest",
+    "ToolExecutionResult",
+    "ToolExecutionResultMessage",
+    "ToolExecutor",
+    "ToolFailedEvent",
+    "ToolGuardrailError",
+    "ToolProgress",
+    "ToolProgressEvent",
     "ToolProvider",
     "ToolProviderRequest",
     "ToolProviderResult",
+    "ToolResultError",
     "ToolRetry",
+    "ToolRoundsExceededError",
+    "ToolSearchRequest",
+    "ToolSearchResult",
+    "ToolSearchStrategy",
+    "ToolSpecification",
+    "ToolStartedEvent",
+    "ToolSuspendedEvent",
+    "ToolTimeoutError",
     "ToolboxError",
     "ToolboxSettings",
+    "TransactionRolledBackError",
+    "TranscriptError",
+    "UnauthenticatedError",
+    "UnknownToolError",
+    "UnsupportedContentError",
+    "UsageCountedEvent",
+    "UsageLimitExceededError",
     "UserMessage",
     "application_scoped",
     "blocking",
     "call_scoped",
+    "compensate_for",
     "create_ai_service",
     "dependent",
+    "handle_tool_arguments_error",
+    "handle_tool_execution_error",
+    "handle_unknown_tool",
     "hide_details",
     "invocation_attributes",
     "invocation_record",
@@ -240,6 +462,10 @@ __all__ = [
     "system_message",
     "time_limit",
     "tool",
+    "tool_executor_from",
+    "tool_specification_from",
+    "tool_specifications_from",
     "toolbox",
+    "tools_from",
     "user_message",
 ]

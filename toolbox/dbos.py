@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 from .errors import IllegalConfigurationError, Problem, RunBusyError, RunIncompatibleError, RunNotFoundError
 from .runs.starting import RunEngine
 
+__all__ = [
+    "DbosRunEngine",
+]
+
 if TYPE_CHECKING:
     from dbos import DBOSClient
 

@@ -25,6 +25,28 @@ from .chat import (
 from .context import InvocationContext
 from .limits import Usage, UsageLimits
 
+__all__ = [
+    "EventListener",
+    "GuardrailExecutedEvent",
+    "InvocationEvent",
+    "MemoryWrittenEvent",
+    "ModelFailedEvent",
+    "ModelRequestEvent",
+    "ModelResponseEvent",
+    "RunAnsweredEvent",
+    "RunResumedEvent",
+    "ServiceCompletedEvent",
+    "ServiceFailedEvent",
+    "ServiceStartedEvent",
+    "ServiceSuspendedEvent",
+    "ToolExecutedEvent",
+    "ToolFailedEvent",
+    "ToolProgressEvent",
+    "ToolStartedEvent",
+    "ToolSuspendedEvent",
+    "UsageCountedEvent",
+]
+
 logger = logging.getLogger("toolbox.events")
 
 

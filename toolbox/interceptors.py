@@ -28,6 +28,17 @@ from .services.plans import EffectLayer
 from .tools.codec import Encoded, EncodedInFull
 from .tools.pipeline import IMMUTABLE, Tool, ToolCall, ToolLayer, ToolStep, running_again
 
+__all__ = [
+    "ModelInterceptor",
+    "ModelInvocation",
+    "ModelProceed",
+    "ToolInterceptor",
+    "ToolInvocation",
+    "ToolProceed",
+    "global_interceptor",
+    "interceptors",
+]
+
 C = TypeVar("C", bound=type[Any])
 D = TypeVar("D")
 

@@ -19,6 +19,16 @@ from typing import Any, Protocol
 from .chat import ChatResponse, Message, TokenUsage
 from .errors import EndsInvocation, IllegalConfigurationError, Problem, ToolboxError
 
+__all__ = [
+    "CostEstimator",
+    "GenAiPrices",
+    "Usage",
+    "UsageLimitExceededError",
+    "UsageLimits",
+    "current_usage",
+    "usage_limits",
+]
+
 logger = logging.getLogger("toolbox.limits")
 
 _EXACT = Context(prec=50, traps=[])  # not the program's own decimal context, which may round to few digits

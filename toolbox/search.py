@@ -23,6 +23,14 @@ from .di.decorators import Scope
 from .errors import ToolArgumentsError
 from .json_text import read_arguments
 
+__all__ = [
+    "Bm25ToolSearch",
+    "KeywordToolSearch",
+    "ToolSearchRequest",
+    "ToolSearchResult",
+    "ToolSearchStrategy",
+]
+
 SEARCH_TOOL = "tool_search_tool"
 """The name of the search tool, if the strategy does not choose another one."""
 

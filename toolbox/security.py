@@ -15,6 +15,16 @@ from .context import ActiveScope
 from .errors import FrameworkError, MissingBeanError, ScopeNotActiveError
 from .introspection import may_be_marked
 
+__all__ = [
+    "ForbiddenError",
+    "Reach",
+    "SecurityIdentity",
+    "UnauthenticatedError",
+    "authenticated",
+    "permit_all",
+    "roles_allowed",
+]
+
 F = TypeVar("F")
 
 ACCESS_MARK: Final = "__toolbox_access__"

@@ -23,6 +23,14 @@ from .chat import (
 from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent, stored_content
 from .errors import TranscriptError
 
+__all__ = [
+    "TranscriptError",
+    "messages_from_json",
+    "messages_to_json",
+    "specification_from_json",
+    "specification_to_json",
+]
+
 Json: TypeAlias = dict[str, Any]
 
 VERSION = 1

@@ -5,8 +5,9 @@ The names are loaded on first use, so that services can use the parts of this pa
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..first_use import names_on_first_use
 
 if TYPE_CHECKING:
     from ..chat import PendingCall, RunSuspended
@@ -90,20 +91,8 @@ _HOMES = {
         "retry",
     ),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
-
-def __getattr__(name: str) -> object:
-    if (module := _MODULES.get(name)) is None:
-        raise AttributeError(f"module 'toolbox.runs' has no attribute {name!r}")
-    value: object = getattr(import_module(module, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
-
+__getattr__, __dir__ = names_on_first_use(__name__, _HOMES)
 
 __all__ = [
     "Answer",
