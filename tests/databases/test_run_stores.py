@@ -331,6 +331,21 @@ async def test_a_change_of_the_status_fences_the_owner(store: RunStore, other: R
     assert not await store.renew(run.id, 1)
 
 
+async def test_a_run_can_lose_its_owner_and_is_then_available_immediately(store: RunStore, other: RunStore) -> None:
+    run = new_run()
+    await store.create(run, owner="one")
+    found = await other.load(run.id)
+    assert found is not None
+
+    changed = await other.change(run.id, found.version, RunChanges(owner=None))
+
+    assert changed is not None
+    assert (changed.status, changed.owner, changed.document) == ("running", None, found.document)
+    with pytest.raises(LeaseLostError):
+        await store.append(run.id, 1, [StoredRecord("0", "result", "a")])
+    assert await other.acquire(run.id, "other") is not None
+
+
 async def test_an_owner_keeps_its_run_when_something_else_changes(store: RunStore, other: RunStore) -> None:
     run = new_run()
     await store.create(run, owner="one")

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from toolbox.runs import InMemoryRunStore, LeaseLostError, RunChanges, RunStore, StoredRecord, StoredRun
+from toolbox.runs import (
+    KEEP,
+    InMemoryRunStore,
+    LeaseLostError,
+    RunChanges,
+    RunStore,
+    StoredRecord,
+    StoredRun,
+    ownership_after,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -119,6 +128,20 @@ async def test_two_changes_of_one_version_have_one_winner(store: RunStore) -> No
 
     assert len(results) == 1
     assert await store.load("r1") == results[0]
+
+
+def test_the_rule_of_owners_and_generations() -> None:
+    def after(by_owner: bool, **changes: Any) -> tuple[object, bool]:
+        found = ownership_after(RunChanges(**changes), by_owner=by_owner)
+        return found.owner, found.raises_generation
+
+    for by_owner in (True, False):
+        assert after(by_owner) == (KEEP, False)
+        assert after(by_owner, document="{}", status="running") == (KEEP, False)
+        assert after(by_owner, owner="a", status="running") == ("a", True)
+    for changes in ({"status": "cancelled"}, {"status": "suspended"}, {"owner": None}):
+        assert after(True, **changes) == (None, False)
+        assert after(False, **changes) == (None, True)
 
 
 async def test_a_change_can_take_the_run(store: RunStore) -> None:

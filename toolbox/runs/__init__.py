@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from .inbox import IdentityLoader, ResumedEvents, Runs, runs_of
     from .starting import LocalRunEngine, RunEngine
     from .store import (
+        KEEP,
         Answer,
         HistoryEntry,
         InMemoryRunStore,
+        Ownership,
         Run,
         RunChanges,
         RunStatus,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         StoredRun,
         approve,
         fail,
+        ownership_after,
         reject,
         respond,
         retry,
@@ -74,9 +77,11 @@ _HOMES = {
     ".event_log": ("RunEnded", "RunEvent", "RunEvents"),
     ".starting": ("LocalRunEngine", "RunEngine"),
     ".store": (
+        "KEEP",
         "Answer",
         "HistoryEntry",
         "InMemoryRunStore",
+        "Ownership",
         "Run",
         "RunChanges",
         "RunStatus",
@@ -86,6 +91,7 @@ _HOMES = {
         "StoredRun",
         "approve",
         "fail",
+        "ownership_after",
         "reject",
         "respond",
         "retry",
@@ -95,6 +101,7 @@ _HOMES = {
 __getattr__, __dir__ = names_on_first_use(__name__, _HOMES)
 
 __all__ = [
+    "KEEP",
     "Answer",
     "AnswerForbiddenError",
     "ConversationSuspendedError",
@@ -104,6 +111,7 @@ __all__ = [
     "InMemoryRunStore",
     "LeaseLostError",
     "LocalRunEngine",
+    "Ownership",
     "PendingCall",
     "ResumedEvents",
     "Run",
@@ -134,6 +142,7 @@ __all__ = [
     "approve",
     "durable",
     "fail",
+    "ownership_after",
     "reject",
     "respond",
     "retry",

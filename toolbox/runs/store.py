@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from enum import Enum
 from threading import Lock
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ..chat import PendingCall, ToolExecutionResult
 from ..errors import LeaseLostError
@@ -31,8 +32,11 @@ class StoredRun:
 
     - `service` is the qualified name `module.Class`.
     - `generation` increases each time a process takes the run; it is the token that every write of the owner must name.
-    - `version` increases with each change of the header, for compare-and-set.
+    - `version` increases with each change of the header. Who does not own the run names the version that it has read,
+      and reads again if that has changed: two answers, or an answer and a cancellation, do not overwrite each other.
     - `owner` names the process that runs it; None without an owner.
+    - `updated_at` is the time of the last change of the header, or of the creation; renewing or ending a lease does not
+      move it. `purge` counts from it.
     - `conversation` is a key of the run's conversation, at most 64 characters, or None.
     - `document` is versioned JSON.
     """
@@ -72,18 +76,59 @@ class StoredEvent:
     data: str
 
 
+class Keep(Enum):
+    """The type of `KEEP`."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+"""In `RunChanges`: the value of the header stays as it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanges:
-    """Changes of a header; None keeps the value.
+    """Changes of a header. What is not given keeps its value (`KEEP`).
 
-    A `status` other than `"running"` also removes the owner and ends the lease; `RunStore.change` then also increases
-    the generation, so that the owner writes nothing more. With `owner`, this process takes the run: the generation
-    increases by 1, and a new lease begins.
+    With an `owner`, this process takes the run; None removes the owner. A `status` other than `"running"` removes the
+    owner as well. `ownership_after` has the rule. Each change increases `version` and sets `updated_at`, so a change
+    that says nothing new still lets a concurrent answer fail.
     """
 
-    status: RunStatus | None = None
-    document: str | None = None
-    owner: str | None = None
+    status: RunStatus | Keep = KEEP
+    document: str | Keep = KEEP
+    owner: str | Keep | None = KEEP
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The new values of the header's fields by their names, without the owner."""
+        given = {"status": self.status, "document": self.document}
+        return {name: value for name, value in given.items() if not isinstance(value, Keep)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What a change does to the owner, the lease and the generation of a run.
+
+    `owner` is KEEP if the owner and its lease stay. With a name, a new lease begins; None ends the lease.
+    """
+
+    owner: str | Keep | None
+    raises_generation: bool
+
+
+def ownership_after(changes: RunChanges, *, by_owner: bool) -> Ownership:
+    """Return what changes do to the owner of a run; `by_owner` is True for `RunStore.append`. All stores use this rule.
+
+    - Who takes the run gets a new generation, so that an earlier owner writes nothing more.
+    - A run that is taken from its owner, for example because it was cancelled, gets a new generation for the same
+      reason. An owner that ends or suspends its run itself keeps the generation: it may still write its last events.
+    """
+    if isinstance(changes.owner, str):
+        return Ownership(changes.owner, raises_generation=True)
+    if changes.owner is None or changes.status not in (KEEP, "running"):
+        return Ownership(None, raises_generation=not by_owner)
+    return Ownership(KEEP, raises_generation=False)
 
 
 class RunStore(Protocol):
@@ -233,9 +278,8 @@ class InMemoryRunStore(RunStore):
         with self._lock:
             if run.id in self._runs:
                 return False
-            kept = self._runs[run.id] = _Kept(replace(run, owner=owner, generation=1 if owner is not None else 0))
-            if owner is not None:
-                kept.lease_until = time.monotonic() + self.lease
+            kept = self._runs[run.id] = _Kept(replace(run, generation=1 if owner is not None else 0))
+            self._set_owner(kept, owner)
             kept.add(records)
             return True
 
@@ -281,7 +325,7 @@ class InMemoryRunStore(RunStore):
             kept.add(records)
             kept.add_events(events)
             if changes is not None:
-                self._apply(kept, changes)
+                self._apply(kept, changes, by_owner=True)
 
     async def change(
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
@@ -292,9 +336,7 @@ class InMemoryRunStore(RunStore):
             if kept is None or kept.run.version != version:
                 return None
             kept.add(records)
-            self._apply(kept, changes)
-            if kept.run.owner is None and changes.status not in (None, "running"):
-                kept.run = replace(kept.run, generation=kept.run.generation + 1)
+            self._apply(kept, changes, by_owner=False)
             return kept.run
 
     async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
@@ -303,7 +345,7 @@ class InMemoryRunStore(RunStore):
             kept = self._runs.get(run_id)
             if kept is None or not kept.is_runnable():
                 return None
-            self._apply(kept, RunChanges(owner=owner))
+            self._apply(kept, RunChanges(owner=owner), by_owner=False)
             return kept.run
 
     async def renew(self, run_id: str, generation: int) -> bool:
@@ -320,7 +362,7 @@ class InMemoryRunStore(RunStore):
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is not None and kept.run.generation == generation:
-                kept.run, kept.lease_until = replace(kept.run, owner=None), 0.0
+                self._set_owner(kept, None)
 
     async def lapsed(self, limit: int = 100) -> list[str]:
         """See `RunStore`."""
@@ -361,21 +403,18 @@ class InMemoryRunStore(RunStore):
             raise LeaseLostError(run_id)
         return kept
 
-    def _apply(self, kept: _Kept, changes: RunChanges) -> None:
-        run = kept.run
-        status = changes.status or run.status
-        kept.run = replace(
-            run,
-            status=status,
-            document=run.document if changes.document is None else changes.document,
-            updated_at=datetime.now(UTC),
-            version=run.version + 1,
-        )
-        if changes.owner is not None:
-            kept.run = replace(kept.run, owner=changes.owner, generation=run.generation + 1)
-            kept.lease_until = time.monotonic() + self.lease
-        elif status != "running":
-            kept.run, kept.lease_until = replace(kept.run, owner=None), 0.0
+    def _apply(self, kept: _Kept, changes: RunChanges, *, by_owner: bool) -> None:
+        run, after = kept.run, ownership_after(changes, by_owner=by_owner)
+        values: dict[str, Any] = {**changes.values, "version": run.version + 1, "updated_at": datetime.now(UTC)}
+        if after.raises_generation:
+            values["generation"] = run.generation + 1
+        kept.run = replace(run, **values)
+        if after.owner is not KEEP:
+            self._set_owner(kept, after.owner)
+
+    def _set_owner(self, kept: _Kept, owner: str | None) -> None:
+        kept.run = replace(kept.run, owner=owner)
+        kept.lease_until = 0.0 if owner is None else time.monotonic() + self.lease
 
 
 # --- answers, and the public view of a run

@@ -49,7 +49,18 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
-from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
+from ..runs.store import (
+    ENDED,
+    KEEP,
+    Ownership,
+    RunChanges,
+    RunStatus,
+    RunStore,
+    StoredEvent,
+    StoredRecord,
+    StoredRun,
+    ownership_after,
+)
 from .conversation_store import INSERT_OF, DatabaseNow, Step, has_ended, migrate
 from .engines import FOR_WRITING, SeparateConnections, prepare_to_write, shares_connections
 
@@ -304,26 +315,24 @@ class SqlRunStore(RunStore):
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
     ) -> StoredRun | None:
         """See `RunStore`."""
-        runs = self._tables.runs
-        is_fenced = changes.owner is not None or changes.status not in (None, "running")
-        values = self._values(changes, is_fenced=is_fenced)
+        runs, after = self._tables.runs, ownership_after(changes, by_owner=False)
+        values = self._values(changes, after)
         mine = and_(runs.c.id == run_id, runs.c.version == version, self._statements.settings)
         changed = update(runs).where(mine).values(values)
         async with self._writing() as connection:
             if not await _changes(connection, changed):
                 return None
-            if is_fenced:
-                await self._change_lease(connection, run_id, changes.owner, is_fenced=True)
+            await self._change_lease(connection, run_id, after)
             await self._add_records(connection, run_id, records)
             return await self._load(connection, run_id)
 
-    async def _change_lease(
-        self, connection: AsyncConnection, run_id: str, owner: str | None, *, is_fenced: bool
-    ) -> None:
-        """End the lease, or begin one of `owner`. `is_fenced` raises the generation."""
-        leases = self._tables.leases
+    async def _change_lease(self, connection: AsyncConnection, run_id: str, after: Ownership) -> None:
+        """End the lease, or begin one of a new owner. The row of the lease has the generation as well."""
+        leases, owner = self._tables.leases, after.owner
+        if owner is KEEP:
+            return
         values: dict[str, Any] = {"owner": owner, "until": 0 if owner is None else DatabaseNow() + self._milliseconds}
-        if is_fenced:
+        if after.raises_generation:
             values["generation"] = leases.c.generation + 1
         await connection.execute(update(leases).where(leases.c.run_id == run_id).values(values))
 
@@ -380,19 +389,18 @@ class SqlRunStore(RunStore):
             await self._append_one(run_id, generation, records[0])
             return
         runs = self._tables.runs
+        after = None if changes is None else ownership_after(changes, by_owner=True)
         mine = and_(runs.c.id == run_id, runs.c.generation == generation, self._statements.settings)
         async with self._writing() as connection:
-            if changes is None:
+            if changes is None or after is None:
                 await self._lock(connection, run_id, generation)
-            elif not await _changes(
-                connection, update(runs).where(mine).values(self._values(changes, is_fenced=changes.owner is not None))
-            ):
+            elif not await _changes(connection, update(runs).where(mine).values(self._values(changes, after))):
                 raise LeaseLostError(run_id)
             await self._add_records(connection, run_id, records)
             if events:
                 await self._add_events(connection, run_id, generation, events)
-            if changes is not None and (changes.owner is not None or changes.status not in (None, "running")):
-                await self._change_lease(connection, run_id, changes.owner, is_fenced=changes.owner is not None)
+            if after is not None:
+                await self._change_lease(connection, run_id, after)
 
     async def _append_one(self, run_id: str, generation: int, record: StoredRecord) -> None:
         """Add one record with one statement, which checks the generation."""
@@ -493,7 +501,8 @@ class SqlRunStore(RunStore):
             self._statements.settings,
         )
         taken = {"generation": generation + 1, "owner": owner, "until": DatabaseNow() + self._milliseconds}
-        header = self._values(RunChanges(), is_fenced=True)
+        taking = RunChanges(owner=owner)
+        header = self._values(taking, ownership_after(taking, by_owner=False))
         async with self._writing() as connection:
             if not await _changes(connection, update(runs).where(mine).values(header)):
                 return None
@@ -628,15 +637,11 @@ class SqlRunStore(RunStore):
         row = (await connection.execute(self._headers().where(self._tables.runs.c.id == run_id))).first()
         return None if row is None else _run(row)
 
-    def _values(self, changes: RunChanges, *, is_fenced: bool) -> dict[str, Any]:
-        """Return the new values of a header; `is_fenced` raises the generation."""
+    def _values(self, changes: RunChanges, after: Ownership) -> dict[str, Any]:
+        """Return the new values of a header."""
         columns = self._tables.runs.c
-        values: dict[str, Any] = {"version": columns.version + 1, "updated_at": DatabaseNow()}
-        if changes.status is not None:
-            values["status"] = changes.status
-        if changes.document is not None:
-            values["document"] = changes.document
-        if is_fenced:
+        values: dict[str, Any] = {**changes.values, "version": columns.version + 1, "updated_at": DatabaseNow()}
+        if after.raises_generation:
             values["generation"] = columns.generation + 1
         return values
 
