@@ -115,7 +115,7 @@ def of_toolbox(size: Size, *, checked: bool = False, again: bool = False) -> flo
 
     import toolbox.container
     import toolbox.di.wiring
-    import toolbox.services.hosting  # noqa: F401
+    import toolbox.hosts.hosting  # noqa: F401
     from toolbox import Container, DemoChatModel
 
     module = module_of(program(size))

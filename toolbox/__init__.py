@@ -207,9 +207,9 @@ if TYPE_CHECKING:
         Result,
         TokenStream,
     )
-    from .services.standalone import create_ai_service
+    from .hosts.standalone import create_ai_service
     from .settings import ToolboxSettings
-    from .tools.executors import (
+    from .hosts.executors import (
         tool_executor_from,
         tool_specification_from,
         tool_specifications_from,
@@ -274,9 +274,9 @@ _HOMES = {
         "Result",
         "TokenStream",
     ),
-    ".services.standalone": ("create_ai_service",),
+    ".hosts.standalone": ("create_ai_service",),
     ".settings": ("ToolboxSettings",),
-    ".tools.executors": (
+    ".hosts.executors": (
         "tool_executor_from",
         "tool_specification_from",
         "tool_specifications_from",

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
     from .di.wiring import Override, Wiring
     from .events import EventListener
+    from .hosts.hosting import ContainerHost
     from .runs.inbox import Runs
-    from .services.hosting import ContainerHost
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors
@@ -229,7 +229,7 @@ class Container:
 
     def _new_host(self) -> tuple[ContainerHost, list[Problem]]:
         """Return the host of the services, and problems of the library's own settings."""
-        from .services.hosting import ContainerHost
+        from .hosts.hosting import ContainerHost
         from .settings import ToolboxSettings, settings_from_environment
 
         problems: list[Problem] = []
@@ -268,7 +268,7 @@ class Container:
 
     def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
         """Return the host of the services, the graph, the settings beans and all problems."""
-        from .services.hosting import (
+        from .hosts.hosting import (
             access_problems,
             estimator_problems,
             global_interceptor_problems,

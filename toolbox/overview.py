@@ -77,7 +77,7 @@ def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
 
 def tool_names(source: object) -> tuple[str, ...]:
     """Return the names of a class's tools; empty if they are invalid, which `check` reports."""
-    from .tools.executors import tool_specifications_from
+    from .hosts.executors import tool_specifications_from
 
     try:
         return tuple(each.name for each in tool_specifications_from(source)) if isinstance(source, type) else ()

@@ -118,7 +118,7 @@ def test_the_child_works_while_all_threads_of_the_parent_are_busy(tmp_path: Path
         tmp_path,
         """
         from toolbox.execution.threads import Workers
-        import toolbox.services.standalone as standalone
+        import toolbox.hosts.standalone as standalone
 
         release, inside = threading.Event(), threading.Barrier(33)
 

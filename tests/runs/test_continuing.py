@@ -1159,7 +1159,7 @@ async def test_a_process_whose_event_loop_stood_still_for_a_lease_does_not_take_
 
 
 async def test_tools_that_need_approval_do_not_run_outside_of_services() -> None:
-    from toolbox.services.hosting import ContainerHost
+    from toolbox.hosts.hosting import ContainerHost
 
     async with container(says("x")) as here:
         host: ContainerHost = here._internals.host

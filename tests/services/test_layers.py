@@ -26,13 +26,13 @@ from toolbox import (
     create_ai_service,
     tool,
 )
+from toolbox.hosts.standalone import _Host
 from toolbox.services.declaration import ServiceOptions
 from toolbox.services.implementation import implementation_of
 from toolbox.services.invocation import Invocation, Perform
 from toolbox.services.loop import CallModel, RunTool
 from toolbox.services.planning import plan_service
 from toolbox.services.plans import Layers
-from toolbox.services.standalone import _Host
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox.tools.codec import Encoded, EncodedInFull
 from toolbox.tools.pipeline import Tool, ToolCall, ToolStep
@@ -188,7 +188,7 @@ from toolbox.services.driver import run
 from toolbox.services.invocation import Invocation
 from toolbox.services.planning import plan_service
 from toolbox.services.state import State
-from toolbox.services.standalone import _Host
+from toolbox.hosts.standalone import _Host
 from toolbox.services.declaration import ServiceOptions
 from toolbox.testing import ScriptedChatModel
 from dataclasses import replace

@@ -29,7 +29,7 @@ from toolbox import (
     time_limit,
     tool,
 )
-from toolbox.services.standalone import _process
+from toolbox.hosts.standalone import _process
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("only_new_garbage")]

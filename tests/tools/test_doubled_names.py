@@ -17,8 +17,8 @@ from toolbox import (
     return_to_model,
     tool,
 )
+from toolbox.hosts.executors import tool_executor_from
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox.tools.executors import tool_executor_from
 
 pytestmark = pytest.mark.anyio
 

@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypeAliasType, TypedDict
 
 from toolbox import ToolExecutionRequest
-from toolbox.tools.executors import tool_executor_from, tool_specification_from
+from toolbox.hosts.executors import tool_executor_from, tool_specification_from
 
 # --- the types
 

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field, TypeAdapter
 
 from toolbox import ToolSpecification, tool
+from toolbox.hosts.executors import tool_specification_from
 from toolbox.schemas import is_strict_compatible, schema_of, strict_output, strict_parameters
-from toolbox.tools.executors import tool_specification_from
 
 
 class Address(BaseModel):

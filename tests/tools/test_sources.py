@@ -25,8 +25,8 @@ from toolbox import (
     tool,
 )
 from toolbox.execution.markers import BLOCKING, COROUTINE, NON_BLOCKING, THREAD
+from toolbox.hosts.executors import tool_executor_from, tool_specifications_from, tools_from
 from toolbox.testing import tool_call
-from toolbox.tools.executors import tool_executor_from, tool_specifications_from, tools_from
 from toolbox.tools.marks import ToolMark, tool_mark_of, toolbox, toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
 

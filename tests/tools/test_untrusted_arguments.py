@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from toolbox import FrameworkError, ToolAbort, ToolArgumentsError, ToolExecutionRequest, ToolRetry
-from toolbox.tools.executors import tool_executor_from
+from toolbox.hosts.executors import tool_executor_from
 
 executor_of = functools.cache(tool_executor_from)
 

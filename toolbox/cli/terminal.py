@@ -41,6 +41,7 @@ from ..chat import (
 )
 from ..container import Container, internals_of
 from ..errors import IllegalConfigurationError, Problem, ToolboxError
+from ..hosts.executors import tool_specification_from, tool_specifications_from
 from ..overview import SCOPES, Node
 from ..safe_text import for_json, for_terminal
 from ..security import Reach
@@ -50,7 +51,6 @@ from ..services.memory import estimate_tokens
 from ..services.outputs import Kind
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
-from ..tools.executors import tool_specification_from, tool_specifications_from
 
 _reports_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
 

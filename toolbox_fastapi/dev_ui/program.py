@@ -13,10 +13,10 @@ from typing import Any
 from toolbox.chat import UserMessage
 from toolbox.container import Container, internals_of
 from toolbox.execution.markers import Execution
+from toolbox.hosts.hosting import ContainerHost
 from toolbox.introspection import type_name
 from toolbox.overview import Node, nodes_of
 from toolbox.security import Reach
-from toolbox.services.hosting import ContainerHost
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.services.outputs import Output, Shape
 from toolbox.services.plans import MethodPlan, Provider

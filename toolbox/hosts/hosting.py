@@ -35,16 +35,12 @@ from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_f
 from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..security import OF_KNOWN, SecurityIdentity, access_to_member, class_access, identity_in, marked_access
-from ..tools.failures import ToolErrors
-from ..tools.marks import mcp_marked, toolbox_of
-from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool, read_injected
-from ..tools.sources import bean_types, members_of, read_tools
-from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
-from .implementation import bound_arguments, implementation_of
-from .invocation import Running, abandon_runs
-from .layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
-from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
-from .planning import (
+from ..services.declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
+from ..services.implementation import bound_arguments, implementation_of
+from ..services.invocation import Running, abandon_runs
+from ..services.layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
+from ..services.memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
+from ..services.planning import (
     named_beans,
     plan_service,
     providers_of,
@@ -53,7 +49,11 @@ from .planning import (
     sources_of,
     strategies,
 )
-from .plans import FunctionMessage, MethodPlan, call_may_suspend, may_suspend, settle
+from ..services.plans import FunctionMessage, MethodPlan, call_may_suspend, may_suspend, settle
+from ..tools.failures import ToolErrors
+from ..tools.marks import mcp_marked, toolbox_of
+from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool, read_injected
+from ..tools.sources import bean_types, members_of, read_tools
 
 logger = logging.getLogger("toolbox.services")
 

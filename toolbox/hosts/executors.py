@@ -1,6 +1,6 @@
 """Tools without a service: specifications and executors for programs that talk to a model themselves.
 
-Not here: running a call (`pipeline`).
+Not here: running a call (`tools.pipeline`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..errors import IllegalConfigurationError, MissingBeanError, Problem, Scope
 from ..execution.markers import Execution
 from ..execution.threads import Finish
 from ..introspection import type_name
-from .codec import cut
-from .failures import DEFAULTS
-from .pipeline import NoService, Tool, ToolEnvironment, answer, error_result
-from .sources import is_function, read_function, read_tools
+from ..tools.codec import cut
+from ..tools.failures import DEFAULTS
+from ..tools.pipeline import NoService, Tool, ToolEnvironment, answer, error_result
+from ..tools.sources import is_function, read_function, read_tools
 
 T = TypeVar("T")
 
