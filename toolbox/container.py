@@ -230,11 +230,11 @@ class Container:
     def _new_host(self) -> tuple[ContainerHost, list[Problem]]:
         """Return the host of the services, and problems of the library's own settings."""
         from .hosts.hosting import ContainerHost
-        from .settings import ToolboxSettings, settings_from_environment
+        from .settings import ToolboxSettings
 
         problems: list[Problem] = []
         try:
-            settings = self._settings or settings_from_environment()
+            settings = self._settings or ToolboxSettings()
         except ValueError as error:
             problems.append(settings_problem(ToolboxSettings, error))
             # With the demo, so that the missing model is not a second problem.

@@ -7,7 +7,6 @@ Imported lazily, because pydantic_settings is slow to import. Not here: selectin
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -25,7 +24,6 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -316,30 +314,10 @@ class ToolboxSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources without those that have no variable of the library: searching them takes milliseconds."""
-        sources = init_settings, env_settings, dotenv_settings, file_secret_settings
-        if settings_cls is not ToolboxSettings:
-            return sources  # its fields may have other names of variables
-        _refuse_unknown(getattr(init_settings, "init_kwargs", {}), settings_cls.model_fields)
-        return tuple(
-            each
-            for each in sources
-            if not isinstance(each, EnvSettingsSource) or _has_variable(each.env_vars, each.env_prefix)
-        )
-
-
-_DECLARED = dict(ToolboxSettings.model_config)
-
-
-def settings_from_environment() -> ToolboxSettings:
-    """Return `ToolboxSettings()`, quickly where no variable of the library is set. Raises the same errors."""
-    is_changed = ToolboxSettings.model_config != _DECLARED  # a program can add a file of variables
-    if is_changed or _has_variable(os.environ, _PREFIX):
-        return ToolboxSettings()
-    made = ToolboxSettings.__new__(ToolboxSettings)
-    # As `BaseSettings.__init__` does after it has searched its sources, which takes 40 times as long.
-    ToolboxSettings.__pydantic_validator__.validate_python({}, self_instance=made)
-    return made
+        """Return the usual sources. Raises `TypeError` for unknown arguments, which `extra="ignore"` would drop."""
+        if settings_cls is ToolboxSettings:  # the fields of a subclass may have other names of variables
+            _refuse_unknown(getattr(init_settings, "init_kwargs", {}), settings_cls.model_fields)
+        return init_settings, env_settings, dotenv_settings, file_secret_settings
 
 
 def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
@@ -348,8 +326,3 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
         if name not in fields:
             raise TypeError(f"ToolboxSettings has no setting {name!r}{did_you_mean(name, fields, '{}=')}")
-
-
-def _has_variable(names: Iterable[str], prefix: str) -> bool:
-    prefix = prefix.lower()
-    return any(name.lower().startswith(prefix) for name in names)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, ValidationError
 
-from toolbox.settings import ToolboxSettings, settings_from_environment
+from toolbox.settings import ToolboxSettings
 
 
 def test_the_default_settings_match_the_documentation() -> None:
@@ -58,7 +58,7 @@ def test_settings_are_read_from_each_place_that_has_them(monkeypatch: pytest.Mon
 def test_a_container_reads_the_same_settings_with_and_without_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first, second = settings_from_environment(), settings_from_environment()
+    first, second = ToolboxSettings(), ToolboxSettings()
     assert first == second == ToolboxSettings()
     assert first.model_dump() == ToolboxSettings().model_dump()
     assert first.model_fields_set == ToolboxSettings().model_fields_set == set()
@@ -67,17 +67,17 @@ def test_a_container_reads_the_same_settings_with_and_without_variables(
         first.pool_size = 3  # type: ignore[misc]  # the test of this error
 
     monkeypatch.setenv("toolbox_pool_size", "6")
-    assert settings_from_environment().pool_size == 6
+    assert ToolboxSettings().pool_size == 6
     monkeypatch.setenv("TOOLBOX_POOL_SIZE", "many")
     with pytest.raises(ValidationError, match="pool_size"):
-        settings_from_environment()
+        ToolboxSettings()
     monkeypatch.delenv("TOOLBOX_POOL_SIZE")
     monkeypatch.delenv("toolbox_pool_size")
 
     file = tmp_path / "names.env"
     file.write_text("TOOLBOX_THREAD_LIMIT=7\n")
     monkeypatch.setitem(ToolboxSettings.model_config, "env_file", file)
-    assert settings_from_environment().thread_limit == 7
+    assert ToolboxSettings().thread_limit == 7
 
 
 def test_several_fallbacks_can_be_set_in_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:

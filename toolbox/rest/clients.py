@@ -231,13 +231,13 @@ def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any 
     `settings`, `transport` and `auth` are those of `rest_settings`; they override the environment. Collaborator classes
     are created without arguments. Raises `IllegalConfigurationError` with all problems of the class and its settings.
     """
-    from ..settings import settings_from_environment
+    from ..settings import ToolboxSettings
 
     cls = cast("type[T]", client)
     mark = client_mark_of(cls) or ClientMark(cls.__name__)
     plan, problems = read_client(cls, mark)
     given = rest_settings(mark.config_key, transport=transport, auth=auth, **settings)
-    found = settings_in_force(mark, settings_from_environment(), [given])
+    found = settings_in_force(mark, ToolboxSettings(), [given])
     unmade = dict.fromkeys(_problems_of_collaborators(plan))
     raise_problems((*problems, *unmade, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)))
     return implement(cls, plan, _exchange(found, mark.base_url, plan, cls.__name__))
