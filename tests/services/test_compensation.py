@@ -1,10 +1,12 @@
 """`@compensate_for`: tools that succeeded are undone when another tool or the whole call fails."""
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -41,7 +43,7 @@ from toolbox import (
     tool,
     tool_specifications_from,
 )
-from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed
+from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
 from toolbox.runs import RunStore
 from toolbox.services.state import State
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -805,6 +807,49 @@ async def test_a_tool_that_fails_after_the_call_was_resumed_undoes_earlier_tools
         await container.runs.resume(result.run_id, {result.pending[0].id: approve()})
     assert [each[0] for each in bank.undone] == ["credit"]
     assert results(model) == [rolled_back("credit", "pay"), ("no money", True)]
+
+
+class Hiding(ToolInterceptor):
+    """Answers for `credit`, and lets the model believe that `book` failed."""
+
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        if call.specification.name == "credit":
+            return ToolExecutionResult("from a cache")
+        result = await proceed(call)
+        return ToolExecutionResult("refused", is_error=True) if call.specification.name == "book" else result
+
+
+async def test_a_resumed_call_undoes_what_ran_and_not_what_the_model_read() -> None:
+    from toolbox.runs import approve
+
+    class Failing:
+        @tool(requires_approval=True)
+        async def pay(self) -> str:
+            raise ValueError("no money")
+
+    @register_ai_service(tools=[Bank, Failing], compensate_on_tool_errors=True)
+    @interceptors(Hiding)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    bank = Bank()
+    model = ScriptedChatModel([AiMessage(None, [CREDIT, book("car")]), tool_call("pay"), "sorry"])
+    async with Container(models={"default": model}).register(Desk, Hiding).register_instance(bank) as container:
+        result = await container.get(Desk).ask("q")
+        assert result.run_id is not None
+        await container.runs.resume(result.run_id, {result.pending[0].id: approve()})
+    assert bank.undone == [("car", 1)]
+    assert results(model) == [("from a cache", False), rolled_back("book", "pay"), ("no money", True)]
+
+
+def test_a_state_of_an_earlier_version_has_run_what_succeeded() -> None:
+    def execution(is_error: bool) -> ToolExecution:
+        return ToolExecution(CREDIT, "text", None, is_error, datetime.now(UTC), 0.0)
+
+    executions = (execution(False), execution(True), execution(False))
+    written = json.loads(State(None, (), (), executions=executions, failed=frozenset({2})).to_json())
+    assert written.pop("ran") == []
+    assert State.from_json(json.dumps(written)).ran == {0}
 
 
 async def test_a_durable_run_that_another_process_continues_undoes_each_tool_once(tmp_path: Path) -> None:

@@ -274,8 +274,7 @@ class RunSession(RunRecords):
 
         def give(call: ToolCall) -> Encoded:
             encoded = self.tools.result_in(self.last_result(place))
-            if call.environment.ran is not None and not encoded.is_error:  # for its compensation
-                call.environment.ran[id(call.request)] = call
+            call.environment.note_ran(call, encoded)
             return encoded
 
         return tool_that_gives(give, request.name)

@@ -73,6 +73,7 @@ class ToolRecords:
             return await self._run_and_record(step, call, attempt)
         if (known := self._outcome_of_started(call, attempt)) is not None:
             await self._record(attempt, known, call)
+            call.environment.note_ran(call, known)
             return known
         return await self._start_and_run(step, call, attempt)
 
@@ -187,7 +188,9 @@ class ToolRecords:
         if record.kind == "deferred":
             return await self._continue_deferred(step, call, attempt, self._records.read(record))
         self._note_unjudged(attempt, call)
-        return self.result_in(record, call.tool, call)
+        encoded = self.result_in(record, call.tool, call)
+        call.environment.note_ran(call, encoded)
+        return encoded
 
     async def _continue_deferred(
         self, step: ToolStep, call: ToolCall, attempt: str, written: Mapping[str, Any]
@@ -201,7 +204,9 @@ class ToolRecords:
                 finally:
                     current_answer.reset(token)
             if each.answer.kind in ("respond", "fail"):
-                return _encode_answer(call.tool, each.answer)
+                encoded = _encode_answer(call.tool, each.answer)
+                call.environment.note_ran(call, encoded)
+                return encoded
         raise self.suspend(call, attempt, "deferred", written["reason"], written["attributes"])
 
     def result_in(self, record: StoredRecord, tool: Tool | None = None, call: ToolCall | None = None) -> Encoded:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..bean_references import definitions_of
-from ..chat import AiMessage, ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
+from ..chat import AiMessage, ToolExecution, ToolExecutionResultMessage, ToolSpecification
 from ..context import Cancellation, current_invocation, in_tool
 from ..errors import LeaseLostError, Problem, RunIncompatibleError, RunStoreError
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
@@ -27,7 +27,7 @@ from ..introspection import admits_none, unwrapped
 from ..logs import own_frames
 from ..tools.codec import Encoded
 from ..tools.marks import compensated_by
-from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_tool
+from ..tools.pipeline import InjectedParameter, Tool, ToolCall, run_tool
 from ..tools.specification import Role, ToolParameter, read_parameters
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
@@ -195,24 +195,6 @@ def _type_of(parameter: ToolParameter) -> tuple[Any, bool]:
     return unwrapped(parameter.annotation).type, admits_none(parameter.annotation)
 
 
-# --- what ran
-
-
-def noting_runs(step: ToolStep, tool: Tool) -> ToolStep:
-    """Return the layer inside of guardrails and interceptors that notes calls which changed something.
-
-    An interceptor may skip the tool or change its arguments, and a guardrail may replace the result of a tool that ran.
-    """
-
-    async def run(call: ToolCall) -> Encoded:
-        encoded = await step(call)
-        if call.environment.ran is not None and not encoded.is_error:
-            call.environment.ran[id(call.request)] = call
-        return encoded
-
-    return run
-
-
 # --- the layers
 
 
@@ -220,9 +202,11 @@ def compensating(perform: Perform) -> Perform:
     """Return the layer that undoes the successful tools of the invocation after a round in which a tool failed."""
 
     async def performed(effect: CallModel | RunTool, invocation: Invocation) -> Any:
-        if isinstance(effect, RunTool):
-            _watch(invocation, effect.request)
-        elif invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
+        if (
+            isinstance(effect, CallModel)
+            and invocation.plan.options.compensate_on_tool_errors
+            and (failed := _failed_in_last_round(invocation.state))
+        ):
             await _protected(_undo_round(invocation, failed))
             effect = CallModel(request_of(invocation.rules, invocation.state))
         return await perform(effect, invocation)
@@ -331,12 +315,11 @@ class _Undo:
 def _to_undo(invocation: Invocation) -> list[_Undo]:
     """Return the successful executions that have a compensation and are not undone, the last one first."""
     compensations, state = _compensations_in(invocation), invocation.state
+    to_undo = _positions_that_ran(state) - state.undone
     return [
         _Undo(position, execution)
         for position, execution in reversed(list(enumerate(state.all_executions)))
-        if _name_now(execution, invocation) in compensations
-        and position not in state.undone
-        and _succeeded(execution, position, invocation)
+        if position in to_undo and _name_now(execution, invocation) in compensations
     ]
 
 
@@ -374,22 +357,11 @@ def _name_now(execution: ToolExecution, invocation: Invocation) -> str:
     return execution.request.name if tool is None else tool.name
 
 
-def _succeeded(execution: ToolExecution, position: int, invocation: Invocation) -> bool:
-    """Return True if the tool of this execution ran successfully, whatever the model read."""
-    if position in invocation.state.failed:
-        return False
-    ran = invocation.environment.ran
-    if ran is not None and id(execution.request) in invocation.environment.watched:
-        return id(execution.request) in ran
-    return not execution.is_error
-
-
-def _watch(invocation: Invocation, request: ToolExecutionRequest) -> None:
-    """Note that this process performs the call, so that `ran` is complete for it."""
-    environment = invocation.environment
-    if environment.ran is None:
-        environment.ran = {}
-    environment.watched[id(request)] = request
+def _positions_that_ran(state: State) -> frozenset[int]:
+    """Return the positions in `all_executions` of the tools that ran without an error, whatever the model read."""
+    outcomes = [each.outcome for each in state.pending if each.outcome is not None]
+    current = {at for at, each in enumerate(outcomes, start=len(state.executions)) if each.ran and not each.failed}
+    return (state.ran - state.failed) | current
 
 
 def _compensations_in(invocation: Invocation) -> Mapping[str, Tool]:
@@ -411,6 +383,7 @@ async def _call(compensation: Tool, undo: _Undo, invocation: Invocation, caller_
     """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
     environment, request = invocation.environment, undo.execution.request
     context = replace(in_tool(environment.context, request, Cancellation()), place=place)
+    environment = replace(environment, ran=None)  # the compensation is a call of the same request
     if caller_left:
         environment = replace(environment, runner=LoopRunner(invocation.host.workers))
     arguments = _arguments(compensation, undo, invocation)

@@ -478,6 +478,7 @@ class Invocation:
             max_result_chars=plan.call_limits.max_result_chars,
             listeners=host.listeners,
             loop=host.running_loop,
+            ran={},
             abandon_runs=host.abandon_runs,
             model=host.model,
         )

@@ -82,7 +82,7 @@ def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions,
     return Layers(
         invocation=invocation,
         effects=effects,
-        tools=tool_layers(interceptors, marks, in_run=in_run, compensates=compensates(options)),
+        tools=tool_layers(interceptors, marks, in_run=in_run),
         whole_replies=bool(models or output),  # the reply may be changed, or asked for again
         check_answer=_output_check(output),
         max_answer_retries=marks.answer_retries() if output else 0,
@@ -94,7 +94,6 @@ def tool_layers(
     marks: MethodMarks | None = None,
     *,
     in_run: bool = False,
-    compensates: bool = False,
 ) -> tuple[ToolLayer, ...]:
     """Return the layers of the tools of a method, or of tools without a service.
 
@@ -110,8 +109,6 @@ def tool_layers(
     if in_run:
         before, output = tuple(_UnlessRun(each) for each in before), _Judging(output)
     around: tuple[ToolLayer, ...] = (*before, output, _ToolInterceptors(tuple(interceptors), before))
-    if compensates:
-        around = (*around, _noting_runs)
     return (_answered, *around, _recorded) if in_run else around
 
 
@@ -239,12 +236,6 @@ def _compensation(options: ServiceOptions) -> tuple[EffectLayer, ...]:
     from .compensation import compensating
 
     return (compensating,)
-
-
-def _noting_runs(step: ToolStep, tool: Tool) -> ToolStep:
-    from .compensation import noting_runs
-
-    return noting_runs(step, tool)
 
 
 # --- tool search

@@ -444,18 +444,20 @@ def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]
 def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall]) -> tuple[State, Effect]:
     response = state.response
     assert response is not None
-    messages, executions, failed = [], [*state.executions], state.failed
+    messages, executions, failed, ran = [], [*state.executions], state.failed, state.ran
     for call in pending:
         outcome = call.outcome
         assert outcome is not None, "the round has ended"
         if outcome.failed:
             failed |= {len(executions)}
+        if outcome.ran:
+            ran |= {len(executions)}
         executions.append(outcome.execution)
         messages.append(outcome.message)
     if len(pending) > 1:
         messages = [messages[index] for index in _places(pending, response.ai_message.tool_execution_requests)]
     state = state.changed(
-        messages=(*state.messages, *messages), executions=tuple(executions), pending=(), failed=failed
+        messages=(*state.messages, *messages), executions=tuple(executions), pending=(), failed=failed, ran=ran
     )
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended

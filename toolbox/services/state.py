@@ -5,7 +5,7 @@ Includes writing and reading it as versioned JSON. Not here: the next state (`lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -65,7 +65,8 @@ class State:
       interceptors may have narrowed, or None if no request was sent.
     - `response`: the model's last reply; `pending`: its tool calls until all have finished, including calls that were
       started before the reply was complete.
-    - `failed`: positions in `executions` of tools that failed; `undone`: of those whose compensation was called.
+    - `failed`: positions in `executions` of tools that failed; `ran`: of those that ran without an error, whatever the
+      model read; `undone`: of those whose compensation was called.
     """
 
     system: SystemMessage | None
@@ -83,6 +84,7 @@ class State:
     response: ChatResponse | None = None
     pending: tuple[PendingToolCall, ...] = ()
     failed: frozenset[int] = frozenset()
+    ran: frozenset[int] = frozenset()
     undone: frozenset[int] = frozenset()
     sent: tuple[str, ...] | None = None
 
@@ -152,6 +154,7 @@ class State:
                 "response": response_to_dict(self.response),
                 "pending": [_pending_to_dict(each) for each in self.pending],
                 "failed": sorted(self.failed),
+                "ran": sorted(self.ran),
                 "undone": sorted(self.undone),
                 "sent": self.sent,
             }
@@ -162,6 +165,8 @@ class State:
         """Read a state written by `to_json`. Raises `TranscriptError` if it is invalid."""
         written = read_json(text, VERSION)
         try:
+            executions = tuple(execution_from_dict(each) for each in written["executions"])
+            failed = frozenset(written.get("failed", ()))
             return cls(
                 system=_of_kind(SystemMessage, written["system"], "system"),
                 history=_messages(written, "history"),
@@ -173,11 +178,12 @@ class State:
                 rounds=written["rounds"],
                 output_retries=written["output_retries"],
                 answer_retries=written.get("answer_retries", 0),
-                executions=tuple(execution_from_dict(each) for each in written["executions"]),
+                executions=executions,
                 token_usage=_usage(written["token_usage"]),
                 response=response_from_dict(written["response"]),
                 pending=tuple(_pending(each) for each in written["pending"]),
-                failed=frozenset(written.get("failed", ())),
+                failed=failed,
+                ran=frozenset(written["ran"] if "ran" in written else _guess_ran(executions, failed)),
                 undone=frozenset(written.get("undone", ())),
                 sent=None if (sent := written.get("sent")) is None else tuple(sent),
             )
@@ -188,6 +194,11 @@ class State:
 
 
 # --- the parts of a state as JSON
+
+
+def _guess_ran(executions: Sequence[ToolExecution], failed: Collection[int]) -> Iterator[int]:
+    """Yield the positions of the tools that ran, for a state of an earlier version, which did not say so."""
+    return (at for at, each in enumerate(executions) if at not in failed and not each.is_error)
 
 
 def _messages(written: Json, name: str) -> tuple[Message, ...]:
@@ -279,7 +290,7 @@ def _pending_to_dict(call: PendingToolCall) -> Json:
     if call.outcome is not None:
         written["execution"] = execution_to_dict(call.outcome.execution)
         written["message"] = message_to_dict(call.outcome.message)
-        written["failed"] = call.outcome.failed
+        written["failed"], written["ran"] = call.outcome.failed, call.outcome.ran
     return written
 
 
@@ -288,7 +299,7 @@ def _pending(written: Any) -> PendingToolCall:
     if "execution" in written:
         message = message_from_dict(written["message"], "pending")
         assert isinstance(message, ToolExecutionResultMessage)
-        outcome = ToolOutcome(
-            execution_from_dict(written["execution"]), tuple(message.contents), written.get("failed", False)
-        )
+        execution, failed = execution_from_dict(written["execution"]), written.get("failed", False)
+        ran = written.get("ran", not failed and not execution.is_error)  # earlier versions did not say it
+        outcome = ToolOutcome(execution, tuple(message.contents), failed, ran)
     return PendingToolCall(request_from_dict(written["request"]), written["status"], outcome, written["details"])

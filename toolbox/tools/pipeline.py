@@ -344,9 +344,7 @@ class ToolEnvironment:
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
     ran: dict[int, ToolCall] | None = None
-    """The calls that ran successfully, by the id of their request, if somebody wants to undo them."""
-    watched: dict[int, ToolExecutionRequest] = field(default_factory=dict)
-    """The calls that were performed here, by the id of their request, if `ran` is set."""
+    """The calls whose tools ran without an error, by the id of their request; None if nobody wants to know."""
     search_tool: str | None = None
     """The name of the tool that finds more tools."""
     sent: tuple[str, ...] | None = None
@@ -361,6 +359,13 @@ class ToolEnvironment:
     Returns the names of these services.
     """
 
+    def note_ran(self, call: ToolCall, encoded: Encoded) -> None:
+        """Note that the tool of a call ran, unless its result is an error. Whoever runs a tool calls this."""
+        # What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the
+        # result of one that ran. A compensation must undo what ran, and nothing else.
+        if self.ran is not None and not encoded.is_error:
+            self.ran[id(call.request)] = call
+
     def was_sent(self, name: str) -> bool:
         """Return True if the model could see a tool of this name when it replied."""
         return self.sent is None or name in self.sent
@@ -374,12 +379,14 @@ class ToolEnvironment:
 class ToolOutcome:
     """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model.
 
-    `failed` is True if the tool's exception reached the handler of failed tools.
+    `failed` is True if the tool's exception reached the handler of failed tools. `ran` is True if the tool ran without
+    an error, whatever the model reads.
     """
 
     execution: ToolExecution
     contents: Sequence[Content] = ()
     failed: bool = False
+    ran: bool = False
 
     @property
     def message(self) -> ToolExecutionResultMessage:
@@ -446,6 +453,7 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, 
             ToolExecution(request, text, encoded.value, encoded.is_error, started_at, taken, attributes),
             contents,
             encoded.failed or (raised is not None and is_failure(raised, request)),
+            ran=environment.ran is not None and id(request) in environment.ran,
         )
         if listeners is not None:
             listeners.tell(ToolExecutedEvent(context, outcome.execution, raised))
@@ -602,14 +610,16 @@ def run_tool(call: ToolCall) -> Awaitable[Encoded]:
 async def run_reporting(call: ToolCall) -> Encoded:
     """Run the tool with its `Progress`, which is ignored after the tool's end."""
     progress = Progress(_reporter(call))
-    token = None
+    token, given = None, call
     if call.tool.decode is None:
         token = current_progress.set(progress)
     else:
         hidden = dict.fromkeys(call.tool.progress_names, progress)
-        call = call.with_arguments({**(call.arguments or {}), **hidden})
+        given = call.with_arguments({**(call.arguments or {}), **hidden})
     try:
-        return await run_tool(call)
+        encoded = await run_tool(given)
+        call.environment.note_ran(call, encoded)  # without the `Progress` among its arguments
+        return encoded
     finally:
         progress.end()
         if token is not None:
@@ -697,6 +707,7 @@ async def run_here(call: ToolCall, on_start: Callable[[], None] | None = None) -
     else:
         if not opened.close_if_empty():
             await _close(opened, None, tool)
+        environment.note_ran(call, encoded)
         return encoded
     finally:
         opened.leave()
@@ -754,7 +765,9 @@ class _PlacedCall:
                 has_timeout=tool.timeout is not None,
             )
             # A result from another process is not encoded yet.
-            return value if isinstance(value, Encoded) else tool.encode(value)
+            encoded = value if isinstance(value, Encoded) else tool.encode(value)
+            environment.note_ran(self._call, encoded)
+            return encoded
         except asyncio.CancelledError as error:
             self.abandoned_by = error
             raise
