@@ -360,7 +360,7 @@ class ToolEnvironment:
     """
 
     def note_ran(self, call: ToolCall, encoded: Encoded) -> None:
-        """Note that the tool of a call ran, unless its result is an error. Whoever runs a tool calls this."""
+        """Note that the tool of a call ran, unless its result is an error. The step that runs a tool calls it."""
         # What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the
         # result of one that ran. A compensation must undo what ran, and nothing else.
         if self.ran is not None and not encoded.is_error:
