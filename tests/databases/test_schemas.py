@@ -5,10 +5,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import DDL, Column, Connection, Integer, inspect, text
 
 from toolbox import ChatMemoryKey, IllegalConfigurationError, UserMessage, sql
-from toolbox.sql.conversation_store import migrate
+from toolbox.sql.migrations import Step, migrate
+from toolbox.sql.run_store import RunTables
 
 pytestmark = pytest.mark.anyio
 
@@ -109,3 +110,28 @@ async def test_stores_in_one_database_can_use_separate_tables(database_url: str)
         async with engine.connect() as connection:
             found = (await connection.scalars(text("SELECT name FROM toolbox_schemas"))).all()
         assert sorted(found) == ["other_conversations", "toolbox_conversations"]
+
+
+class NextRunTables(RunTables):
+    """The tables of runs in a release that adds a column, as the page of `toolbox.sql.migrations` shows it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.runs.append_column(Column("priority", Integer))
+
+    def steps(self) -> tuple[Step, ...]:
+        def add_priority(connection: Connection) -> None:
+            connection.execute(DDL(f"ALTER TABLE {self.name} ADD COLUMN priority INTEGER"))
+
+        return (*super().steps(), add_priority)
+
+
+async def test_a_release_that_adds_a_column_opens_old_and_new_databases(database_url: str) -> None:
+    async with sql.open_engine(database_url) as engine:
+        await migrate(engine, "old_runs", RunTables("old_runs").steps())
+        for name in ("old_runs", "new_runs"):
+            tables = NextRunTables(name)
+            await migrate(engine, name, tables.steps())
+            async with engine.connect() as connection:
+                columns = await connection.run_sync(lambda found, name=name: inspect(found).get_columns(name))
+                assert [each["name"] for each in columns] == [each.name for each in tables.runs.columns]

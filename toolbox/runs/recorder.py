@@ -1,6 +1,6 @@
 """Records the result of one tool call in the database transaction of the tool.
 
-Not here: when the transaction ends (`toolbox.sql.sessions`), the statements (`toolbox.sql.run_store`).
+Not here: when the transaction ends (`toolbox.sql.transactions`), the statements (`toolbox.sql.run_store`).
 """
 
 from __future__ import annotations

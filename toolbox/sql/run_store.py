@@ -17,10 +17,10 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     Column,
     Connection,
     Engine,
+    FromClause,
     Index,
     Integer,
     MetaData,
@@ -31,12 +31,12 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     bindparam,
+    case,
     column,
     delete,
     func,
     insert,
     literal,
-    literal_column,
     select,
     true,
     update,
@@ -61,8 +61,9 @@ from ..runs.store import (
     StoredRun,
     ownership_after,
 )
-from .conversation_store import INSERT_OF, DatabaseNow, Step, has_ended, migrate
+from .dialects import INSERT_OF, DatabaseNow, has_ended
 from .engines import FOR_WRITING, SeparateConnections, prepare_to_write, shares_connections
+from .migrations import Step, migrate
 
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -107,8 +108,10 @@ def _is_away(error: Exception) -> bool:
     return isinstance(error, OSError) or state.startswith(_AWAY)
 
 
-class RunTables:
-    """The tables of a store. Times are milliseconds of the database's clock, as in `DatabaseNow`.
+class FirstRunTables:
+    """The tables of version 1. Frozen: databases have them; change `RunTables` instead.
+
+    Times are milliseconds of the database's clock, as in `DatabaseNow`.
 
     The lease is a separate row: renewing it neither waits for a tool's transaction that checks the generation in the
     header, nor breaks one that is serializable.
@@ -165,15 +168,16 @@ class RunTables:
         )
 
     def steps(self) -> tuple[Step, ...]:
-        """Return the migration steps. A new version of the tables adds a step."""
+        """Return the migration steps."""
 
         def create(connection: Connection) -> None:
-            self.metadata.create_all(connection, checkfirst=False)
+            FirstRunTables(self.name).metadata.create_all(connection, checkfirst=False)
 
         return (create,)
 
 
-_tables_named = functools.lru_cache(maxsize=16)(RunTables)  # stores of one process share them
+class RunTables(FirstRunTables):
+    """Today's tables: those of version 1. A change is made here, with a step; `migrations` has an example."""
 
 
 @application_scoped
@@ -205,18 +209,11 @@ class SqlRunStore(RunStore):
         self._separate = SeparateConnections(engine)
         self._is_postgresql = engine.dialect.name == "postgresql"
         self._limit = max(2 * self.lease, _SHORTEST_LIMIT) if self._is_postgresql else None
-        self._tables = _tables_named(table)
+        self._tables = RunTables(table)
         self._prepared = False
         self._preparing = asyncio.Lock()
         self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgresql else engine
-        self._statements = _statements_of(self._tables, engine.dialect.name, self._milliseconds)
-
-        self._at_once: tuple[str, Sequence[str]] | None = None
-        if engine.dialect.driver == "aiosqlite" and hasattr(
-            engine.dialect.loaded_dbapi.aiosqlite.Connection, "_execute"
-        ):
-            compiled = self._statements.add_record.compile(dialect=engine.dialect)
-            self._at_once = str(compiled), tuple(compiled.positiontup or ())
+        self._add_record = self._adding_record()  # built once: durable tools execute it twice per call
 
     @retried
     async def open(self) -> None:
@@ -264,16 +261,9 @@ class SqlRunStore(RunStore):
                 document=run.document,
             )
             .on_conflict_do_nothing(index_elements=[runs.c.id])
-            .returning(runs.c.id, self._statements.settings)
+            .returning(runs.c.id)
         )
         until: Any = now + self._milliseconds if owner is not None else literal(0)
-        if self._is_postgresql and not records:  # in one statement
-            made = header.cte("made")
-            values = select(literal(run.id), literal(generation), literal(owner, Text()), until, literal(0))
-            names = ["run_id", "generation", "owner", "until", "events"]
-            both = insert(leases).from_select(names, values.select_from(made)).returning(leases.c.run_id)
-            async with self._writing(single=True) as connection:
-                return (await connection.execute(both)).first() is not None
         async with self._writing() as connection:
             if (await connection.execute(header)).first() is None:
                 return False
@@ -317,7 +307,7 @@ class SqlRunStore(RunStore):
         """See `RunStore`."""
         runs, after = self._tables.runs, ownership_after(changes, by_owner=False)
         values = self._values(changes, after)
-        mine = and_(runs.c.id == run_id, runs.c.version == version, self._statements.settings)
+        mine = and_(runs.c.id == run_id, runs.c.version == version)
         changed = update(runs).where(mine).values(values)
         async with self._writing() as connection:
             if not await _changes(connection, changed):
@@ -386,11 +376,14 @@ class SqlRunStore(RunStore):
     ) -> None:
         """See `RunStore`."""
         if len(records) == 1 and changes is None and not events and not records[0].replaces:
-            await self._append_one(run_id, generation, records[0])
-            return
+            values = _record_values(run_id, records[0], generation=generation)
+            async with self._writing(single=True) as connection:
+                if await _changes(connection, self._add_record, values):
+                    return
+            # The run is not this owner's, or the key exists: below, the lock tells which.
         runs = self._tables.runs
         after = None if changes is None else ownership_after(changes, by_owner=True)
-        mine = and_(runs.c.id == run_id, runs.c.generation == generation, self._statements.settings)
+        mine = and_(runs.c.id == run_id, runs.c.generation == generation)
         async with self._writing() as connection:
             if changes is None or after is None:
                 await self._lock(connection, run_id, generation)
@@ -402,37 +395,15 @@ class SqlRunStore(RunStore):
             if after is not None:
                 await self._change_lease(connection, run_id, after)
 
-    async def _append_one(self, run_id: str, generation: int, record: StoredRecord) -> None:
-        """Add one record with one statement, which checks the generation."""
-        values = _record_values(run_id, record, generation=generation)
-        if self._at_once is not None:
-            added = await self._add_at_once(values)
-        else:
-            async with self._writing(single=True) as connection:
-                added = await _changes(connection, self._statements.add_record, values)
-        if added:
-            return
-        async with self._writing() as connection:
-            await self._lock(connection, run_id, generation)
-            await self._add_records(connection, run_id, [record])
-
-    async def _add_at_once(self, values: dict[str, Any]) -> bool:
-        """Add one record on SQLite with one switch to the connection's thread, instead of one for each step."""
-        assert self._at_once is not None
-        statement, names = self._at_once
-        await self.open()
-        async with self._engine.connect() as connection:
-            driver: Any = (await connection.get_raw_connection()).driver_connection
-            parameters = [values[name] for name in names]
-            return bool(await driver._execute(_execute_at_once, driver._conn, statement, parameters))
-
     async def _lock(self, connection: AsyncConnection, run_id: str, generation: int) -> None:
         await connection.run_sync(self._lock_now, run_id, generation)
 
     def _lock_now(self, connection: Connection, run_id: str, generation: int) -> None:
         """Check the generation, and lock it until the end of the transaction."""
-        mine = {"run_id": run_id, "generation": generation}
-        if connection.execute(self._statements.lock, mine).first() is None:
+        # On PostgreSQL the lock keeps the generation until the transaction ends. SQLite has one writer at a time.
+        runs = self._tables.runs
+        mine = select(runs.c.id).where(runs.c.id == run_id, runs.c.generation == generation)
+        if connection.execute(mine.with_for_update(read=True)).first() is None:
             raise LeaseLostError(run_id)
 
     async def _add_records(self, connection: AsyncConnection, run_id: str, records: Sequence[StoredRecord]) -> None:
@@ -440,8 +411,25 @@ class SqlRunStore(RunStore):
             await connection.run_sync(self._add_record_now, run_id, record)
 
     def _add_record_now(self, connection: Connection, run_id: str, record: StoredRecord) -> None:
-        statement = self._statements.replace if record.replaces else self._statements.add_unchecked
-        connection.execute(statement, _record_values(run_id, record))
+        records = self._tables.records
+        adding = INSERT_OF[self._engine.dialect.name](records).values(_record_values(run_id, record))
+        same = [records.c.run_id, records.c.key]
+        if record.replaces:
+            adding = adding.on_conflict_do_update(index_elements=same, set_={"data": adding.excluded.data})
+        else:
+            adding = adding.on_conflict_do_nothing(index_elements=same)
+        connection.execute(adding)
+
+    def _adding_record(self) -> Any:
+        """Return the statement that adds one record, unless its key exists, if the generation is still this one."""
+        runs, records = self._tables.runs, self._tables.records
+        columns = ("run_id", "key", "kind", "data")
+        mine = and_(runs.c.id == bindparam("run_id"), runs.c.generation == bindparam("generation"))
+        source = select(*(bindparam(name, type_=Text()) for name in columns)).where(mine)
+        source = source.select_from(self._with_safe_commit(runs)).with_for_update(read=True, of=runs)
+        same = [records.c.run_id, records.c.key]
+        adding = INSERT_OF[self._engine.dialect.name](records).from_select(columns, source)
+        return adding.on_conflict_do_nothing(index_elements=same)
 
     @retried
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
@@ -455,8 +443,7 @@ class SqlRunStore(RunStore):
         self, connection: AsyncConnection, run_id: str, generation: int, events: Sequence[str]
     ) -> None:
         if self._is_postgresql:
-            values = {"run": run_id, "token": generation, "added": len(events), "given": [*events]}
-            if (await connection.execute(self._statements.add_events, values)).first() is None:
+            if (await connection.execute(self._adding_events(run_id, generation, events))).first() is None:
                 raise LeaseLostError(run_id)
             return
         leases, table = self._tables.leases, self._tables.events
@@ -468,6 +455,26 @@ class SqlRunStore(RunStore):
         first = last - len(events) + 1
         rows = [{"run_id": run_id, "number": first + index, "data": data} for index, data in enumerate(events)]
         await connection.execute(insert(table).values(at=DatabaseNow()), rows)
+
+    def _adding_events(self, run_id: str, generation: int, events: Sequence[str]) -> Any:
+        """Return the statement of PostgreSQL that numbers and adds events."""
+        leases, table = self._tables.leases, self._tables.events
+        counted = (
+            update(leases)
+            .where(leases.c.run_id == run_id, leases.c.generation == generation)
+            .values(events=leases.c.events + len(events))
+            .returning((leases.c.events - len(events)).label("before"))
+            .cte("counted")
+        )
+        given = (
+            func.unnest(literal([*events], postgresql.ARRAY(Text())))
+            .table_valued(column("data", Text()), with_ordinality="ordinal")
+            .render_derived(name="event")
+        )
+        number = cast_to(counted.c.before + given.c.ordinal, Integer())
+        source = select(literal(run_id, Text()), number, DatabaseNow(), given.c.data)
+        source = source.select_from(self._with_safe_commit(counted).join(given, true()))
+        return insert(table).from_select(["run_id", "number", "at", "data"], source).returning(table.c.number)
 
     @retried
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
@@ -498,7 +505,6 @@ class SqlRunStore(RunStore):
             runs.c.id == run_id,
             runs.c.generation == generation,
             runs.c.status == "running",
-            self._statements.settings,
         )
         taken = {"generation": generation + 1, "owner": owner, "until": DatabaseNow() + self._milliseconds}
         taking = RunChanges(owner=owner)
@@ -536,7 +542,6 @@ class SqlRunStore(RunStore):
             leases.c.run_id == run_id,
             leases.c.generation == generation,
             leases.c.owner.is_not(None),
-            self._statements.settings,
         )
         async with self._writing(single=True, engine=self._separate.engine) as connection:
             return await _changes(connection, update(leases).where(mine).values(values))
@@ -579,14 +584,16 @@ class SqlRunStore(RunStore):
         another result: the transaction must then be rolled back.
         """
         # The lock comes last and is held for one commit: a process that was paused before it blocks no other process.
+        self._guard(connection)
         values = _record_values(run_id, record, generation=generation)
-        done = connection.execute(self._statements.add_record, values, execution_options={"preserve_rowcount": True})
+        done = connection.execute(self._add_record, values, execution_options={"preserve_rowcount": True})
         if not done.rowcount:
             self._lock_now(connection, run_id, generation)
             raise TransactionRolledBackError(f"call {record.key} of run {run_id}", "it has another recorded result")
 
     def note_in(self, connection: Connection, run_id: str, generation: int, record: StoredRecord) -> None:
         """Add a record in the tool's transaction, unless it exists. Raises `LeaseLostError` as `record_in` does."""
+        self._guard(connection)
         self._lock_now(connection, run_id, generation)
         self._add_record_now(connection, run_id, record)
 
@@ -607,11 +614,11 @@ class SqlRunStore(RunStore):
         # A transaction that has recorded holds a shared lock on the header until its backend has committed it, also if
         # its connection is lost. SQLite has one writer at a time. The two statements are two transactions on
         # PostgreSQL, so that the second one sees what was committed while the first one waited.
-        records = self._tables.records
+        runs, records = self._tables.runs, self._tables.records
+        mine = select(runs.c.id).where(runs.c.id == run_id, runs.c.generation == generation)
         found = select(records.c.key, records.c.kind, records.c.data)
         async with self._writing(single=True) as connection:
-            mine = {"run_id": run_id, "generation": generation}
-            if (await connection.execute(self._statements.wait_for_commits, mine)).first() is None:
+            if (await connection.execute(mine.with_for_update(key_share=True))).first() is None:
                 raise LeaseLostError(run_id)
             row = (await connection.execute(found.where(records.c.run_id == run_id, records.c.key == key))).first()
             return None if row is None else StoredRecord(*row)
@@ -662,73 +669,35 @@ class SqlRunStore(RunStore):
             at_once = {"isolation_level": "AUTOCOMMIT"} if single and self._is_postgresql else {}
             await connection.execution_options(**FOR_WRITING, **at_once)
             async with connection.begin():
+                if not single:
+                    await connection.run_sync(self._guard)
                 yield connection
 
+    # Two options of PostgreSQL keep what other processes rely on. They apply to the current transaction only:
+    #
+    # - A session that stands still within a transaction is ended after one lease. Its locks would keep another process
+    #   from taking the run.
+    # - The commit waits until the data is on disk. With `synchronous_commit = off`, a server that crashes forgets what
+    #   it has confirmed, and a process that continues would leave effects without the ones before.
 
-class _Statements:
-    """The statements of the hot path, built once.
+    def _guard(self, connection: Connection) -> None:
+        """Set both options for the current transaction. It comes before anything is locked."""
+        if self._is_postgresql:
+            idle = func.set_config("idle_in_transaction_session_timeout", str(self._milliseconds), True)
+            connection.execute(select(idle, _SAFE_COMMIT))
 
-    `settings` is a condition that is always true and, on PostgreSQL, sets two options of the current transaction:
-
-    - A session that stands still within it is ended after one lease, so that its locks cannot keep another process from
-      taking the run.
-    - Its commit waits until the data is on disk. With `synchronous_commit = off` a server that crashes forgets what it
-      has confirmed, and a process that continues would leave effects without the ones before.
-    """
-
-    def __init__(self, tables: RunTables, dialect: str, lease: int) -> None:
-        runs, records = tables.runs, tables.records
-        self.settings: ColumnElement[bool] = true()
-        if dialect == "postgresql":
-            self.settings = literal_column(
-                f"(set_config('idle_in_transaction_session_timeout', '{lease}', true) IS NOT NULL AND "
-                "(current_setting('synchronous_commit') <> 'off' OR "
-                "set_config('synchronous_commit', 'on', true) IS NOT NULL))",
-                Boolean(),
-            )
-        columns = ("run_id", "key", "kind", "data")
-        mine = and_(runs.c.id == bindparam("run_id"), runs.c.generation == bindparam("generation"), self.settings)
-        # On PostgreSQL the lock keeps the generation until the transaction ends. SQLite has one writer at a time.
-        self.lock = select(runs.c.id).where(mine).with_for_update(read=True)
-        self.wait_for_commits = select(runs.c.id).where(mine).with_for_update(key_share=True)
-        source = select(*(bindparam(name, type_=Text()) for name in columns)).where(mine).with_for_update(read=True)
-        same = [records.c.run_id, records.c.key]
-        make = INSERT_OF[dialect]
-        self.add_record = (
-            make(records).from_select(columns, source.select_from(runs)).on_conflict_do_nothing(index_elements=same)
-        )
-        self.add_unchecked = make(records).on_conflict_do_nothing(index_elements=same)
-        new = make(records)
-        self.replace = new.on_conflict_do_update(index_elements=same, set_={"data": new.excluded.data})
-        self.add_events: Any = self._add_events(tables) if dialect == "postgresql" else None
-
-    def _add_events(self, tables: RunTables) -> Any:
-        """Return the statement that numbers and adds events: `added` of them, in the array `given`."""
-        leases, table = tables.leases, tables.events
-        count, run = bindparam("added", type_=Integer()), bindparam("run", type_=Text())
-        mine = and_(leases.c.run_id == run, leases.c.generation == bindparam("token"), self.settings)
-        counted = (
-            update(leases)
-            .where(mine)
-            .values(events=leases.c.events + count)
-            .returning((leases.c.events - count).label("before"))
-            .cte("counted")
-        )
-        given = (
-            func.unnest(bindparam("given", type_=postgresql.ARRAY(Text())))
-            .table_valued(column("data", Text()), with_ordinality="ordinal")
-            .render_derived(name="event")
-        )
-        number = cast_to(counted.c.before + given.c.ordinal, Integer())
-        source = select(run, number, DatabaseNow(), given.c.data)
-        return (
-            insert(table)
-            .from_select(["run_id", "number", "at", "data"], source.select_from(counted).join(given, true()))
-            .returning(table.c.number)
-        )
+    def _with_safe_commit(self, source: FromClause) -> FromClause:
+        """Return `source`, joined with the option for commits: for a statement that is its own transaction."""
+        if not self._is_postgresql:
+            return source
+        return source.join(select(_SAFE_COMMIT.label("commits")).cte("options"), true())
 
 
-_statements_of = functools.lru_cache(maxsize=16)(_Statements)
+# Stricter settings, such as `remote_apply`, stay.
+_SAFE_COMMIT = case(
+    (func.current_setting("synchronous_commit") == "off", func.set_config("synchronous_commit", "on", True)),
+    else_="kept",
+)
 
 
 def _record_values(run_id: str, record: StoredRecord, **others: Any) -> dict[str, Any]:
@@ -765,19 +734,6 @@ def _address(engine: Engine) -> tuple[object, ...]:
     if engine.dialect.name == "sqlite" and database:
         database = str(Path(database).resolve())
     return engine.dialect.name, url.host, url.port, database, tuple(sorted(url.query.items()))
-
-
-def _execute_at_once(connection: Any, statement: str, parameters: Sequence[Any]) -> int:
-    """Execute a statement as its own transaction, on the thread of a `sqlite3.Connection`; returns the changed rows."""
-    try:
-        count = connection.execute(statement, parameters).rowcount
-        if connection.in_transaction:  # the driver has begun one itself
-            connection.commit()
-    except BaseException:
-        if connection.in_transaction:
-            connection.rollback()
-        raise
-    return int(count)
 
 
 async def _changes(connection: AsyncConnection, statement: Any, values: dict[str, Any] | None = None) -> bool:
