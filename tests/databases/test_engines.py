@@ -293,18 +293,6 @@ async def test_a_connection_that_the_server_has_dropped_is_replaced(
         ask_synchronously()
 
 
-async def test_a_connection_is_tested_with_one_query(postgres_url: str) -> None:
-    queries: list[str] = []
-    async with sql.open_engine(postgres_url) as engine:
-        async with engine.connect() as connection:
-            used = (await connection.get_raw_connection()).driver_connection
-            assert used is not None
-            used.add_query_logger(lambda record: queries.append(record.query))
-        async with engine.connect() as connection:
-            assert (await connection.get_raw_connection()).driver_connection is used
-    assert queries == ["SELECT 1"]
-
-
 async def test_an_answer_is_not_lost_when_the_server_has_dropped_the_connection(
     postgres: Any, postgres_url: str
 ) -> None:

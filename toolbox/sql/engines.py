@@ -6,7 +6,7 @@ Not here: engines and sessions as beans (`sessions`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from sqlalchemy import (
     event,
     make_url,
 )
-from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..errors import IllegalConfigurationError, Problem
@@ -57,7 +57,7 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
     """
     with _database(_read(url), _ASYNC, _SYNC) as address:
         engine = create_async_engine(address, **_options(address, options))
-        _prepare(engine.sync_engine, options)
+        _prepare(engine.sync_engine)
         try:
             yield engine
         finally:
@@ -70,7 +70,7 @@ def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
     """Open a synchronous engine for `def` code and dispose it at the end of the block; see `open_engine`."""
     with _database(_read(url), _SYNC, _ASYNC) as address:
         engine = create_engine(address, **_options(address, options))
-        _prepare(engine, options)
+        _prepare(engine)
         try:
             yield engine
         finally:
@@ -170,8 +170,7 @@ def _with_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tu
 
 def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
     if url.get_backend_name() != "sqlite":
-        is_asyncpg = url.get_driver_name() == "asyncpg"  # see `_test_connections`
-        return {"pool_pre_ping": True, **options, **({"pool_pre_ping": False} if is_asyncpg else {})}
+        return {"pool_pre_ping": True, **options}
     # Without an isolation level, the driver does not begin transactions itself. It would begin them at the first write,
     # when earlier reads may be outdated.
     ours: dict[str, Any] = {"timeout": _SQLITE_PATIENCE, "isolation_level": None}
@@ -199,32 +198,9 @@ async def _connect_to_sqlite(*arguments: Any, **options: Any) -> Any:
         raise
 
 
-def _prepare(engine: Engine, options: Mapping[str, Any]) -> None:
-    if engine.dialect.driver == "asyncpg" and options.get("pool_pre_ping", True):
-        _test_connections(engine)
+def _prepare(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
-
-
-def _test_connections(engine: Engine) -> None:
-    """Do the same as `pool_pre_ping`: test each connection that was used before, and replace it if it is lost.
-
-    SQLAlchemy's own test also begins and ends a transaction, for poolers in front of servers: two further round trips
-    for each use. For a pooler, one simple query such as this is a whole transaction.
-    """
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, record: Any) -> None:
-        record.info["toolbox.new"] = True
-
-    @event.listens_for(engine, "checkout")
-    def taken(connection: Any, record: Any, proxy: Any) -> None:
-        if record.info.pop("toolbox.new", False):
-            return
-        try:
-            connection.run_async(lambda driver: driver.execute("SELECT 1"))
-        except Exception as error:
-            raise InvalidatePoolError from error  # the pool connects again, and replaces older connections as well
 
 
 def _prepare_sqlite(engine: Engine) -> None:
