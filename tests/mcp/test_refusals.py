@@ -1,5 +1,6 @@
 """MCP servers that refuse a client or are away: what the program learns, and servers that a call cannot do without."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -59,6 +60,23 @@ async def locked(status: int = 401, *, after: int = 0) -> AsyncIterator[str]:
 
     async with serving(app) as base:
         yield f"{base}/mcp"
+
+
+@asynccontextmanager
+async def interrupted() -> AsyncIterator[tuple[str, list[bool]]]:
+    """Serve `Orders`, but for the time in which the list is not empty."""
+    app = FastAPI()
+    install(app, served := Container())
+    mount_mcp(app, served, [Orders])
+    is_away: list[bool] = []
+
+    @app.middleware("http")
+    async def refuse(request: Request, call_next: Any) -> Response:
+        answer: Response = Response("away", 503) if is_away else await call_next(request)
+        return answer
+
+    async with serving(app) as base:
+        yield f"{base}/mcp", is_away
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
@@ -121,8 +139,9 @@ class Clerk(Protocol):
     async def chat(self, question: str) -> Result[str]: ...
 
 
-def clerk(url: str, *replies: Any, **options: Any) -> Container:
-    container = Container(models={"default": ScriptedChatModel(list(replies))}).register(Clerk)
+def clerk(url: str, *replies: Any, take_over_runs: bool = True, **options: Any) -> Container:
+    model = ScriptedChatModel(list(replies))
+    container = Container(models={"default": model}, take_over_runs=take_over_runs).register(Clerk)
     return container.register_instance(mcp_server("far", url=url, **options), name="far")
 
 
@@ -182,7 +201,7 @@ async def test_a_run_that_continues_without_a_required_server_stays_as_it_is(tmp
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/runs.db")
 
     def program(url: str, *replies: Any) -> Container:
-        container = clerk(url, *replies, required=True, approval="all")
+        container = clerk(url, *replies, required=True, approval="all", take_over_runs=False)
         return container.register_instance(SqlRunStore(engine), as_type=RunStore)
 
     async with locked(after=9) as url:
@@ -198,6 +217,38 @@ async def test_a_run_that_continues_without_a_required_server_stays_as_it_is(tmp
 
     assert result.content == "one"
     assert [each.result for each in result.tool_executions] == ["one order"]
+
+
+@pytest.mark.waits_for_the_lease
+@pytest.mark.parametrize("required", [True, False])
+async def test_a_run_is_tried_again_until_its_server_is_back(
+    tmp_path: Path, required: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/runs.db")
+
+    def program(url: str, *replies: Any) -> Container:
+        container = clerk(url, *replies, required=required, approval="all")
+        return container.register_instance(SqlRunStore(engine, lease=1.0), as_type=RunStore)
+
+    async with interrupted() as (url, is_away):
+        async with program(url, AiMessage(None, [tool_call("mine")])) as container:
+            first = await container.get(Clerk).chat("q")
+        run_id, [pending] = first.run_id or "", first.pending
+        is_away.append(True)
+        async with program(url, "one") as container:
+            with pytest.raises(RunIncompatibleError):
+                await container.runs.resume(run_id, {pending.id: approve()})
+            while "cannot continue a run" not in caplog.text:  # noqa: ASYNC110 - the container takes it by itself
+                await asyncio.sleep(0.01)
+            is_away.clear()
+            await container.runs.result(run_id, timeout=60)
+            result = await container.runs.result(run_id)
+    await engine.dispose()
+
+    assert result.content == "one"
+    assert caplog.text.count("cannot continue a run") == 1
 
 
 @register_ai_service(compensate_on_failure=True)

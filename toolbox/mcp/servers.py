@@ -30,7 +30,7 @@ from ..context import (
 from ..di.beans import point_of, points_of
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
-from ..errors import McpError, McpInputRequiredError, Problem, ToolArgumentsError, ToolDeferred
+from ..errors import McpConnectionError, McpError, McpInputRequiredError, Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
 from ..rest.encoding import header_value, is_header_name
 from ..safe_text import brief
@@ -329,6 +329,7 @@ class McpTools:
         """Return the tools of the servers; see `ToolProvider`."""
         taken = set(request.tool_names)
         tools: list[AiServiceTool] = []
+        unreachable: list[McpConnectionError] = []
         servers = [self._servers.server(name) for name in self.server_names or self._servers.names]
         for server in servers:
             try:
@@ -338,12 +339,14 @@ class McpTools:
             except McpError as error:
                 if server.settings.required:
                     raise
+                if isinstance(error, McpConnectionError):
+                    unreachable.append(error)
                 logger.warning("MCP server %r: its tools are not offered: %s", server.name, error)
                 continue
             tools += self._unique(offered, server.name, taken)
         if exposing := [each for each in servers if each.settings.expose_resources]:
             tools += self._unique(_resource_tools(exposing), ", ".join(each.name for each in exposing), taken)
-        return ToolProviderResult(tools)
+        return ToolProviderResult(tools, tuple(unreachable))
 
     def _unique(self, offered: Sequence[AiServiceTool], server: str, taken: set[str]) -> Iterator[AiServiceTool]:
         """Yield the tools whose names are free, and log the others once."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from ..context import InvocationContext
-from ..errors import LeaseLostError, RunIncompatibleError, RunStoreError, TranscriptError
+from ..errors import LeaseLostError, McpConnectionError, RunIncompatibleError, RunStoreError, TranscriptError
 from ..limits import Account
 from ..services.state import State
 from ..tools.codec import Encoded
@@ -35,6 +35,7 @@ class Suspendable(Protocol):
     is_resumed: bool
     deadline: Any
     account: Account | None
+    unreachable: Sequence[McpConnectionError]
 
 
 @dataclass(frozen=True, slots=True)

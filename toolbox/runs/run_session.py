@@ -305,7 +305,9 @@ class RunSession(RunRecords):
                 reason = f"the tool {name} was not of an MCP server when its call was answered, and now is"
             else:
                 reason = f"MCP server {seen.mcp_server!r} does not offer the tool {name} now, or has changed it"
-            raise RunIncompatibleError(self.id, reason)
+            server = None if seen is None else seen.mcp_server
+            away = next((each for each in invocation.unreachable if each.server == server), None)
+            raise RunIncompatibleError(self.id, reason) from away
 
     def check_fits(self, invocation: Suspendable) -> None:
         """Raise `RunIncompatibleError` if a stored call without a result does not fit this program.
@@ -334,7 +336,7 @@ class RunSession(RunRecords):
                 continue
             self.at(call).was_requested_before = True
             if not self.has_result(call) and (reason := find_misfit(request, invocation, is_stored=True)) is not None:
-                raise RunIncompatibleError(self.id, reason)
+                raise RunIncompatibleError(self.id, reason) from next(iter(invocation.unreachable), None)
 
     # --- suspending
 

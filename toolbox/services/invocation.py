@@ -35,6 +35,7 @@ from ..context import ActiveScope, InvocationContext, current_attributes, curren
 from ..errors import (
     IllegalConfigurationError,
     InvocationTimeoutError,
+    McpConnectionError,
     McpError,
     MissingBeanError,
     Problem,
@@ -303,6 +304,7 @@ class Invocation:
     added_by = ""
     """The place that adds tools to this call; see `tools_added`."""
     dynamic_providers: tuple[Provider, ...] = ()
+    unreachable: tuple[McpConnectionError, ...] = ()
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
     account: Account | None = None
@@ -692,7 +694,10 @@ class Invocation:
                 return ()
             # A server that is away for a minute must not end a run that waited for a day.
             raise RunIncompatibleError(self.place.session.id, str(error)) from error
-        tools = provided.tools if isinstance(provided, ToolProviderResult) else provided
+        tools = provided
+        if isinstance(provided, ToolProviderResult):
+            tools = provided.tools
+            self.unreachable = (*self.unreachable, *provided.unreachable)
         if tools is None:
             return ()
         if isinstance(tools, Mapping):

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, ref
 from ..bean_references import definitions_of
 from ..chat import Message, ToolExecutor, ToolSpecification, UserMessage
 from ..context import TAKES_PROGRESS, InvocationContext
-from ..errors import Problem
+from ..errors import McpConnectionError, Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked_in, takes
 from ..safe_text import brief
@@ -354,10 +354,12 @@ class ToolProviderResult:
     """The tools that a provider adds to one invocation.
 
     `tools` is a mapping `{ToolSpecification: ToolExecutor}`, or a list of functions, objects, classes and
-    `AiServiceTool`s.
+    `AiServiceTool`s. `unreachable` has the errors of servers whose tools are missing now: a stored run that
+    needs one of them is tried again later.
     """
 
     tools: Mapping[ToolSpecification, ToolExecutor] | Sequence[Any] = field(hash=False)
+    unreachable: tuple[McpConnectionError, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.tools, (Mapping, tuple)):
