@@ -42,9 +42,9 @@ from toolbox.introspection import EMPTY, Unresolved, metadata_of, names_around, 
 from toolbox.overview import Entry, services_behind
 from toolbox.security import SecurityIdentity, identity_from, marked_access
 from toolbox.services.declaration import left_without_parentheses, service_options_of
-from toolbox.services.implementation import ServiceStream
 from toolbox.services.planning import named_beans
 from toolbox.services.plans import tools_added
+from toolbox.services.streams import ServiceStream
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import bean_types, read_tools

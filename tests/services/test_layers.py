@@ -28,9 +28,9 @@ from toolbox import (
 )
 from toolbox.hosts.standalone import _Host
 from toolbox.services.declaration import ServiceOptions
-from toolbox.services.implementation import implementation_of
 from toolbox.services.invocation import Invocation, Perform
 from toolbox.services.loop import CallModel, RunTool
+from toolbox.services.methods import implementation_of
 from toolbox.services.planning import plan_service
 from toolbox.services.plans import Layers
 from toolbox.testing import ScriptedChatModel, tool_call

@@ -46,11 +46,11 @@ from ..overview import SCOPES, Node
 from ..safe_text import for_json, for_terminal
 from ..security import Reach
 from ..services.declaration import service_options_of
-from ..services.implementation import watched_call
 from ..services.memory import estimate_tokens
 from ..services.outputs import Kind
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
+from ..services.streams import watched_call
 
 _reports_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
 

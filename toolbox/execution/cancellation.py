@@ -78,7 +78,7 @@ class _Watched:
 
     def enter(self) -> asyncio.Task[Any] | None:
         """Begin to watch the running task, if there is one: tools can also run without an event loop."""
-        if asyncio._get_running_loop() is not None and (task := asyncio.current_task()) is not None:
+        if (task := task_here()) is not None:
             self._task, self._before = task, task.cancelling()
             self._seen = self._before
         return self._task
@@ -196,6 +196,39 @@ async def own_code(work: Awaitable[T]) -> T:
     """Return what `work`, code of the program, returns."""
     result: T = await OwnCode(work)
     return result
+
+
+# --- counting
+
+
+def task_here() -> asyncio.Task[Any] | None:
+    """Return the current task; None outside of tasks and on threads without an event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class CancellationsHere:
+    """Counts the cancellations of the current task from now on. Without a task, there are none.
+
+    A task that catches a `CancelledError` still counts it, so code that called something else can tell whether it was
+    cancelled in the meantime. Code that cancels its own task, as a timeout does, calls `take_back` for it afterwards:
+    others may have cancelled the task as well, and then it must stay cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.task = task_here()
+        self._before = 0 if self.task is None else self.task.cancelling()
+
+    @property
+    def came(self) -> bool:
+        """True if the task was cancelled, also if other code caught the error."""
+        return self.task is not None and self.task.cancelling() > self._before
+
+    def take_back(self) -> bool:
+        """Take back one cancellation. Return True if the task is not cancelled otherwise."""
+        return self.task is None or self.task.uncancel() <= self._before
 
 
 # --- closing

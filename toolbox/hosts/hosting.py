@@ -36,10 +36,10 @@ from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..security import OF_KNOWN, SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..services.declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
-from ..services.implementation import bound_arguments, implementation_of
 from ..services.invocation import Running, abandon_runs
 from ..services.layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
 from ..services.memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
+from ..services.methods import bound_arguments, implementation_of
 from ..services.planning import (
     named_beans,
     plan_service,

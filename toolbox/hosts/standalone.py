@@ -32,10 +32,10 @@ from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
 from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
-from ..services.implementation import implementation_of
 from ..services.invocation import Running, abandon_runs
 from ..services.layering import HostLayers, NamedAt, named_at_method, named_at_tool
 from ..services.memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
+from ..services.methods import implementation_of
 from ..services.planning import as_sources, plan_service, providers_of, service_cycles, services_offered_by
 from ..services.plans import FunctionMessage, MethodPlan, call_may_suspend, services_below, settle
 from ..tools.failures import ToolErrors

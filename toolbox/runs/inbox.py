@@ -20,7 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,6 @@ from ..chat import (
     ServiceEvent,
     ToolExecutionRequest,
 )
-from ..chat_streams import pieces_in
 from ..context import (
     TAKES_ANSWERS,
     InvocationContext,
@@ -70,10 +69,9 @@ from ..safe_text import faults_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
 from ..services.answers import accepted_result
 from ..services.driver import run, stream
-from ..services.implementation import arguments_as_tool
 from ..services.invocation import Invocation
-from ..services.layers import within
 from ..services.loop import Finish, Suspend
+from ..services.methods import arguments_as_tool
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan, Toolset, place_of_added_tools, plan_behind, services_below, tools_added
 from ..tools.codec import printable
@@ -770,12 +768,15 @@ class Runs(RunStarting):
         if log is None and put is None:
             value = await run(invocation)
         else:
-            async with aclosing(_events_of(invocation)) as events:
-                async for event in events:
-                    if log is not None and not isinstance(event, RunSuspended):
-                        log.put(event)
-                    if put is not None:
-                        await put(event)
+
+            async def send(event: ServiceEvent) -> None:
+                if log is not None and not isinstance(event, RunSuspended):
+                    log.put(event)
+                if put is not None:
+                    await put(event)
+
+            invocation.yields_suspension = True
+            await stream(invocation, send)
             value = invocation.value()
         if isinstance(value, Result):
             return value
@@ -1112,23 +1113,6 @@ def _check_shown(document: RunDocument) -> None:
     except (ValueError, RecursionError):
         reason = "its pending calls or its history have half a surrogate or are nested too deeply"
         raise UnreadableDocumentError(reason) from None
-
-
-async def _events_of(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
-    """Run an invocation in the current task and yield its events, within its deadline and its limits."""
-    invocation.yields_suspension = True
-    token = current_invocation.set(invocation.context)
-    try:
-        async with aclosing(stream(invocation)) as steps:
-            while True:
-                async with within(invocation):
-                    found = await anext(steps, None)
-                if found is None:
-                    return
-                for each in pieces_in(found):
-                    yield each
-    finally:
-        current_invocation.reset(token)
 
 
 async def _result_unless_lost(task: asyncio.Task[Result[Any]], run_id: str) -> Result[Any] | None:

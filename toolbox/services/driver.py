@@ -1,14 +1,13 @@
-"""Performs the effects of the tool loop: `run` returns a value, `stream` yields events.
+"""Performs the effects of the tool loop: `run` returns a value, `stream` also sends the events on the way.
 
-Both pass the result of each effect to the loop and perform the next effect. Only `stream` creates stream events. Not
-here: deciding the next effect (`loop`), running a tool (`tools.pipeline`), waiting for a call (`implementation`).
+Not here: deciding the next effect (`loop`), running a tool (`tools.pipeline`), waiting for a call (`methods`), reading
+a stream (`streams`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -28,18 +27,19 @@ from ..chat import (
     ToolExecutionRequest,
     ToolProgress,
 )
-from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, pieces_in, response_of
+from ..chat_streams import answer_stream, events_of, no_response, response_of
 from ..context import current_bean_caller, current_invocation
-from ..execution.cancellation import own_code
+from ..execution.cancellation import CancellationsHere, own_code
 from ..tools.codec import SUCCESS
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform, abandon_runs
-from .layers import NOTHING, ObservedModel, around, counted, limited, within
+from .layers import ObservedModel, around, counted, limited, within
 from .loop import (
     AnswerChecked,
     CallModel,
     CheckAnswer,
     Effect,
+    Event,
     Fail,
     Finish,
     ModelReplied,
@@ -54,9 +54,10 @@ from .loop import (
     with_early_call,
 )
 from .outputs import ANSWER_TOOL, Shape
+from .tool_tasks import News, ToolTasks
 
-News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
-"""What happens while tools run: a call starts, reports its progress, ends or is suspended."""
+Send: TypeAlias = Callable[[ServiceEvent], Awaitable[None]]
+"""Sends an event to the reader of a stream, and returns when the reader requests the next one."""
 
 
 # --- performing one effect
@@ -93,13 +94,6 @@ def sent_tools(effect: CallModel, invocation: Invocation) -> tuple[str, ...]:
     return tuple([each.name for each in specifications if each.name != ANSWER_TOOL])
 
 
-def check_answer(effect: CheckAnswer, invocation: Invocation) -> Awaitable[AnswerChecked]:
-    """Check the model's answer with the method's guardrails."""
-    check = invocation.plan.layers.check_answer
-    assert check is not None
-    return check(effect, invocation)
-
-
 def layered(invocation: Invocation) -> Perform:
     """Return the function that performs the effects of an open invocation: `perform` inside the layers it needs."""
     if invocation.host.listeners is not None:
@@ -118,166 +112,66 @@ def layered(invocation: Invocation) -> Perform:
     return performing
 
 
-MOST_PROGRESS = 1000
-"""Reports of progress that a slow reader of a stream has not read; further ones replace the oldest."""
-
-
-class ToolTasks:
-    """Runs the tool calls of one reply at the same time, each in a separate task, within the host's limit.
-
-    With `progress`, reports of the tools are news too, for a stream.
-    """
-
-    def __init__(self, invocation: Invocation, performing: Perform, *, progress: bool = False) -> None:
-        self._invocation, self._perform = invocation, performing
-        if progress:
-            invocation.environment.on_progress = self._add_progress
-        self._tasks: dict[int, asyncio.Task[Any]] = {}
-        self._news: deque[Any] = deque()
-        self._unread = 0  # reports in `_news`
-        self._waiting: asyncio.Future[None] | None = None
-        self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
-        self._all_started = False
-
-    def start(self, index: int, request: ToolExecutionRequest) -> None:
-        """Start one call."""
-        task = self._tasks[index] = asyncio.create_task(self._run(RunTool(index, request)))
-        task.add_done_callback(self._add)
-
-    def start_all(self, effect: RunTools) -> None:
-        """Start the calls of the complete reply that have not been started."""
-        if not self._all_started:
-            self._all_started = True
-            for index in effect.indexes:
-                if index not in self._tasks:
-                    self.start(index, effect.pending[index].request)
-
-    async def _run(self, effect: RunTool) -> Any:
-        async with self._places:
-            self._add(effect)
-            return await self._perform(effect, self._invocation)
-
-    def _add(self, news: RunTool | ToolProgress | asyncio.Task[Any]) -> None:
-        self._news.append(news)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    def _add_progress(self, report: ToolProgress) -> None:
-        if self._unread < MOST_PROGRESS:
-            self._unread += 1
-        else:
-            del self._news[next(index for index, each in enumerate(self._news) if isinstance(each, ToolProgress))]
-        self._add(report)
-
-    @property
-    def has_news(self) -> bool:
-        """True if `next` returns at once."""
-        return bool(self._news)
-
-    async def next(self) -> News:
-        """Return a started call as a `RunTool`, a report, or the result of a call. Raises the exception of a call."""
-        while not self._news:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        news = self._news.popleft()
-        if isinstance(news, ToolProgress):
-            self._unread -= 1
-            return news
-        found: News = news if isinstance(news, RunTool) else news.result()
-        return found
-
-    async def cancel(self) -> None:
-        """Cancel the running calls, wait for them, and store the finished ones in the invocation's state."""
-        running = [task for task in self._tasks.values() if not task.done()]
-        for task in running:
-            task.cancel()
-        if running:
-            self._invocation.context.cancellation.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        invocation = self._invocation
-        for news in self._news:
-            if not isinstance(news, asyncio.Task) or not invocation.state.pending:
-                continue
-            if not news.cancelled() and news.exception() is None:
-                invocation.state, _ = advance(invocation.rules, invocation.state, news.result())
-        self._news.clear()
-        self._unread = 0
-
-
 # --- the two drivers
 
 
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
+    with invocation.host.running.task(invocation.plan.where):
+        return await _run(invocation, None)
+
+
+async def stream(invocation: Invocation, send: Send) -> None:
+    """Run an invocation and send its events. It pauses at each event until `send` returns."""
+
+    async def send_in_time(event: ServiceEvent) -> None:
+        await send(event)
+        if invocation.is_late:  # the reader took the time
+            raise invocation.timed_out()
+
+    await _run(invocation, send_in_time)
+
+
+async def _run(invocation: Invocation, send: Send | None) -> Any:
     token = current_invocation.set(invocation.context)
     caller = current_bean_caller.set(invocation.call_with_beans)
-    running = invocation.host.running
-    number = running.begin(invocation.plan.where, invocation.host.running_loop)
     try:
-        limit, layers = within(invocation), around(invocation)
-        if limit is NOTHING and layers is NOTHING:
-            await _perform_effects(invocation)
-        else:
-            async with limit, layers:
-                await _perform_effects(invocation)
-        return invocation.value()
+        async with within(invocation):
+            async with around(invocation):
+                await _perform_effects(invocation, send)
+            if send is not None:
+                await _send_end(invocation, send)
+        return invocation.value() if send is None else None
     except BaseException as error:
         invocation.context.cancellation.cancel()
         await _abandon_runs(error, invocation)
         raise
     finally:
-        running.end(number)
         invocation.note()
         current_bean_caller.reset(caller)
         current_invocation.reset(token)
 
 
-async def _perform_effects(invocation: Invocation) -> None:
+async def _perform_effects(invocation: Invocation, send: Send | None) -> None:
     """Perform one effect after the other, up to the last one."""
-    tasks: ToolTasks | None = None
-    this: Any = asyncio.current_task(invocation.host.running_loop)
-    cancelling = this.cancelling()
+    rounds: Rounds | None = None
+    cancellations = CancellationsHere()
     try:
-        effect, performing = await invocation.open(), layered(invocation)
+        effect = await invocation.open()
+        rounds = Rounds(invocation, send, cancellations)
         while True:
-            event: Any
             if isinstance(effect, CallModel):
-                tasks = None
-                event = await performing(effect, invocation)
-                invocation.environment.sent = event.sent
+                effect = await rounds.ask_model(effect)
+            elif isinstance(effect, RunTools):
+                effect = await rounds.run_tools(effect)
             elif isinstance(effect, CheckAnswer):
-                event = await check_answer(effect, invocation)
-            elif not isinstance(effect, RunTools):
-                break
-            elif (tasks := _tasks_for(effect, invocation, performing, tasks)) is None:
-                request = effect.pending[effect.first].request
-                event = await performing(RunTool(effect.first, request), invocation)
+                effect = await rounds.check_answer(effect)
             else:
-                while isinstance(event := await tasks.next(), (RunTool, ToolProgress)):
-                    pass
-            invocation.state, effect = advance(invocation.rules, invocation.state, event)
-            if this.cancelling() > cancelling:
-                raise _caught_cancellation()
+                break
         await _end(effect, invocation)
     finally:
-        if tasks is not None:
-            await tasks.cancel()
-
-
-def _tasks_for(
-    effect: RunTools, invocation: Invocation, performing: Perform, tasks: ToolTasks | None, *, progress: bool = False
-) -> ToolTasks | None:
-    """Return the tasks of calls that run at the same time, all started; None if the next call runs alone.
-
-    `tasks` are those of calls that have been started already.
-    """
-    if tasks is None:
-        invocation.runner.together = invocation.together and len(effect.pending) > 1
-        if not invocation.runner.together:
-            return None
-        tasks = ToolTasks(invocation, performing, progress=progress)
-    tasks.start_all(effect)
-    return tasks
+        if rounds is not None:
+            await rounds.cancel_tools()
 
 
 async def _end(effect: Effect, invocation: Invocation) -> None:
@@ -291,113 +185,17 @@ async def _end(effect: Effect, invocation: Invocation) -> None:
         await invocation.suspend()
 
 
-def _caught_cancellation() -> asyncio.CancelledError:
-    """Return the error for a cancellation that a tool or a model caught; the invocation ends all the same."""
-    return asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")
-
-
-async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPieces, None]:
-    """Run an invocation and yield its events; pauses until the next event is requested.
-
-    Pieces of text that arrived together may be one `TextPieces`, which saves two steps of generators for each.
-    """
-    tasks: ToolTasks | None = None
-    delayed: IntermediateResponse | None = None  # for a round that may be the last
-    held: HeldText | None = HeldText() if invocation.plan.layers.check_answer is not None else None
-    news: Any
-    try:
-        async with around(invocation):
-            try:
-                effect, performing = await invocation.open(), layered(invocation)
-                while True:
-                    if isinstance(effect, CallModel):
-                        if delayed is not None:
-                            yield delayed
-                        tasks = delayed = None
-                        if held is not None:
-                            held.clear()  # of an answer that could not be read
-                        async with aclosing(_asking(effect, invocation, performing)) as events:
-                            async for event in events:
-                                kind = type(event)
-                                if kind is ModelReplied or kind is CompleteResponse:
-                                    break
-                                if held is not None and held.takes(event):
-                                    continue
-                                if kind is CompleteToolCall and invocation.starts_early:
-                                    tasks = _early(event, invocation, tasks, performing)
-                                yield event
-                                while tasks is not None and tasks.has_news:
-                                    if (early := _event_of(await tasks.next(), invocation)) is not None:
-                                        yield early
-                            else:
-                                raise no_response(invocation.model)
-                        if isinstance(event, CompleteResponse):
-                            sent = invocation.environment.sent
-                            event = ModelReplied(response_of(invocation.model, event.response), sent=sent)
-                        invocation.environment.sent = event.sent
-                        invocation.state, effect = advance(invocation.rules, invocation.state, event)
-                        requests = event.response.ai_message.tool_execution_requests
-                        if requests and not isinstance(effect, Fail):
-                            response = event.response if held is None else held.dropped_from(event.response)
-                            intermediate = IntermediateResponse(response)
-                            if may_end(invocation.rules, requests):
-                                delayed = intermediate
-                            else:
-                                yield intermediate
-                    elif isinstance(effect, CheckAnswer):
-                        checked = await check_answer(effect, invocation)
-                        released = held.released(effect, checked) if held is not None else ()
-                        invocation.state, effect = advance(invocation.rules, invocation.state, checked)
-                        for each in released:
-                            yield each
-                    elif not isinstance(effect, RunTools):
-                        break
-                    else:
-                        tasks = _tasks_for(effect, invocation, performing, tasks, progress=True)
-                        if tasks is not None:
-                            news = await tasks.next()
-                            if isinstance(news, (RunTool, ToolProgress)):
-                                yield BeforeToolExecution(news.request) if isinstance(news, RunTool) else news
-                                continue
-                        else:
-                            request = effect.pending[effect.first].request
-                            yield BeforeToolExecution(request)
-                            if _reports_progress(request, invocation):
-                                tasks = ToolTasks(invocation, performing, progress=True)
-                                tasks.start(effect.first, request)
-                                while not isinstance(news := await tasks.next(), (ToolFinished, ToolSuspended)):
-                                    if isinstance(news, ToolProgress):
-                                        yield news
-                                tasks = None
-                            else:
-                                this: Any = asyncio.current_task(invocation.host.running_loop)
-                                cancelling = this.cancelling()
-                                news = await performing(RunTool(effect.first, request), invocation)
-                                if this.cancelling() > cancelling:
-                                    invocation.state, _ = advance(invocation.rules, invocation.state, news)
-                                    raise _caught_cancellation()
-                        invocation.state, effect = advance(invocation.rules, invocation.state, news)
-                        if isinstance(news, ToolFinished):
-                            yield ToolExecuted(news.outcome.execution)
-                await _end(effect, invocation)
-            finally:
-                if tasks is not None:
-                    await tasks.cancel()
-        if type(invocation.end) is Suspend:
-            if not invocation.yields_suspension:
-                invocation.value()  # raises
-            yield RunSuspended(invocation.place.run_id, invocation.place.session.pending)
-        if isinstance(invocation.end, Finish):
-            if invocation.plan.output.shape is Shape.TEXT_STREAM:
-                for text in _immediate_texts(invocation):
-                    yield PartialResponse(text)
-            yield CompleteResponse(replace(invocation.end.response, token_usage=invocation.state.token_usage))
-    except BaseException as error:
-        invocation.context.cancellation.cancel()
-        await _abandon_runs(error, invocation)
-        raise
-    finally:
-        invocation.note()
+async def _send_end(invocation: Invocation, send: Send) -> None:
+    """Send the last events of a stream, after its layers have ended: the conversation is stored by then."""
+    if isinstance(invocation.end, Suspend):
+        if not invocation.yields_suspension:
+            invocation.value()  # raises
+        await send(RunSuspended(invocation.place.run_id, invocation.place.session.pending))
+    if isinstance(invocation.end, Finish):
+        if invocation.plan.output.shape is Shape.TEXT_STREAM:
+            for text in _immediate_texts(invocation):
+                await send(PartialResponse(text))
+        await send(CompleteResponse(replace(invocation.end.response, token_usage=invocation.state.token_usage)))
 
 
 def _immediate_texts(invocation: Invocation) -> Iterator[str]:
@@ -420,37 +218,153 @@ def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> 
     return tool is not None and bool(tool.progress_names)
 
 
-# --- a model's reply in a stream
+# --- rounds
 
 
-def _asking(effect: CallModel, invocation: Invocation, performing: Perform) -> AsyncGenerator[Any, None]:
-    """Return the events of the model's reply; the last is a `CompleteResponse`, or a `ModelReplied` of a layer."""
-    if performing is perform:
-        invocation.environment.sent = sent_tools(effect, invocation)
-        return answer_pieces(invocation.model, effect.request)
-    return _through_layers(effect, invocation, performing)
+class Rounds:
+    """Performs the effects of one invocation: model requests, tool calls, and checks of the answer.
 
+    Each method performs one effect, passes the result to the loop, and returns the next effect. In a stream, they also
+    send the events. A round and its events are told in one place, so that a stream does what a call does.
+    """
 
-async def _through_layers(
-    effect: CallModel, invocation: Invocation, performing: Perform
-) -> AsyncGenerator[StreamEvent | ModelReplied, None]:
-    """Yield the events while the layers run in a task: they may wait, set timeouts, or ask several times."""
-    invocation.pieces = pieces = Pieces()
-    task = asyncio.ensure_future(performing(effect, invocation))
-    task.add_done_callback(pieces.end)
-    try:
-        while (event := await pieces.next()) is not None:
-            yield event
-        replied: Any = task.result()
-        invocation.environment.sent = replied.sent
-        if not pieces.handed_over:  # a layer replied without asking the model
-            for event in events_of(replied.response):
+    def __init__(self, invocation: Invocation, send: Send | None, cancellations: CancellationsHere) -> None:
+        self._invocation, self._performing = invocation, layered(invocation)
+        self._stream_to, self._cancellations = send, cancellations
+        self._tasks: ToolTasks | None = None  # of calls that run at the same time
+        self._delayed: IntermediateResponse | None = None  # for a round that may be the last
+        self._held: HeldText | None = None
+        self._has_pieces = False  # the current reply sent events
+        if send is not None:
+            invocation.pieces = self
+            self._held = HeldText() if invocation.plan.layers.check_answer is not None else None
+
+    async def ask_model(self, effect: CallModel) -> Effect:
+        """Ask the model. The pieces of its reply arrive at `put` in the meantime."""
+        if self._delayed is not None:
+            await self._send(self._delayed)
+        self._tasks = self._delayed = None
+        self._has_pieces = False
+        if self._held is not None:
+            self._held.clear()  # of an answer that could not be read
+        replied: Any = await self._performing(effect, self._invocation)
+        if self._stream_to is not None and not self._has_pieces and self._performing is not perform:
+            for event in events_of(replied.response):  # a layer replied without asking the model
                 if not isinstance(event, CompleteResponse):
-                    yield event
-        yield replied
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+                    await self.put(event)
+        self._invocation.environment.sent = replied.sent
+        following = self._advance(replied)
+        if self._stream_to is not None and not isinstance(following, Fail):
+            await self._send_round(replied.response)
+        return following
+
+    async def put(self, event: StreamEvent) -> None:
+        """Send a piece of the model's reply, and what happens in tools that it starts."""
+        self._has_pieces = True
+        if self._held is not None and self._held.takes(event):
+            return
+        if isinstance(event, CompleteToolCall) and self._invocation.starts_early:
+            self._start_early(event.request)
+        await self._send(event)
+        while self._tasks is not None and self._tasks.has_news:
+            news = await self._tasks.next()
+            if isinstance(news, (ToolFinished, ToolSuspended)):
+                self._invocation.state, _ = advance(self._invocation.rules, self._invocation.state, news)
+            await self._send_news(news)
+
+    async def check_answer(self, effect: CheckAnswer) -> Effect:
+        """Check the model's answer with the method's guardrails, then send the text that was held back."""
+        check = self._invocation.plan.layers.check_answer
+        assert check is not None
+        checked = await check(effect, self._invocation)
+        released = self._held.released(effect, checked) if self._held is not None else ()
+        following = self._advance(checked)
+        for each in released:
+            await self._send(each)
+        return following
+
+    async def run_tools(self, effect: RunTools) -> Effect:
+        """Run the next call alone, or wait for the next result of calls that run at the same time."""
+        invocation = self._invocation
+        request = effect.pending[effect.first].request
+        result: Any
+        if self._tasks is None:
+            invocation.runner.together = invocation.together and len(effect.pending) > 1
+        if self._tasks is not None or invocation.runner.together:
+            tasks = self._tasks = self._tasks or self._new_tasks()
+            tasks.start_all(effect)
+            result = await self._next_result(tasks)
+        elif self._stream_to is not None and _reports_progress(request, invocation):
+            tasks = self._tasks = self._new_tasks()
+            tasks.start(effect.first, request)
+            result = await self._next_result(tasks)
+            self._tasks = None
+        else:
+            await self._send_news(RunTool(effect.first, request))
+            result = await self._performing(RunTool(effect.first, request), invocation)
+        following = self._advance(result)
+        await self._send_news(result)
+        return following
+
+    async def cancel_tools(self) -> None:
+        """Cancel the calls that run, and wait for them."""
+        if self._tasks is not None:
+            await self._tasks.cancel()
+
+    def _advance(self, event: Event) -> Effect:
+        """Pass a result to the loop. Return the next effect.
+
+        A tool, a model or an interceptor may catch the `CancelledError` and return a value. The result is kept, and the
+        invocation ends all the same, before anything is sent to a reader who has left.
+        """
+        invocation = self._invocation
+        invocation.state, following = advance(invocation.rules, invocation.state, event)
+        if self._cancellations.came:
+            raise asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")
+        return following
+
+    def _start_early(self, request: ToolExecutionRequest) -> None:
+        """Start a tool call before the reply is complete, unless the reply may still be refused."""
+        invocation = self._invocation
+        invocation.state, index = with_early_call(invocation.rules, invocation.state, request)
+        if index is not None:
+            self._tasks = self._tasks or self._new_tasks()
+            self._tasks.start(index, request)
+
+    def _new_tasks(self) -> ToolTasks:
+        return ToolTasks(self._invocation, self._performing, progress=self._stream_to is not None)
+
+    async def _next_result(self, tasks: ToolTasks) -> ToolFinished | ToolSuspended:
+        """Return the next result of calls that run at the same time; send what happens before it."""
+        while isinstance(news := await tasks.next(), (RunTool, ToolProgress)):
+            await self._send_news(news)
+        return news
+
+    # --- events
+
+    async def _send(self, event: ServiceEvent) -> None:
+        if self._stream_to is not None:
+            await self._stream_to(event)
+
+    async def _send_news(self, news: News) -> None:
+        """Send the event of a call that begins, reports or ends; none for a call that is suspended."""
+        if isinstance(news, RunTool):
+            await self._send(BeforeToolExecution(news.request))
+        elif isinstance(news, ToolProgress):
+            await self._send(news)
+        elif isinstance(news, ToolFinished):
+            await self._send(ToolExecuted(news.outcome.execution))
+
+    async def _send_round(self, response: ChatResponse) -> None:
+        """Send the response of a round with tool calls, later if one of its tools may end the invocation."""
+        requests = response.ai_message.tool_execution_requests
+        if not requests:
+            return
+        event = IntermediateResponse(response if self._held is None else self._held.dropped_from(response))
+        if may_end(self._invocation.rules, requests):
+            self._delayed = event
+        else:
+            await self._send(event)
 
 
 class HeldText:
@@ -461,7 +375,7 @@ class HeldText:
 
     def takes(self, event: object) -> bool:
         """Return True if the event is a piece of text, which is held back."""
-        if isinstance(event, (TextPieces, PartialResponse, PartialReasoning)):
+        if isinstance(event, (PartialResponse, PartialReasoning)):
             self._pieces.append(event)
             return True
         return False
@@ -481,56 +395,7 @@ class HeldText:
         pieces, self._pieces = self._pieces, []
         if checked.refusal is not None:
             return ()
-        texts = [piece.text for each in pieces for piece in pieces_in(each) if isinstance(piece, PartialResponse)]
+        texts = [piece.text for piece in pieces if isinstance(piece, PartialResponse)]
         if checked.text == answer.text == "".join(texts):
             return pieces
         return (PartialResponse(checked.text),) if checked.text else ()  # a guardrail or an interceptor changed it
-
-
-class Pieces:
-    """Passes the pieces of a reply from the task that asks the model to the stream, one per request."""
-
-    def __init__(self) -> None:
-        self._ready: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
-        self._asked = asyncio.Event()
-        self.handed_over = False
-
-    async def put(self, event: StreamEvent) -> None:
-        """Pass on one piece, and wait until the next one is requested."""
-        self.handed_over = True
-        self._asked.clear()
-        self._ready.put_nowait(event)
-        await self._asked.wait()
-
-    async def next(self) -> StreamEvent | None:
-        """Return the next piece; None after the last."""
-        self._asked.set()
-        return await self._ready.get()
-
-    def end(self, _: object) -> None:
-        """End the pieces."""
-        self._ready.put_nowait(None)
-
-
-def _early(
-    event: CompleteToolCall, invocation: Invocation, tasks: ToolTasks | None, performing: Perform
-) -> ToolTasks | None:
-    """Start a tool call before the reply is complete, unless the reply may still be refused."""
-    invocation.state, index = with_early_call(invocation.rules, invocation.state, event.request)
-    if index is None:
-        return tasks
-    tasks = tasks or ToolTasks(invocation, performing, progress=True)
-    tasks.start(index, event.request)
-    return tasks
-
-
-def _event_of(news: News, invocation: Invocation) -> ServiceEvent | None:
-    """Add the result of an early call to the state, and return its event; None for a call that was suspended."""
-    if isinstance(news, ToolProgress):
-        return news
-    if isinstance(news, RunTool):
-        return BeforeToolExecution(news.request)
-    invocation.state, _ = advance(invocation.rules, invocation.state, news)
-    if isinstance(news, ToolFinished):
-        return ToolExecuted(news.outcome.execution)
-    return None

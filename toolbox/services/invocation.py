@@ -97,39 +97,26 @@ class Running:
 
     def __init__(self) -> None:
         self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
-        self._streams: dict[int, weakref.ref[Closable]] = {}
+        self._streams: dict[int, tuple[weakref.ref[Closable], asyncio.Task[None]]] = {}
         self._numbers = count()
         self._ended = asyncio.Event()
 
     @contextmanager
     def task(self, label: str) -> Iterator[None]:
         """Track the current task as the task of an invocation inside the block."""
-        number = self.begin(label)
+        number = next(self._numbers)
+        self._tasks[number] = (label, asyncio.current_task())
         try:
             yield
         finally:
-            self.end(number)
+            del self._tasks[number]
+            self._ended.set()
 
-    def begin(self, label: str, loop: asyncio.AbstractEventLoop | None = None) -> int:
-        """Track the current task, of `loop`, until `end` is called with the returned number. Cheaper than `task`."""
+    def open_stream(self, stream: Closable, task: asyncio.Task[None]) -> None:
+        """Track an open stream until its task ends, with a weak reference: a stream that is dropped ends its task."""
         number = next(self._numbers)
-        self._tasks[number] = (label, asyncio.current_task(loop))
-        return number
-
-    def end(self, number: int) -> None:
-        """Stop tracking a task."""
-        del self._tasks[number]
-        self._ended.set()
-
-    def open_stream(self, stream: Closable) -> Callable[[], None]:
-        """Track an open stream, with a weak reference. Returns a function to call when it has ended."""
-        number = next(self._numbers)
-        self._streams[number] = weakref.ref(stream)
-
-        def ended() -> None:
-            self._streams.pop(number, None)
-
-        return ended
+        self._streams[number] = (weakref.ref(stream), task)
+        task.add_done_callback(lambda _: self._streams.pop(number, None))
 
     async def stop(self, timeout: float) -> list[str]:
         """Wait up to `timeout` seconds for the invocations, then cancel them; close the open streams.
@@ -143,9 +130,8 @@ class Running:
                 task.cancel()
         if late:
             await self._wait_for_the_end(1.0)
-        streams = [stream for reference in list(self._streams.values()) if (stream := reference()) is not None]
-        if streams:
-            closing = [asyncio.ensure_future(stream.aclose()) for stream in streams]
+        closing = [asyncio.create_task(_close(*each)) for each in list(self._streams.values())]
+        if closing:
             _, late_to_close = await asyncio.wait(closing, timeout=max(timeout, 1.0))
             for each in late_to_close:
                 each.cancel()
@@ -163,6 +149,14 @@ class Running:
                 while self._under_way():
                     self._ended.clear()
                     await self._ended.wait()
+
+
+async def _close(stream: weakref.ref[Closable], task: asyncio.Task[None]) -> None:
+    """Close a stream, or wait for the end of one that was dropped a moment ago."""
+    if (open_stream := stream()) is not None:
+        await open_stream.aclose()
+    elif task.get_loop() is asyncio.get_running_loop():
+        await asyncio.wait([task])
 
 
 # --- one invocation
@@ -403,10 +397,21 @@ class Invocation:
             known.append(enforced.at)
         return enforced, min((each for each in known if each is not None), default=None)
 
+    @property
+    def is_late(self) -> bool:
+        """True if the deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline.at
+
     def timed_out(self) -> InvocationTimeoutError:
         """Return the error for a deadline that has passed."""
         limit = self.deadline.limit if self.deadline is not None else 0.0
         return InvocationTimeoutError(self.plan.service.__name__, self.plan.name, limit)
+
+    def caller_runner(self) -> CallerRunner:
+        """Return the runner that uses the thread of the caller, which waits for this invocation."""
+        assert isinstance(self.runner, CallerRunner)
+        self.runner.has_deadline = self.deadline is not None
+        return self.runner
 
     # --- limits
 

@@ -1,0 +1,307 @@
+"""The streams that service methods return, and how they are read: with `async for`, and on threads with `for`.
+
+A stream begins when its first item is requested, in the context of the call that created it. It is closed when its
+reader leaves or drops it, or when its container stops. Not here: what happens in the call (`driver`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar, cast
+
+from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
+from ..context import WhileCallerWaits, given_up_with_outer
+from ..execution.runners import CallerRunner
+from ..execution.threads import on_event_loop, refuse_on_event_loop
+from .driver import stream
+from .invocation import Invocation, ServiceHost
+from .loop import Finish
+from .memory import Caller, caller_here
+from .outputs import ItemReader, Shape, TokenStream
+from .plans import MethodPlan
+
+T = TypeVar("T")
+
+Put: TypeAlias = Callable[[Any], Awaitable[None]]
+"""Gives the reader of a stream an item, and returns when the reader requests the next one."""
+
+Produce: TypeAlias = Callable[[Invocation, Put], Awaitable[None]]
+"""Runs an invocation, and puts the items of its stream."""
+
+
+# --- what the streams contain
+
+
+async def put_texts(invocation: Invocation, put: Put) -> None:
+    """Put the text of all rounds, piece by piece."""
+
+    async def send(event: ServiceEvent) -> None:
+        if isinstance(event, PartialResponse):
+            await put(event.text)
+
+    await stream(invocation, send)
+
+
+async def put_items(invocation: Invocation, put: Put) -> None:
+    """Put the items of the list in the last reply, each as soon as it is complete."""
+    structure = invocation.plan.output.structure
+    assert structure is not None
+    item_type = structure.item_type
+    assert item_type is not None
+    if invocation.plan.layers.check_answer is not None:
+        # Exactly the items that the guardrails have judged, not a second reading of the same text.
+        await stream(invocation, _ignore)
+        for item in invocation.value() or ():
+            await put(item)
+        return
+    reader = ItemReader(item_type, structure.item_beginnings)
+
+    def check(end: Finish) -> None:
+        if not end.response.ai_message.has_tool_execution_requests:
+            reader.finish()
+
+    async def send(event: ServiceEvent) -> None:
+        nonlocal reader
+        if isinstance(event, PartialResponse):
+            for item in reader.feed(event.text):
+                await put(item)
+        elif isinstance(event, IntermediateResponse):
+            reader = ItemReader(item_type, structure.item_beginnings)
+
+    invocation.before_end = check
+    await stream(invocation, send)
+
+
+async def _ignore(_: ServiceEvent) -> None:
+    """Ignore an event."""
+
+
+# --- the stream
+
+_END = object()
+
+
+class Handover:
+    """Passes items from a task to the reader of its stream, one at a time, so that a slow reader slows the task."""
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+        self._requested = asyncio.Event()
+
+    async def put(self, item: Any) -> None:
+        """Pass one item on. Returns when the next one is requested."""
+        self._requested.clear()
+        self._items.put_nowait(item)
+        await self._requested.wait()
+
+    async def next(self) -> Any:
+        """Request the next item, and wait for it; `_END` after the last."""
+        self._requested.set()
+        return await self._items.get()
+
+    def end(self, _: object) -> None:
+        """Tell the reader that the task has ended."""
+        self._items.put_nowait(_END)
+
+
+class ServiceStream(AsyncIterator[T], Generic[T]):
+    """The stream of a streaming service method. `aclose()`, or leaving `async with`, cancels the call.
+
+    The call runs in a separate task and hands over one item at a time. So its deadline, its limits and the cancel
+    scopes of its tools belong to this task, and the reader's task is free between two items: each item may be read by
+    another task. While a reader waits, cancelling the reader cancels the call. The task does not know the stream, so
+    that a stream that nobody has any more is collected, and then ends its task.
+    """
+
+    _task: asyncio.Task[None] | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _invocation: Invocation | None = None
+    _is_awaited = False  # a reader waits for the next item
+    _is_closed = False
+
+    def __init__(self, begin: Callable[[], Invocation], produce: Produce) -> None:
+        self._begin, self._produce = begin, produce
+        self._context = copy_context()
+        self._handover = Handover()
+
+    def __aiter__(self) -> ServiceStream[T]:
+        return self
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(
+                "iterate a service's stream with `async for`, or return it from an endpoint with `return sse(…)`"
+            )
+
+    async def __anext__(self) -> T:
+        """Return the next item."""
+        return await self.read(caller_here())
+
+    async def read(self, reader: Caller) -> T:
+        """Return the next item for this task or thread. Raises `StopAsyncIteration` at the end."""
+        if self._is_closed:
+            raise StopAsyncIteration
+        if self._invocation is None:
+            self._invocation = self._context.run(self._begin)
+        invocation = self._invocation
+        if invocation.memory_key is not None:
+            invocation.caller = reader
+        home = self._loop or invocation.host.loop
+        if home is not None and home is not asyncio.get_running_loop():
+            reading = asyncio.run_coroutine_threadsafe(self.read(reader), home)
+            return await asyncio.wrap_future(given_up_with_outer(reading))
+        where = invocation.plan.where
+        if self._is_awaited:
+            raise RuntimeError(
+                f"{where}: another task is already waiting for the next item of this stream; use one reader at a time"
+            )
+        self._is_awaited = True
+        try:
+            with WhileCallerWaits(), invocation.host.running.task(where):
+                task = self._task or self._start(invocation)
+                item = await self._next_of(task)
+        finally:
+            self._is_awaited = False
+        if item is not _END:
+            return cast("T", item)
+        was_left, self._is_closed = self._is_closed, True
+        if not (was_left and task.cancelled()):
+            task.result()  # raises the error of the call
+        raise StopAsyncIteration
+
+    async def _next_of(self, task: asyncio.Task[None]) -> Any:
+        try:
+            return await self._handover.next()
+        except asyncio.CancelledError:  # of the reader
+            await self._cancel(task)
+            raise
+
+    def _start(self, invocation: Invocation) -> asyncio.Task[None]:
+        """Start the call in a task."""
+        self._loop = asyncio.get_running_loop()
+        producing = _produce(self._produce, invocation, self._handover)
+        self._task = task = self._loop.create_task(producing, context=self._context)
+        _tasks.add(task)
+        invocation.host.running.open_stream(self, task)
+        task.add_done_callback(_tasks.discard)
+        task.add_done_callback(self._handover.end)
+        return task
+
+    async def aclose(self) -> None:
+        """Cancel the call: close the model's stream, cancel the tools, store nothing.
+
+        If a task is waiting for the next item, its iteration ends.
+        """
+        task, home = self._task, self._loop
+        if task is None or home is None:
+            self._is_closed = True
+        elif home is not asyncio.get_running_loop():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), home))
+        elif task is asyncio.current_task():
+            raise RuntimeError("a stream cannot be closed from inside its own call; raise ToolAbort(…) to end the call")
+        else:
+            is_reported = self._is_awaited or self._is_closed  # its reader gets an error of the call
+            await self._cancel(task)
+            if not (is_reported or task.cancelled()):
+                task.result()
+
+    async def _cancel(self, task: asyncio.Task[None]) -> None:
+        """Cancel the call once, and wait for its end: a second cancellation would interrupt what it closes."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._has_no_reader()
+            task.cancel("the stream was left")
+        await asyncio.wait([task])
+
+    def _has_no_reader(self) -> None:
+        """Record that there is no reader, so that a former reader can wait for the conversation."""
+        if self._invocation is not None:
+            self._invocation.caller = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # The reader dropped the stream: end the call on its own loop.
+        if self._task is None or self._loop is None or self._task.done() or self._loop.is_closed():
+            return
+        self._has_no_reader()
+        with suppress(RuntimeError):  # the loop has just been closed
+            self._loop.call_soon_threadsafe(self._task.cancel, "the stream was left")
+
+
+_tasks: set[asyncio.Task[None]] = set()  # the loop itself has only weak references
+
+
+async def _produce(produce: Produce, invocation: Invocation, handover: Handover) -> None:
+    await produce(invocation, handover.put)
+
+
+class EventStream(ServiceStream[ServiceEvent], TokenStream):
+    """The `TokenStream` that a service method returns."""
+
+
+# --- streams of methods
+
+
+def stream_of_method(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
+    """Return the stream that a call of a streaming method returns."""
+    match plan.output.shape:
+        case Shape.EVENT_STREAM:
+            return EventStream(begin, stream)
+        case Shape.ITEM_STREAM:
+            return ServiceStream(begin, put_items)
+        case _ if not plan.output.synchronous:
+            return ServiceStream(begin, put_texts)
+    refuse_on_event_loop(f"{plan.where}()")
+    invocation = begin()
+    texts: ServiceStream[str] = ServiceStream(lambda: invocation, put_texts)
+    return iterate(texts, invocation.caller_runner(), host.sync_loop())
+
+
+def watched_call(
+    plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]
+) -> tuple[EventStream, Callable[[], Any]]:
+    """Start a call of any method, on the running loop, as a stream of its events, for code that displays them.
+
+    Returns the stream, and a function that returns the method's value after the stream has ended.
+    """
+    bound = plan.signature.bind(**arguments)
+    bound.apply_defaults()
+    begun: list[Invocation] = []
+
+    def begin() -> Invocation:
+        begun.append(Invocation(plan, host, bound.arguments, on_loop=True))
+        begun[0].yields_suspension = True
+        return begun[0]
+
+    return EventStream(begin, stream), lambda: begun[0].value()
+
+
+def iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.AbstractEventLoop) -> Iterator[T]:
+    """Iterate over `stream` on a thread without an event loop, which runs its blocking tools while it waits.
+
+    The call runs on `loop`.
+    """
+    begun = False
+    try:
+        while True:
+            begun = True
+            try:
+                reading = asyncio.run_coroutine_threadsafe(stream.read(caller_here()), loop)
+                item = runner.wait_for(given_up_with_outer(reading))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if begun:
+            left = asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
+            if not on_event_loop():  # the garbage collector may run on any thread
+                runner.wait_for(left)
