@@ -1,7 +1,6 @@
 """Requests have the format that strict servers accept."""
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -496,15 +495,3 @@ async def test_input_tokens_count_all_input(serve: Serve, usage: Any, expected: 
 
     assert found is not None
     assert (found.input_tokens, found.cached_input_tokens, found.cache_write_tokens) == expected
-
-
-@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
-async def test_a_request_starts_no_thread(serve: Serve, transport: Any) -> None:
-    server = await serve([OK])
-    model = OpenAiChatModel("m", server.url, "test", transport=transport)
-    before = set(threading.enumerate())
-
-    await model.chat(HI)
-
-    assert set(threading.enumerate()) <= before  # threads of earlier tests may have ended
-    await model.aclose()

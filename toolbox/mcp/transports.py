@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 
+from ..http_replies import BoundedBody, RefusedBody
 from ..logs import hide_queries
 from ..settings import McpSettings
 from ..tls import tls_context
@@ -45,43 +46,38 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
     if "?" in url:  # httpx2 logs the URL of each request
         hide_queries(url.partition("?")[0])
 
-    async def limit_body(response: httpx2.Response) -> None:
-        response.stream = _LimitedBody(response, limit)
+    async def limit_reply(response: httpx2.Response) -> None:
+        response.stream = _McpBody(response, limit)
 
-    headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+    headers = {"accept-encoding": "gzip, deflate"}
+    headers |= {name.lower(): value.get_secret_value() for name, value in settings.headers.items()}
     # No read timeout: an event stream can be silent for a long time. The client limits the time of each call.
     timeout = httpx2.Timeout(settings.connect_timeout, read=None)
-    hooks = {"response": [on_response, limit_body]}
+    hooks = {"response": [on_response, limit_reply]}
     client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks, verify=tls_context())
     await stack.enter_async_context(client)
     return streamable_http_client(url, http_client=client, max_sse_event_size=limit)
 
 
-class _LimitedBody(httpx2.AsyncByteStream):
-    """The decoded body of a reply; raises `StreamError` when it exceeds `limit` bytes.
+class _McpBody(BoundedBody):
+    """The decoded body of a reply; raises `StreamError` when it exceeds `limit` bytes or cannot be decoded.
 
     Event streams have no total limit, because they can stay open for days: the SDK limits each event.
     """
 
     def __init__(self, response: httpx2.Response, limit: int) -> None:
-        self._encoded = httpx2.Response(
-            response.status_code, headers=response.headers, stream=response.stream, request=response.request
-        )
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        self._limit = None if is_stream else limit
-        for name in ("content-encoding", "content-length"):
-            response.headers.pop(name, None)
+        super().__init__(response, None if is_stream else limit)
+        self._limit = limit
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        count = 0
-        async for piece in self._encoded.aiter_bytes():
-            count += len(piece)
-            if self._limit is not None and count > self._limit:
-                raise httpx2.StreamError(too_large("the reply", self._limit))  # the SDK fails the call with this error
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._encoded.aclose()
+        try:
+            async for piece in super().__aiter__():
+                yield piece
+        except RefusedBody as refused:  # the SDK fails the call with this error
+            if refused.refusal == "too long":
+                raise httpx2.StreamError(too_large("the reply", self._limit)) from refused
+            raise httpx2.DecodingError(f"{refused.refusal} compression: {refused.detail[:100]}") from refused
 
 
 # --- over stdio

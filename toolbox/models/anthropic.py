@@ -5,11 +5,10 @@ Not here: the wire (`anthropic_wire`), the transport (`transport`).
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
@@ -167,11 +166,17 @@ class AnthropicPackage:
         except ImportError as error:
             raise IllegalConfigurationError([missing_package("AnthropicChatModel")]) from error
         self.module: Any = anthropic
-        self._client = _client_class()
 
     def client(self, settings: ServerSettings, **others: Any) -> Any:
-        key = settings.key if isinstance(settings.key, str) else key_provider(settings.key, settings.model)
-        return self._client(key, base_url=settings.address, open_telemetry=False, **others)
+        key = settings.key if isinstance(settings.key, str) else "none"
+        return self.module.AsyncAnthropic(api_key=key, base_url=settings.address, open_telemetry=False, **others)
+
+    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, str]:
+        if isinstance(settings.key, str):
+            return {}
+        key = await key_provider(settings.key, settings.model)()
+        headers: Mapping[str, str] = client.with_options(api_key=key).auth_headers
+        return headers
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
         if address is not None and not is_from_environment(address):
@@ -183,34 +188,6 @@ class AnthropicPackage:
 def missing_package(where: str) -> Problem:
     """Return the problem if the extra `anthropic` is not installed."""
     return Problem(where, "the package anthropic is missing", "install it with: pip install 'toolbox-di[anthropic]'")
-
-
-@functools.cache
-def _client_class() -> Any:
-    """Return the package's client, changed to ask a function for its key, and not to wait longer than two minutes."""
-    import anthropic
-
-    from .transport import repeating
-
-    class AsyncAnthropic(repeating(anthropic.AsyncAnthropic)):  # type: ignore[misc]  # the class is made at run time
-        def __init__(self, key: str | Callable[[], Awaitable[str]], **others: Any) -> None:
-            super().__init__(api_key=key if isinstance(key, str) else "none", **others)
-            self._key = key
-
-        async def _prepare_options(self, options: Any) -> Any:
-            if not isinstance(self._key, str):
-                self.api_key = await self._key()
-            return await super()._prepare_options(options)
-
-        def _should_retry(self, response: Any) -> bool:
-            wait = self._parse_retry_after_header(response.headers)
-            return not (wait is not None and wait > LONGEST_WAIT) and super()._should_retry(response)
-
-    return AsyncAnthropic
-
-
-LONGEST_WAIT = 120.0
-"""Seconds that a server may ask to wait before a retry, as with the `openai` package. A longer wait is an error."""
 
 
 class AnthropicChatModel:

@@ -301,10 +301,11 @@ class OpenAiPackage:
         self.module: Any = openai
 
     def client(self, settings: ServerSettings, **others: Any) -> Any:
-        from .transport import repeating
-
         key = settings.key if isinstance(settings.key, str) else key_provider(settings.key, settings.model)
-        return repeating(self.module.AsyncOpenAI)(api_key=key, base_url=settings.address, **others)
+        return self.module.AsyncOpenAI(api_key=key, base_url=settings.address, **others)
+
+    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, str]:
+        return {}  # the package calls a function itself
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
         return environment_headers(address)

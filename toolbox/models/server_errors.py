@@ -228,3 +228,13 @@ def too_large(limit: int) -> ModelProtocolError:
     """Return the error for a reply with more than `limit` bytes."""
     what = f"the model server's reply is larger than {limit} bytes"
     return ModelProtocolError(f"{what}; raise max_reply_bytes= if you expect replies of this size")
+
+
+def undecoded(refusal: str, detail: str) -> ModelProtocolError:
+    """Return the error for a reply whose compression was refused; see `RefusedBody`."""
+    if refusal == "broken":
+        return ModelProtocolError(f"the reply contains invalid compressed data: {detail}")
+    if refusal == "not requested":
+        return ModelProtocolError(f"the reply is compressed ({detail[:40]}), but the request did not accept that")
+    what = f"unsupported compression of the reply: {detail[:40]}"
+    return ModelProtocolError(f"{what}; set the header accept-encoding to gzip or deflate, or remove it")

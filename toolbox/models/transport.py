@@ -13,8 +13,8 @@ import contextlib
 import functools
 import random
 import weakref
-import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, cast
 from weakref import WeakKeyDictionary
@@ -24,12 +24,13 @@ import httpx2
 from ..context import InContext
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution.threads import keep_inherited, renewed_after_fork
+from ..http_replies import BoundedBody, RefusedBody, read_retry_after
 from ..logs import hide_queries
 from ..safe_text import hide_secrets
 from ..tls import tls_context
 from . import model_requests
 from .openai_settings import ServerSettings, TransportChoice
-from .server_errors import http_error, redirect_error, request_id_in, shorten, too_large, transport_error
+from .server_errors import http_error, redirect_error, request_id_in, shorten, too_large, transport_error, undecoded
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
@@ -37,6 +38,8 @@ AFTER_END = 5.0
 AFTER_DONE = 0.1
 """The same after `[DONE]`, only to be able to use the connection again."""
 
+MOST_GIVEN_KEYS = 1000
+"""The latest keys that functions gave, which are hidden in errors."""
 SHORTEST_SECRET = 8
 """Shorter headers and keys are not hidden in errors: `none` and `true` may be part of any text."""
 _HARMLESS_HEADERS = frozenset(
@@ -56,6 +59,10 @@ class ClientPackage(Protocol):
 
     def client(self, settings: ServerSettings, **others: Any) -> Any:
         """Return an asynchronous client; `others` are its further arguments."""
+        ...
+
+    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, str]:
+        """Return the headers of a request with a key that a function gives, if the package does not call it itself."""
         ...
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
@@ -94,6 +101,7 @@ class Transport:
         self._response = httpx2.Response
         self._headers = {_READ_TIMEOUT: package.module.Omit()}
         self.settings = settings
+        self._given_keys: deque[str] = deque(maxlen=MOST_GIVEN_KEYS)
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
         renewed_after_fork(self)
 
@@ -154,7 +162,8 @@ class Transport:
         headers = {**self._package.environment_headers(settings.address), **(settings.extra_headers or {})}
         found = [settings.key, *map(str, (settings.extra_query or {}).values()), *sent]
         found += [value for name, value in headers.items() if name.lower() not in _HARMLESS_HEADERS]
-        found += [each.client.api_key for each in self._connections.values()]  # a key that a function gave
+        # Keys that functions gave: those of the latest requests may differ by tenant.
+        found += [*(each.client.api_key for each in self._connections.values()), *self._given_keys]
         # A server may repeat a credential without its scheme ("Bearer …").
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
         hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})
@@ -199,7 +208,7 @@ class Transport:
                 **(settings.extra_headers or {}),
             },
             default_query=dict(settings.extra_query or {}),
-            http_client=prepared(self._http_client(), settings.max_reply_bytes),
+            http_client=self._http_client(),
         )
 
     def _not_from_environment(self) -> dict[str, Any]:
@@ -212,7 +221,9 @@ class Transport:
     def _http_client(self) -> Any:
         module = self._package.module
         # A redirect could send the conversation and headers with keys to another server.
-        make = functools.partial(module.DefaultAsyncHttpxClient, follow_redirects=False)
+        bound = functools.partial(_bound, self.settings.max_reply_bytes)
+        others = {"follow_redirects": False, "event_hooks": {"response": [bound]}}
+        make = functools.partial(_client_in_parts(module.DefaultAsyncHttpxClient), **others)
         transport: TransportChoice = self.settings.transport
         if transport is not None and not isinstance(transport, str):
             return make(transport=transport)
@@ -220,7 +231,7 @@ class Transport:
         if transport == "httpx2":
             return make(verify=tls)
         try:
-            return module.DefaultAioHttpClient(follow_redirects=False, verify=tls)
+            return _client_in_parts(module.DefaultAioHttpClient)(verify=tls, **others)
         except RuntimeError:  # aiohttp is not installed
             if transport == "aiohttp":
                 raise
@@ -240,10 +251,12 @@ class Transport:
         The package retries. Error statuses raise `ModelHttpError`.
         """
         options: dict[str, Any] = {**self._package.options, "max_retries": max_retries}
-        options["headers"] = {**self._headers, **headers} if headers else self._headers
         try:
+            key = await self._package.key_headers(client, self.settings)
+            self._given_keys.extend(key.values())
+            options["headers"] = {**self._headers, **key, **(headers or {})}
             response = await client.post(
-                _url(client.base_url, path),
+                path,
                 cast_to=self._response,  # the package returns the HTTP response unparsed
                 content=body,
                 options=options,
@@ -269,45 +282,6 @@ class Transport:
         raise transport_error(error, self.settings.address, begun) or error from error
 
 
-@functools.cache
-def repeating(kind: Any) -> Any:
-    """Return a subclass of a package's client that merges headers and parses the address once, and not per request.
-
-    Without additional headers, requests differ only in their bodies, so each is a copy of an earlier one.
-    """
-
-    def copy_of(request: Any, body: bytes) -> Any:
-        url, headers, extensions = request.url, request.headers, request.extensions
-        stream = httpx2.ByteStream(body)
-        return httpx2.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
-
-    class RepeatingClient(kind):  # type: ignore[misc, unused-ignore]  # the class is known at run time only
-        _earlier: tuple[object, Any] = (None, None)
-
-        def __init__(self, *args: Any, **others: Any) -> None:
-            super().__init__(*args, **others)
-            # Otherwise the package starts a thread that reads it, for a header that is not sent.
-            self._platform = "Unknown"
-
-        def _build_request(self, options: Any, *, retries_taken: int = 0) -> Any:
-            body, headers = options.content, options.headers or {}
-            if type(body) is not bytes or len(body) > LARGE or len(headers) > 1 or self._client.cookies:
-                return super()._build_request(options, retries_taken=retries_taken)
-            same = (options.url, self.api_key, retries_taken, *headers.items())
-            key, earlier = self._earlier
-            if key != same:
-                request = super()._build_request(options, retries_taken=retries_taken)
-                self._earlier = same, copy_of(request, b"")
-                return request
-            request = copy_of(earlier, body)
-            request.headers.encoding = earlier.headers.encoding
-            request.headers["content-length"] = str(len(body))
-            request.read()
-            return request
-
-    return RepeatingClient
-
-
 async def _until_the_loop_ends(
     client: Any,
     connections: weakref.ref[WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection]],
@@ -329,10 +303,19 @@ async def _close(connection: _Connection) -> None:
     await connection.keeper.aclose()
 
 
-@functools.lru_cache(maxsize=64)
-def _url(base_url: Any, path: str) -> str:
-    """Return the full URL as the package builds it. Passing it saves parsing once per request."""
-    return str(base_url.copy_with(raw_path=base_url.raw_path + path.lstrip("/").encode()))
+async def _bound(max_reply_bytes: int | None, response: Any) -> None:
+    """Limit a reply and the wait that it asks for: a response hook of the HTTP client."""
+    response.stream = _ModelBody(response, max_reply_bytes)
+    if _asked_wait(response.headers) > LONGEST_WAIT:
+        response.headers["x-should-retry"] = "false"  # both packages follow it
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a server asks to wait before the next request."""
+    milliseconds = headers.get("retry-after-ms", "").strip()
+    if milliseconds.isdecimal():
+        return float(milliseconds) / 1000
+    return read_retry_after(headers.get("retry-after", "")) or 0.0
 
 
 def _fault_of(response: Any) -> ModelProtocolError | None:
@@ -450,30 +433,23 @@ LARGE = 2**20
 """Requests with more bytes are sent in parts: aiohttp warns about larger writes."""
 LARGEST_ERROR = 2**20
 """Bytes that are read of the body of an error or a redirect. The rest is ignored."""
-_PIECE = 2**16
-"""Bytes of output per step when a compressed reply is decoded."""
+LONGEST_WAIT = 120.0
+"""Seconds that a server may ask to wait before a retry. A longer wait is an error."""
 
 
-def prepared(http_client: Any, max_reply_bytes: int | None) -> Any:
-    """Return the client, changed to build requests faster and to limit replies.
+@functools.cache
+def _client_in_parts(kind: Any) -> Any:
+    """Return a subclass of a package's HTTP client that sends large bodies in parts."""
 
-    An unchanged client parses its address for every request and writes a large body at once.
-    """
-    build_request, read = http_client.build_request, functools.lru_cache(maxsize=64)(type(http_client.base_url))
+    class ClientInParts(kind):  # type: ignore[misc, unused-ignore]  # the class is known at run time only
+        def build_request(self, method: str, url: Any, **others: Any) -> Any:
+            if len(body := others.get("content") or b"") > LARGE:
+                others["content"] = _LargeBody(body)
+                others["headers"] = httpx2.Headers(others["headers"])
+                others["headers"]["content-length"] = str(len(body))
+            return super().build_request(method, url, **others)
 
-    def build(method: str, url: Any, **others: Any) -> Any:
-        if len(body := others.get("content") or b"") > LARGE:
-            others["content"] = _LargeBody(body)
-            others["headers"] = httpx2.Headers(others["headers"])
-            others["headers"]["content-length"] = str(len(body))
-        return build_request(method, read(url), **others)
-
-    async def bound(response: Any) -> None:
-        response.stream = BoundedBody(response, max_reply_bytes)
-
-    http_client.build_request = build
-    http_client.event_hooks = {"response": [bound]}
-    return http_client
+    return ClientInParts
 
 
 class _LargeBody:
@@ -487,80 +463,26 @@ class _LargeBody:
             yield self._body[start : start + LARGE]
 
 
-class BoundedBody(httpx2.AsyncByteStream):
-    """Decodes a reply's body and yields at most `limit` bytes.
+class _ModelBody(BoundedBody):
+    """The decoded body of a reply. A body that is refused ends early, and `fault` holds the error.
 
-    If the body is too large or has an unexpected compression, it ends early and `fault` holds the error. The error is
-    not raised here, because the `openai` package would then retry the request. Of an error's body, only the beginning
-    is read.
+    The error is not raised here, because the packages would then send the request again. Of an error's body, only the
+    beginning is read.
     """
 
-    def __init__(self, response: Any, limit: int | None) -> None:
-        self.fault: ModelProtocolError | None = None
-        self._limit = limit
+    def __init__(self, response: httpx2.Response, limit: int | None) -> None:
         self._is_error = response.status_code >= 300
-        self._stream = response.stream
-        self._encoding = response.headers.get("content-encoding", "").strip().lower()
-        if self._encoding and self._encoding != "identity":
-            self._asked = response.request.headers.get("accept-encoding", "").lower()
-            del response.headers["content-encoding"]
-        else:
-            self._encoding = ""
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        limit = self._limit
         if self._is_error:
             limit = LARGEST_ERROR if limit is None else min(limit, LARGEST_ERROR)
-        decode = self._decoder()
-        if self.fault is not None:
-            return
-        count = 0
-        async for chunk in self._stream:
-            try:
-                for piece in (chunk,) if decode is None else decode(chunk):
-                    count += len(piece)
-                    if limit is not None and count > limit:
-                        if not self._is_error:
-                            self.fault = too_large(limit)
-                        yield piece[: limit - count]
-                        return
-                    yield piece
-            except zlib.error as error:
-                self.fault = ModelProtocolError(f"the reply contains invalid compressed data: {error}")
-                return
+        super().__init__(response, limit)
+        self.fault: ModelProtocolError | None = None
 
-    def _decoder(self) -> Callable[[bytes], Iterator[bytes]] | None:
-        if not self._encoding:
-            return None
-        name = self._encoding.removeprefix("x-")
-        if name not in self._asked:
-            self.fault = ModelProtocolError(
-                f"the reply is compressed ({name[:40]}), but the request did not accept that"
-            )
-        elif name not in ("gzip", "deflate"):
-            what = f"unsupported compression of the reply: {name[:40]}"
-            self.fault = ModelProtocolError(f"{what}; set the header accept-encoding to gzip or deflate, or remove it")
-        return _decoded(name)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-def _decoded(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    """Return a function that decodes a chunk in small parts, so that memory stays small until the limit applies."""
-    decoder = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding == "gzip" else None
-
-    def decode(chunk: bytes) -> Iterator[bytes]:
-        nonlocal decoder
-        if decoder is None:
-            # "deflate" means the zlib format, but some servers send raw deflate data.
-            is_zlib = chunk[:1] and chunk[0] & 0x0F == 8 and (len(chunk) < 2 or (chunk[0] * 256 + chunk[1]) % 31 == 0)
-            decoder = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
-        while chunk:
-            yield decoder.decompress(chunk, _PIECE)
-            chunk = decoder.unconsumed_tail
-            if decoder.eof and encoding == "gzip" and decoder.unused_data.strip(b"\0"):
-                chunk = decoder.unused_data  # another gzip member follows
-                decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
-
-    return decode
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in super().__aiter__():
+                yield piece
+        except RefusedBody as refused:
+            if refused.refusal != "too long":
+                self.fault = undecoded(refused.refusal, refused.detail)
+            elif not self._is_error and self.max_bytes is not None:
+                self.fault = too_large(self.max_bytes)

@@ -28,6 +28,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ..errors import ContainerNotStartedError, RestClientError
 from ..execution.threads import keep_inherited, renewed_after_fork
+from ..http_replies import BoundedBody
 from ..safe_text import HIDDEN, brief
 from ..tls import tls_context
 from .annotations import Body, File, FixedValue, Path, Place, Upload
@@ -311,100 +312,6 @@ class ShownUrl(httpx2.URL):
         return httpx2.URL(self).join(url)
 
 
-class RefusedBody(Exception):  # noqa: N818 - internal; drivers replace it
-    """A body that is not read: it is too long, or compressed although the request did not allow it."""
-
-    def __init__(self, reason: str, status: int, is_too_long: bool) -> None:
-        super().__init__(reason, status, is_too_long)
-        self.reason, self.status, self.is_too_long = reason, status, is_too_long
-
-
-class BoundedResponse(httpx2.Response):
-    """A response whose body is limited to `max_bytes`, counted after decoding; None for no limit.
-
-    Only encodings that the request allowed with `Accept-Encoding` are decoded.
-    """
-
-    max_bytes: int | None
-
-    @classmethod
-    def limit(cls, response: httpx2.Response, max_bytes: int) -> None:
-        """Convert a response that has not been read yet."""
-        response.__class__ = cls
-        assert isinstance(response, cls)
-        response.max_bytes = max_bytes
-
-    def read(self) -> bytes:
-        """Return the whole body. Raises `RefusedBody`."""
-        return self._checked(super().read())
-
-    async def aread(self) -> bytes:
-        """Return the whole body. Raises `RefusedBody`."""
-        return self._checked(await super().aread())
-
-    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        """Yield the decoded body. Raises `RefusedBody`."""
-        size = 0
-        for chunk in super().iter_bytes(chunk_size):
-            size += len(chunk)
-            self._check_size(size)
-            yield chunk
-
-    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncGenerator[bytes]:
-        """Yield the decoded body. Raises `RefusedBody`."""
-        size = 0
-        async with contextlib.aclosing(super().aiter_bytes(chunk_size)) as chunks:
-            async for chunk in chunks:
-                size += len(chunk)
-                self._check_size(size)
-                yield chunk
-
-    def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        """Yield the body as it comes. Raises `RefusedBody`."""
-        for chunk in super().iter_raw(chunk_size):
-            self._check_encoding()
-            self._check_size(self.num_bytes_downloaded)
-            yield chunk
-
-    async def aiter_raw(self, chunk_size: int | None = None) -> AsyncGenerator[bytes]:
-        """Yield the body as it comes. Raises `RefusedBody`."""
-        async with contextlib.aclosing(super().aiter_raw(chunk_size)) as chunks:
-            async for chunk in chunks:
-                self._check_encoding()
-                self._check_size(self.num_bytes_downloaded)
-                yield chunk
-
-    def _checked(self, body: bytes) -> bytes:
-        # Transports without a network, such as MockTransport, return bodies that are already read.
-        if body:
-            self._check_encoding()
-        self._check_size(len(body))
-        return body
-
-    def _check_size(self, size: int) -> None:
-        if self.max_bytes is not None and size > self.max_bytes:
-            reason = f"the reply is longer than max_reply_bytes ({self.max_bytes} bytes)"
-            raise RefusedBody(reason, self.status_code, is_too_long=True)
-
-    def _check_encoding(self) -> None:
-        codings = [each.strip().lower() for each in self.headers.get("content-encoding", "").split(",") if each.strip()]
-        if not codings or codings == ["identity"]:
-            return
-        asked = {
-            name.strip()
-            for name, _, weight in (
-                each.lower().partition(";") for each in self.request.headers.get("accept-encoding", "").split(",")
-            )
-            if weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-        }
-        if "*" not in asked and not set(codings) <= asked | {"identity"}:
-            reason = (
-                f"the reply is compressed ({brief(', '.join(codings), 50)}), which was not requested; "
-                "to accept it, send the header Accept-Encoding"
-            )
-            raise RefusedBody(reason, self.status_code, is_too_long=False)
-
-
 _network_deadline: ContextVar[float | None] = ContextVar("toolbox.rest.network_deadline", default=None)
 
 
@@ -524,7 +431,7 @@ class RestConnection:
                 await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_LIMIT)
 
     def _limit(self, response: httpx2.Response) -> None:
-        BoundedResponse.limit(response, self.endpoint.settings.max_reply_bytes)
+        response.stream = BoundedBody(response, self.endpoint.settings.max_reply_bytes)
 
     async def _limit_async(self, response: httpx2.Response) -> None:
         self._limit(response)

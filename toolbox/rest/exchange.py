@@ -8,14 +8,12 @@ successful reply (`replies`).
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import httpx2
@@ -25,13 +23,12 @@ from pydantic_core import from_json
 from ..context import ActiveScope, InvocationContext
 from ..di.beans import InjectionPoint
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
-from ..safe_text import hide_secrets, without_secrets
+from ..http_replies import BoundedBody, RefusedBody, read_retry_after
+from ..safe_text import brief, hide_secrets, without_secrets
 from .annotations import FixedValue
 from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, missing_bean_allowed
 from .connections import (
-    BoundedResponse,
     Outgoing,
-    RefusedBody,
     RestConnection,
     build,
     deadline_for_network,
@@ -295,25 +292,10 @@ def _wait_before_retry(error: Exception, longest: float) -> bool | float:
         # Only failures before a reply arrived. Repeating a request to a slow server would make it slower.
         broken = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)
         return isinstance(error, RestClientError) and isinstance(error.__cause__, broken)
-    status, after = error.response.status_code, _retry_after(error.response)
+    status, after = error.response.status_code, read_retry_after(error.response.headers.get("retry-after", ""))
     if status in RETRIED:
         return after <= longest and after if after is not None else True
     return status == 429 and after is not None and after <= longest and after
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds that the server asks to wait, given as such or as a date; None for an invalid header."""
-    text = response.headers.get("retry-after", "").strip()
-    if len(text) > 100:
-        return None
-    try:
-        if text.isdecimal():
-            return float(text)
-        moment = email.utils.parsedate_to_datetime(text)
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, ArithmeticError, LookupError):  # the parser raises all of them for odd dates
-        return None
 
 
 # --- performing the effects
@@ -322,14 +304,14 @@ def _retry_after(response: httpx2.Response) -> float | None:
 async def call_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """Send the request of an `async def` method and return its value."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
-    with _hiding_secrets(exchange, outgoing):
+    with hide_sent(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 def call(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """Send the request of a `def` method on this thread and return its value."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values))
-    with _hiding_secrets(exchange, outgoing):
+    with hide_sent(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
@@ -338,7 +320,7 @@ async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mappin
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
-        with _hiding_secrets(exchange, outgoing):
+        with hide_sent(exchange, outgoing):
             with translated_errors(plan.where, outgoing.shown_url):
                 async for chunk in response.aiter_bytes():
                     for piece in decoder.feed(chunk):
@@ -354,7 +336,7 @@ def stream(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any])
     response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
-        with _hiding_secrets(exchange, outgoing):
+        with hide_sent(exchange, outgoing):
             with translated_errors(plan.where, outgoing.shown_url):
                 for chunk in response.iter_bytes():
                     yield from decoder.feed(chunk)
@@ -363,24 +345,22 @@ def stream(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any])
         response.close()
 
 
-class _hiding_secrets:  # noqa: N801 - used as a function, and cheaper than a generator
-    """Hides sent secrets in errors about the body of a reply, because the server may repeat them."""
-
-    def __init__(self, exchange: RestExchange, outgoing: Outgoing) -> None:
-        self._exchange, self._outgoing = exchange, outgoing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RestClientError):
-            self._exchange.hide(error, self._outgoing)
+@contextmanager
+def hide_sent(exchange: RestExchange, outgoing: Outgoing) -> Iterator[None]:
+    """Hide sent secrets in errors about the body of a reply, because the server may repeat them."""
+    try:
+        yield
+    except RestClientError as error:
+        exchange.hide(error, outgoing)
+        raise
 
 
 def _decoder(exchange: RestExchange, plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
     limit = exchange.connection.endpoint.settings.max_reply_bytes
-    if isinstance(response, BoundedResponse):
-        response.max_bytes = None  # a stream may be endless: the limit applies to the part that is kept in memory
+    if isinstance(response.stream, BoundedBody):
+        response.stream.max_bytes = (
+            None  # a stream may be endless: the limit applies to the part that is kept in memory
+        )
     media_type = response.headers.get("content-type", "")
     return PieceDecoder(plan.reply, media_type, url, response.status_code, plan.where, limit)
 
@@ -483,8 +463,14 @@ class _Until(httpx2.SyncByteStream):
         self._stream.close()
 
 
+def _check_read(response: httpx2.Response) -> None:
+    if isinstance(response.stream, BoundedBody):
+        response.stream.check_read(response)
+
+
 async def _aread(response: httpx2.Response) -> httpx2.Response:
     try:
+        _check_read(response)
         await response.aread()
     finally:
         await response.aclose()
@@ -493,8 +479,9 @@ async def _aread(response: httpx2.Response) -> httpx2.Response:
 
 def _read_until(response: httpx2.Response, deadline: float) -> httpx2.Response:
     assert isinstance(response.stream, httpx2.SyncByteStream)
-    response.stream = _Until(response.stream, deadline)
     try:
+        _check_read(response)
+        response.stream = _Until(response.stream, deadline)
         response.read()
     finally:
         response.close()
@@ -507,8 +494,8 @@ def translated_errors(where: str, url: str) -> Iterator[None]:
     try:
         yield
     except RefusedBody as refused:
-        kind = RestClientError if refused.is_too_long else RestDecodeError
-        raise kind(f"{where}: {refused.reason}", url, refused.status) from None
+        kind = RestClientError if refused.refusal == "too long" else RestDecodeError
+        raise kind(f"{where}: {_explain(refused)}", url, refused.status) from None
     except (TimeoutError, httpx2.TimeoutException) as error:
         raise RestTimeoutError(f"{where}: no reply in time", url) from error
     except httpx2.DecodingError as error:
@@ -516,3 +503,17 @@ def translated_errors(where: str, url: str) -> Iterator[None]:
     except httpx2.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise RestClientError(f"{where}: the request failed ({reason})", url) from error
+
+
+def _explain(refused: RefusedBody) -> str:
+    detail = brief(refused.detail, 50)
+    match refused.refusal:
+        case "too long":
+            return f"the reply is longer than max_reply_bytes ({detail} bytes)"
+        case "broken":
+            return f"invalid encoding of the reply ({detail})"
+        case "unsupported":
+            return f"unsupported compression of the reply ({detail}); accept only gzip and deflate"
+        case _:
+            what = f"the reply is compressed ({detail}), which was not requested"
+            return f"{what}; to accept it, send the header Accept-Encoding"
