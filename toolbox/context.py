@@ -376,6 +376,14 @@ def in_tool(context: InvocationContext, request: ToolExecutionRequest, cancellat
     return replace(context, request=request, cancellation=cancellation)
 
 
+def complete_context(context: InvocationContext, **facts: Any) -> None:
+    """Set facts of a context that are known only while its call runs, such as who approved it."""
+    # Frozen for everybody else. It is not replaced by a copy, because it is one object for the whole call: the tool,
+    # the error handlers and the events have it, and listeners find by it where an operation began that has ended.
+    for name, value in facts.items():
+        object.__setattr__(context, name, value)
+
+
 def _can_pickle(value: object) -> bool:
     """Return True if a value can be pickled."""
     try:

@@ -83,8 +83,9 @@ def place_of_attempt(call: str, number: int) -> str:
 
 
 def is_attempt_of(place: str, call: str) -> bool:
-    """Return True if `place` is a call or one of its attempts, and not a place within."""
-    return place == call or (place.startswith(f"{call}.") and "/" not in place[len(call) :])
+    """Return True if `place` is a call or one of its attempts; not for its compensation and the places within."""
+    number = place.removeprefix(f"{call}.")
+    return place == call or (number != place and number.isdigit() and number != "0")
 
 
 def is_within(place: str, call: str) -> bool:

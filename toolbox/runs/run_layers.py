@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from ..context import complete_context
 from ..execution.markers import EXECUTION_MARK, execution_of
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..tools.codec import Encoded, EncodedInFull, printable
@@ -104,7 +105,7 @@ def approval(step: ToolStep, tool: Tool) -> ToolStep:
         tools, arguments = place.session.tools, call.json_arguments()
         given = tools.take_edited_approval(call) or tools.find_approval(call, arguments)
         if given is not None:
-            object.__setattr__(call.context, "approved_by", read_person(given.by))
+            complete_context(call.context, approved_by=read_person(given.by))
             if given.answer.arguments is None and given.asked != arguments:  # it runs with what the person saw
                 call = call.with_arguments(decode_arguments(call, given.asked))
         elif await _needs_approval(tool, call):

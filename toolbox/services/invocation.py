@@ -31,7 +31,14 @@ from ..chat import (
     ToolExecution,
     UserMessage,
 )
-from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation, current_limit
+from ..context import (
+    ActiveScope,
+    InvocationContext,
+    complete_context,
+    current_attributes,
+    current_invocation,
+    current_limit,
+)
 from ..errors import (
     IllegalConfigurationError,
     InvocationTimeoutError,
@@ -457,7 +464,7 @@ class Invocation:
     def replace_user_message(self, message: UserMessage) -> None:
         """Replace the user message before anything is sent. The context has the new one from now on."""
         self.user_message = message
-        object.__setattr__(self.context, "user_message", message)
+        complete_context(self.context, user_message=message)
 
     # --- starting
 

@@ -1,0 +1,41 @@
+"""Places in a run, and the keys of its records: what is stored must stay readable."""
+
+import pytest
+
+from toolbox.runs.places import RecordKey, is_attempt_of, is_within, place_below, place_of_attempt, place_to_undo
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("0/1.2", RecordKey("0/1.2")),
+        ("0#start", RecordKey("0", "start", 1)),
+        ("0#start.2", RecordKey("0", "start", 2)),
+        ("0.2#outside", RecordKey("0.2", "outside")),
+        ("#r0", RecordKey("", "r", 0)),
+        ("0/1#r3", RecordKey("0/1", "r", 3)),
+        ("#s1", RecordKey("", "s", 1)),
+        ("#failed", RecordKey("", "failed")),
+        ("0.0", RecordKey(place_to_undo("0"))),
+    ],
+)
+def test_keys_of_records_are_read_as_they_were_written(text: str, key: RecordKey) -> None:
+    assert str(key) == text
+    assert RecordKey.read(text) == key
+
+
+@pytest.mark.parametrize("text", ["0#other", "0#r", "0#rx", "0#start.x", "0#"])
+def test_other_keys_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        RecordKey.read(text)
+
+
+def test_attempts_of_a_call_are_told_from_places_within() -> None:
+    assert place_below(place_of_attempt(place_below("", 0), 2), 1) == "0.2/1"
+    assert [each for each in ("0", "0.2", "0.2/1", "0/1", "1", "01", "0.0") if is_attempt_of(each, "0")] == ["0", "0.2"]
+    assert [each for each in ("0", "0.2", "0.2/1", "0/1", "1", "01", "10") if is_within(each, "0")] == [
+        "0",
+        "0.2",
+        "0.2/1",
+        "0/1",
+    ]
