@@ -53,7 +53,8 @@ from .security import Reach, SecurityIdentity
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
-    from .di.wiring import Override, Wiring
+    from .di.overriding import Override
+    from .di.wiring import Wiring
     from .events import EventListener
     from .hosts.hosting import ContainerHost
     from .runs.inbox import Runs
@@ -113,7 +114,7 @@ class Container:
         self._tool_finders: list[Callable[[], Mapping[str, Sequence[Tool]]]] = []
         self._overrides: list[Override] = []
         self._listening: list[EventListener] = []
-        self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
+        self._wiring: Wiring | None = None
         self._thread: LoopThread | None = None
         self._forked = ""  # reason why it is not started in a forked process
         self._read_before: _ReadBefore | None = None
@@ -351,7 +352,7 @@ class Container:
             # Beans made by synchronous code are closed on the thread that made most of them.
             wiring.stop_waiting(error, thread.run)
         finally:
-            self._disconnect()
+            self._wiring = None
             try:
                 thread.run(self._after_beans_stop())
             finally:
@@ -359,7 +360,7 @@ class Container:
 
     def _leave_behind(self, wiring: Wiring, error: BaseException | None) -> None:
         """Stop without the event loop: beans that need `await` to close are not closed."""
-        self._disconnect()
+        self._wiring = None
         self._host = self._thread = None
         wiring.stop_waiting(error, lambda work: work.close())
 
@@ -367,21 +368,9 @@ class Container:
         """Mark the container as not started in a forked process: its beans and loop belong to the parent process."""
         if self._wiring is not None:
             keep_inherited(self._wiring, self._host, self._thread)
-            self._disconnect()
+            self._wiring = None
             self._host = self._thread = None
             self._forked = FORKED
-
-    def _connect(self, wiring: Wiring) -> None:
-        """Make lookups reach the beans of this start."""
-        self._wiring = wiring
-        # Directly those of the wiring, because each tool call uses them.
-        vars(self._internals).update({name: getattr(wiring, name) for name in _OF_WIRING})
-
-    def _disconnect(self) -> None:
-        """Make lookups raise `ContainerNotStartedError`."""
-        self._wiring = None
-        for name in _OF_WIRING:
-            vars(self._internals).pop(name, None)
 
     def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
@@ -399,7 +388,7 @@ class Container:
         wiring = Wiring(graph, self._internals, loop)
         wiring.stop_timeout = host.settings.stop_timeout
         wiring.application.store.update(settings)
-        self._connect(wiring)
+        self._wiring = wiring
         self._forked = ""
         renewed_after_fork(self._internals)
         host.start(loop)
@@ -427,7 +416,7 @@ class Container:
             await self._before_beans_stop()
             await wiring.stop(error)
         finally:
-            self._disconnect()
+            self._wiring = None
             await self._after_beans_stop()
 
     async def _before_beans_stop(self) -> None:
@@ -449,14 +438,11 @@ class Container:
         Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` if async code must create a part of it, and
         `ScopeNotActiveError` outside its scope.
         """
-        # Inline for speed: each endpoint calls this.
-        wiring = self._wiring if self._wiring is not None else self._started(wanted)
-        return wiring.get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
+        return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """Return the bean; await async producers. Raises the same errors as `get`, except `AsyncBeanError`."""
-        wiring = self._wiring if self._wiring is not None else self._started(wanted)
-        return await wiring.aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
+        return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
 
     def _started(self, what: Any) -> Wiring:
         if self._wiring is None:
@@ -506,8 +492,7 @@ class Container:
             raise TypeError(
                 f"request_scope expects a mapping from types to instances, such as {{{kind}: …}}; got {kind}"
             )
-        wiring = self._wiring if self._wiring is not None else self._started("request_scope")
-        return wiring.open_request(seeds or {})
+        return self._started("request_scope").open_request(seeds or {})
 
     # --- services
 
@@ -550,7 +535,7 @@ class Container:
         Application beans that hold the replaced bean are created again inside the block. To replace a bean for one task
         only, seed a request scope.
         """
-        from .di.wiring import Override
+        from .di.overriding import Override
 
         override = Override(wanted, fake, name)
         if self._wiring is not None:
@@ -580,9 +565,6 @@ def internals_of(container: Container) -> ContainerInternals:
 
 Offered: TypeAlias = tuple[str, tuple[ToolSpecification, ...]]
 """Tools that models can see, with their place, such as the name of an endpoint."""
-
-_OF_WIRING = ("get", "aget", "existing", "prepare", "open_call_scope")
-"""Members of `ContainerInternals` that are those of the wiring while the container is started."""
 
 
 class ContainerInternals:
@@ -700,8 +682,6 @@ class ContainerInternals:
         """See `Container.request_scope`."""
         return self._container.request_scope(seeds)
 
-    # `Container._connect` replaces those of `_OF_WIRING` by the members of the wiring.
-
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `Container.get`."""
         return self._container._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # as there
@@ -710,9 +690,9 @@ class ContainerInternals:
         """See `Container.aget`."""
         return await self._container._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as there
 
-    def existing(self, wanted: TypeForm[Any]) -> Any:
-        """See `ActiveScope.existing`."""
-        return self._container._started(wanted).existing(wanted)
+    async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        """See `ActiveScope.find`."""
+        return await self._container._started(wanted).find(wanted, name)  # type: ignore[no-any-return]  # as there
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
         """See `ActiveScope.prepare`."""

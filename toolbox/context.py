@@ -244,8 +244,8 @@ class ActiveScope(Protocol):
         """Return the bean; await async producers if necessary."""
         ...
 
-    def existing(self, wanted: TypeForm[Any]) -> Any:
-        """Return an application-scoped bean that exists already, or None. `aget` also finds it, but takes longer."""
+    async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        """Return the bean as `aget` does, or None if nothing provides it. Raises no `MissingBeanError`."""
         ...
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:

@@ -172,6 +172,10 @@ class IllegalConfigurationError(FrameworkError):
         return f"{len(self.problems)} problems:{lines}"
 
 
+NotCopied: TypeAlias = Sequence[str]
+"""Names that may be searched for only when somebody reads them, so that the error does not make a tuple of them."""
+
+
 class MissingBeanError(_WithFacts, FrameworkError):
     """No bean provides the requested type or name.
 
@@ -180,7 +184,7 @@ class MissingBeanError(_WithFacts, FrameworkError):
     """
 
     wanted: str
-    near: Sequence[str] = ()
+    near: NotCopied = ()
     where: str = ""
     fix: str = ""
 

@@ -254,7 +254,7 @@ class _AroundTool:
             return encoded.as_result()
 
         environment, bean, decoded = call.environment, self._instance, call.arguments
-        if bean is None and (bean := environment.scope.existing(self._bean)) is None:
+        if bean is None:
             bean = await environment.scope.aget(self._bean)
         if decoded is None:
             shown = call.visible_arguments()

@@ -98,8 +98,8 @@ def identity_from(found: object, where: str) -> SecurityIdentity:
 async def identity_in(scope: ActiveScope) -> SecurityIdentity:
     """Return the identity of the active scope; the anonymous one if there is none, or no scope."""
     try:
-        found = await scope.aget(SecurityIdentity)
-    except (MissingBeanError, ScopeNotActiveError):
+        found = await scope.find(SecurityIdentity)
+    except ScopeNotActiveError:
         return _ANONYMOUS
     return identity_from(found, "the producer of the SecurityIdentity")
 

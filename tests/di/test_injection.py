@@ -1,6 +1,7 @@
 """Injection into constructors, producers and functions."""
 
 import asyncio
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import InitVar, dataclass, field
@@ -849,3 +850,48 @@ async def test_a_seed_replaces_a_bean_for_one_task(scope: Any) -> None:
         fake, real = await asyncio.gather(kinds({Real: Fake()}), kinds({}))
         assert fake == ["fake", "fake"]
         assert real == ["real", "real"]
+
+
+# --- lookups of what may be missing
+
+
+async def test_find_returns_none_for_a_bean_that_nobody_provides() -> None:
+    class Shelf:
+        pass
+
+    class User:
+        pass
+
+    class Guest:
+        pass
+
+    @produces(scope="dependent")
+    def nothing() -> Shelf | None:
+        return None
+
+    async with Container(seeds=[User]).register(nothing) as c:
+        find = internals_of(c).find
+        assert await find(bytes) is await find(bytes, "named") is await find(User) is await find(Shelf) is None
+        async with c.request_scope():
+            assert await find(User) is None
+        user, guest = User(), Guest()
+        async with c.request_scope({User: user, Guest: guest}):
+            assert await find(User) is user
+            assert await find(Guest) is guest
+        assert await find(Container) is c
+
+
+async def test_similar_beans_are_searched_for_when_somebody_reads_the_error() -> None:
+    class Invoice:
+        pass
+
+    class Invoices:
+        pass
+
+    async with Container().register(Invoice) as c:
+        with pytest.raises(MissingBeanError) as raised:
+            await c.aget(Invoices)
+        assert raised.value.near == ("Invoice",)
+        copied = pickle.loads(pickle.dumps(raised.value))
+        assert copied.near == ("Invoice",)
+        assert str(copied) == str(raised.value)

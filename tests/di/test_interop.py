@@ -21,6 +21,7 @@ from toolbox import (
     produces,
     request_scoped,
 )
+from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -738,6 +739,73 @@ async def test_a_reset_of_included_async_providers_applies_at_once() -> None:
             await asyncio.to_thread(c.get, Connection)
         assert await c.aget(Connection) is not opened
     assert log == ["open connection", "close connection"] * 2
+
+
+async def make_fake_engine() -> Engine:
+    await asyncio.sleep(0)
+    return Engine("fake")
+
+
+@pytest.mark.parametrize(
+    "real", [pytest.param(providers.Singleton, id="singleton"), pytest.param(providers.Factory, id="factory")]
+)
+@pytest.mark.parametrize(
+    "fake",
+    [
+        pytest.param(lambda: providers.Coroutine(make_fake_engine), id="coroutine"),
+        pytest.param(lambda: providers.Singleton(make_fake_engine), id="async singleton"),
+        pytest.param(lambda: providers.Callable(lambda: make_fake_engine()), id="callable"),
+    ],
+)
+async def test_an_async_override_of_an_included_synchronous_provider_applies_at_once(real: Any, fake: Any) -> None:
+    class Legacy(containers.DeclarativeContainer):
+        engine = real(Engine, "real")
+
+    @application_scoped
+    class Garage:
+        def __init__(self, engine: Engine) -> None:
+            self.url = engine.url
+
+    @request_scoped
+    class Trip:
+        def __init__(self, engine: Engine, others: list[Engine]) -> None:
+            self.urls = [engine.url, *(each.url for each in others)]
+
+    @dependent
+    class Part:
+        def __init__(self, engine: Engine) -> None:
+            self.url = engine.url
+
+    legacy = Legacy()
+    async with Container().include(legacy).register(Garage, Trip, Part) as c:
+        assert (await c.aget(Engine)).url == c.get(Engine).url == "real"
+        with legacy.engine.override(fake()):
+            assert (await c.aget(Engine)).url == "fake"
+            assert (await c.aget(Part)).url == "fake"
+            async with c.request_scope():
+                assert (await c.aget(Trip)).urls == ["fake", "fake"]
+                await internals_of(c).prepare(Part)
+                assert c.get(Part).url == "fake"
+            with pytest.raises(AsyncBeanError, match="use `await aget"):
+                c.get(Part)
+            assert (await c.aget(Garage)).url == "fake"
+        assert (await c.aget(Engine)).url == c.get(Engine).url == "real"
+        async with c.request_scope():
+            assert c.get(Trip).urls == ["real", "real"]
+        assert c.get(Part).url == (await c.aget(Part)).url == "real"
+
+
+async def test_an_async_override_of_a_bean_of_ours_reaches_its_holders() -> None:
+    @application_scoped
+    class Garage:
+        def __init__(self, engine: Engine) -> None:
+            self.url = engine.url
+
+    async with Container().register(Garage, Engine) as c:
+        assert c.get(Garage).url == ""
+        with c.providers.engine.override(providers.Coroutine(make_fake_engine)):
+            assert (await c.aget(Engine)).url == (await c.aget(Garage)).url == "fake"
+        assert c.get(Garage).url == ""
 
 
 def test_overrides_and_resets_of_included_async_providers_apply_without_an_event_loop() -> None:

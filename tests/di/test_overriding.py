@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from toolbox import (
     produces,
     request_scoped,
 )
-from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -250,29 +248,3 @@ async def test_generators_created_during_an_override_end_with_it() -> None:
             assert c.get(bytes) == b"fake"
         assert log == ["fake"]
         assert c.get(bytes) == b"real"
-
-
-# --- beans that exist already
-
-
-async def test_an_application_bean_that_exists_is_found_without_await_unless_it_is_replaced() -> None:
-    async with container() as c:
-        existing = internals_of(c).existing
-        unhashable: Any = Annotated[Clock, []]
-        assert existing(Clock) is existing(Visit) is existing(list[Clock]) is existing(unhashable) is None
-        clock, diary = await c.aget(Clock), c.get(Diary)
-        assert existing(Diary) is diary
-        assert c.get(Clock) is clock
-        assert existing(Clock) is clock
-        with c.override(Clock, Clock("fake")):
-            assert existing(Clock) is existing(Diary) is None
-            assert c.get(Diary).stamp.clock.zone == "fake"
-            assert existing(Diary) is None
-        assert c.get(Diary) is existing(Diary) is diary
-        async with c.request_scope({Clock: Clock("seed")}):
-            c.get(Visit)
-            assert existing(Visit) is existing(Diary) is None
-        async with c.request_scope():
-            c.get(Visit)
-            assert existing(Visit) is None
-            assert existing(Diary) is diary

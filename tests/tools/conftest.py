@@ -29,8 +29,8 @@ class NotedScope:
     async def aget(self, wanted: Any, name: str | None = None) -> Any:
         return self.get(wanted)
 
-    def existing(self, wanted: Any) -> Any:
-        return self.get(wanted)
+    async def find(self, wanted: Any, name: str | None = None) -> Any:
+        return self.beans.get(wanted)
 
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         self.get(wanted)

@@ -1,7 +1,7 @@
 """Reads what a program registers (a marked or plain class, a producer) into `BeanDefinition`s with injection points.
 
 An injection point has the requested type of a parameter, from its annotation and default. `inspect` and `typing` end
-here. Not here: which bean an injection point gets (`graph`), making one (`scopes`).
+here. Not here: which bean an injection point gets (`graph`), making one (`resolvers`).
 """
 
 from __future__ import annotations
@@ -268,6 +268,11 @@ class BeanDefinition:
     def is_stored(self) -> bool:
         """Return True if scopes store the instances. Dependent instances belong to the object that holds them."""
         return self.caches and self.scope is not Scope.DEPENDENT
+
+    @property
+    def is_created_in_scope(self) -> bool:
+        """Return True if a scope creates and stores the instances; a seed is only stored."""
+        return self.is_stored and self.factory_kind is not FactoryKind.SEED
 
     @property
     def is_shared(self) -> bool:

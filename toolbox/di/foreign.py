@@ -2,7 +2,7 @@
 
 These providers keep control of the lifetime of their instances and are called each time, so their overrides and resets
 apply. Our container opens each of them once, and closes the resources.
-Not here: our own providers (`creation`).
+Not here: our own providers (`providers`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any, NewType, TypeGuard, cast, get_origin
 
 from dependency_injector import providers, resources
 
-from ..errors import AsyncBeanError, Problem
+from ..errors import Problem
 from ..introspection import class_of, is_class, parameters_of, plain, read_signature, type_name, unwrapped, with_self
 from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
-from .creation import BeanProvider, SeedOr, end_override
+from .closing import Closer, running_loop
 from .decorators import Scope
 from .graph import BeanGraph, Registration
-from .scopes import Closer, Home, MustAwait
+from .providers import BeanProvider, ValueProvider, end_override
+from .scopes import Home, MustAwait
 
 _UNSAFE: dict[type[Any], str] = {
     providers.ThreadLocalSingleton: "creates one instance per thread, but a request moves between threads",
@@ -44,7 +45,7 @@ _CALLING: tuple[type[Any], ...] = (
 _KEEPING: tuple[type[Any], ...] = (providers.BaseSingleton, providers.Resource)
 _LEFT_OUT: tuple[type[Any], ...] = (providers.Self, providers.DependenciesContainer, BeanProvider)
 _CALLING_NOTHING: tuple[type[Any], ...] = (
-    *(BeanProvider, SeedOr, providers.Delegate, providers.Aggregate, providers.Container, providers.Self),
+    *(BeanProvider, ValueProvider, providers.Delegate, providers.Aggregate, providers.Container, providers.Self),
     *(providers.Configuration, providers.ConfigurationOption, providers.Object),
 )
 
@@ -100,7 +101,7 @@ def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
         for dependency in undefined_in(provider)
     )
     is_awaited, lasts = _is_async(provider), _lasts(provider)
-    call = ProviderCall(provider, f"{where}.{name}")
+    call = ProviderCall(provider)
     produced = unwrapped(_type_of(provider))
     return BeanDefinition(
         provides=produced.type,
@@ -123,8 +124,8 @@ def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
 class ProviderCall:
     """Gets the bean of one provider, each time from the provider, so that its overrides and resets apply."""
 
-    def __init__(self, provider: Any, where: str) -> None:
-        self._provider, self._where = provider, where
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
         self._opened: Opened | None = None
         self._key = -1
 
@@ -137,27 +138,44 @@ class ProviderCall:
         return self._opened
 
     def __call__(self) -> Any:
-        """Return the bean of a provider that needs no await. Raises `AsyncBeanError` if an override needs it."""
+        """Return the bean of a provider that needs no await. Raises `MustAwait` if an override needs it."""
+        behind = self.behind
+        if self.turned_async:
+            kept = self._of_container().present(behind) if _lasts(self._provider) else MISSING
+            if kept is MISSING:
+                raise MustAwait(self._key, behind)
+            return kept
         made = self._of_container().call(self._provider)
         if inspect.isawaitable(made):
             if inspect.iscoroutine(made):
                 made.close()
-            raise AsyncBeanError(self._where, "overridden by an async provider")
+            raise MustAwait(self._key, behind)
         return made
 
+    @property
+    def behind(self) -> Any:
+        """Return the provider that answers now: an overriding one, or this one."""
+        return _effective(self._provider)
+
+    @property
+    def turned_async(self) -> bool:
+        """Return True if an async provider overrides it."""
+        behind = self.behind
+        return behind is not self._provider and _is_async(behind)
+
     async def new(self) -> Any:
-        """Return a new bean of an async provider."""
-        return await self._of_container().call_awaiting(self._provider)
+        """Return the bean of an async provider."""
+        return await self._of_container().call_awaiting(self.behind)
 
     async def make_ready(self) -> None:
         """Open an async provider that keeps its instance; `present` returns it."""
-        behind = _effective(self._provider)
+        behind = self.behind
         if behind is self._provider or _is_async(behind):
             await self._of_container().call_awaiting(behind)
 
     def present(self) -> Any:
         """Return the instance of an async provider that is open. Raises `MustAwait`."""
-        behind = _effective(self._provider)
+        behind = self.behind
         if behind is not self._provider and not _is_async(behind):
             return self._of_container().call(behind)
         value = self._of_container().present(behind)
@@ -216,7 +234,7 @@ class Opened:
         """Return the instance of an open async provider, or `MISSING`."""
         if provider not in self._awaited or (isinstance(provider, providers.Resource) and not provider.initialized):
             return MISSING
-        if isinstance(provider, _KEEPING) and asyncio._get_running_loop() is not None:
+        if isinstance(provider, _KEEPING) and running_loop() is not None:
             # Only an answer of the provider itself shows that it was reset; it needs an event loop to give one.
             made = self._open(provider)
             if not inspect.isawaitable(made):
@@ -259,7 +277,7 @@ class Opened:
         home = self._home
         store = home.application.store
         if provider.is_async_mode_enabled():
-            loop = asyncio._get_running_loop() or home.loop
+            loop = running_loop() or home.loop
             home.application.keep(None, Closer(_shut_down_awaiting, provider, store, loop=loop))
         else:
             home.application.keep(None, Closer(_shut_down, provider, store))

@@ -1,7 +1,7 @@
 """Finds the bean for each injection point: definitions become a graph, which can also be described as data.
 
 For a missing bean: fixes, with similar beans and objects to register. Not here: checks of the whole graph (`registry`),
-creating beans (`scopes`, `creation`).
+creating beans (`scopes`, `resolvers`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, TypeAlias, get_args, get_origin, overload
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from ..introspection import (
@@ -467,30 +467,49 @@ class BeanGraph:
 
     # --- lookup
 
-    def find(self, wanted: Any, name: str | None = None) -> Value:
-        """Return the value for a type and name. Raises `MissingBeanError` or `AmbiguousBeanError`."""
-        point = point_of(wanted, type_name(wanted))
-        return self.found(point if name is None else replace(point, name=name))
+    def find(self, wanted: Any, name: str | None = None, or_none: bool = False) -> Value | None:
+        """Return the value for a type and name, or None if no bean matches. Raises `AmbiguousBeanError`.
 
-    def found(self, point: InjectionPoint) -> Value:
-        """Return the value of an injection point outside the graph. Raises as `find` does."""
+        With `or_none`, a seed that was not given and a producer's None do not raise when the value is created.
+        """
+        point = _point_of_lookup(wanted, name)
+        value = self.find_at(replace(point, optional=True) if or_none else point)
+        return None if or_none and value == Constant(None) else value
+
+    def find_at(self, point: InjectionPoint) -> Value | None:
+        """Return the value of an injection point outside the graph; None and errors as in `find`."""
         with self._lock:
             before = len(self._beans)
             value = self.value_of(point)
             problems = [problem for bean in self._beans[before:] for problem in self._problems_of_new(bean)]
+        if isinstance(value, NotFound) and point.problem is not None:
+            raise IllegalConfigurationError([point.problem])
+        if isinstance(value, NotFound) and value.candidates:
+            raise AmbiguousBeanError(
+                _lookup_text(point), tuple(self.definitions[key].label for key in value.candidates)
+            )
         if isinstance(value, NotFound):
-            if point.problem is not None:
-                raise IllegalConfigurationError([point.problem])
-            text = repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
-            if value.candidates:
-                raise AmbiguousBeanError(text, tuple(self.definitions[key].label for key in value.candidates))
-            fix = web_request_fix(point.wants)
-            if _wider(point.wants, self.definitions) is not None:
-                fix = suggestion(point, (), self.definitions)
-            raise MissingBeanError(text, self.near_misses(point), point.where if point.parameter else "", fix)
+            return None
         if problems:
             raise IllegalConfigurationError(problems)
         return value
+
+    def found(self, point: InjectionPoint) -> Value:
+        """Return the value of an injection point outside the graph. Raises `MissingBeanError` too."""
+        if (value := self.find_at(point)) is None:
+            raise self._missing_at(point)
+        return value
+
+    def missing(self, wanted: Any, name: str | None) -> MissingBeanError:
+        """Return the error for a lookup without a bean."""
+        return self._missing_at(_point_of_lookup(wanted, name))
+
+    def _missing_at(self, point: InjectionPoint) -> MissingBeanError:
+        fix = web_request_fix(point.wants)
+        if _wider(point.wants, self.definitions) is not None:
+            fix = suggestion(point, (), self.definitions)
+        near = NearMisses(lambda: self.near_misses(point))
+        return MissingBeanError(_lookup_text(point), near, point.where if point.parameter else "", fix)
 
     def _problems_of_new(self, bean: Bean) -> Iterator[Problem]:
         yield from bean.definition.problems
@@ -533,6 +552,50 @@ class BeanGraph:
         inner = point_of(point.wants, point.where) if point.shape is PointShape.INSTANCE else point
         otherwise_named = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
         return tuple(dict.fromkeys([*otherwise_named, *alike(inner.wants, self.definitions)]))
+
+
+def _point_of_lookup(wanted: Any, name: str | None) -> InjectionPoint:
+    point = point_of(wanted, type_name(wanted))
+    return point if name is None else replace(point, name=name)
+
+
+def _lookup_text(point: InjectionPoint) -> str:
+    return repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
+
+
+class NearMisses(Sequence[str]):
+    """Similar beans for "did you mean", found when somebody reads them: many lookups expect that a bean is missing."""
+
+    def __init__(self, find: Callable[[], tuple[str, ...]]) -> None:
+        self._find = find
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return self._find()
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        return self._names[place]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(self._names)
+
+    def __eq__(self, other: object) -> bool:
+        return self._names == (other._names if isinstance(other, NearMisses) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._names,)
 
 
 def _concrete(point: InjectionPoint) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -430,6 +431,51 @@ def _components(graph: BeanGraph) -> Iterator[list[int]]:
                 low[here] = min(low[here], index[following])
 
 
+# --- long chains
+
+CALLS_PER_BEAN = 4
+"""How many calls are nested at most for each bean of a chain, with a margin for the program's own calls."""
+
+
+def long_chains(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield the longest chain of beans if Python cannot create it: a bean is created inside the call for its holder."""
+    limit = sys.getrecursionlimit() // CALLS_PER_BEAN
+    lengths, longest_held = _chain_lengths(graph)
+    top = max(lengths, key=lambda key: lengths[key], default=None)
+    if top is None or lengths[top] <= limit:
+        return
+    chain: list[int] = []
+    step: int | None = top
+    while step is not None:
+        chain.append(step)
+        step = longest_held[step]
+    labels = [graph[key].definition.label for key in chain]
+    what = f"a chain of {len(chain)} beans is too long for Python, which can nest {limit}: {chain_text(labels)}"
+    fix = "let one of them take an Instance[…] of the next, or raise sys.setrecursionlimit before the start"
+    yield Problem(labels[0], what, fix)
+
+
+def _chain_lengths(graph: BeanGraph) -> tuple[dict[int, int], dict[int, int | None]]:
+    """Return the length of the longest chain below each bean, and the next bean of that chain; cycles do not count."""
+    lengths: dict[int, int] = {}
+    longest_held: dict[int, int | None] = {}
+    path: list[tuple[int, Iterator[int]]] = [(-1, iter(range(len(graph.beans))))]
+    begun: set[int] = set()
+    while path:
+        here, rest = path[-1]
+        key = next(rest, None)
+        if key is None:
+            path.pop()
+            if here >= 0:
+                held = [each for each in graph[here].held if each in lengths]
+                longest_held[here] = max(held, key=lambda each: lengths[each], default=None)
+                lengths[here] = 1 + max((lengths[each] for each in held), default=0)
+        elif key not in begun:
+            begun.add(key)
+            path.append((key, iter(graph[key].held)))
+    return lengths, longest_held
+
+
 # --- captive beans
 
 
@@ -478,4 +524,4 @@ def _held_through_dependents(graph: BeanGraph, bean: Bean) -> Iterator[tuple[tup
             queue.extend((*path, step) for step in graph[key].holds)
 
 
-CHECKS: tuple[Check, ...] = (declarations, injection_points, duplicate_names, cycles, captive_scopes)
+CHECKS: tuple[Check, ...] = (declarations, injection_points, duplicate_names, cycles, long_chains, captive_scopes)

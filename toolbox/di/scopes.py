@@ -2,8 +2,7 @@
 
 Several threads and tasks can request a bean at the same time: one creates it, threads wait on events, tasks on futures.
 If the creator fails or is cancelled, a waiter takes over. A wait that can never end raises an error with the path.
-Beans are closed one at a time, also after failures and during cancellation.
-Not here: how a bean is created (`creation`).
+Not here: how a bean is created (`resolvers`), how it is closed (`closing`).
 """
 
 from __future__ import annotations
@@ -12,16 +11,31 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
-from ..execution.cancellation import Patience, running, shielded
+from ..execution.cancellation import running
+from .closing import (
+    Closer,
+    OwnTask,
+    close_awaiting,
+    close_on_this_thread,
+    close_own_task,
+    close_waiting,
+    finish,
+    finish_async,
+    raise_failures,
+    running_loop,
+    stop,
+    stop_async,
+    yielded_nothing,
+)
 
 _log = logging.getLogger("toolbox")
 
@@ -84,31 +98,24 @@ class OpenScope:
     """Stores and closes the beans of one scope. While entered, it is the active scope of the context.
 
     `request` is the request scope it is or lies in. `seeds` are beans it was given that do not live as long as a
-    request, `extras` objects that are not beans, by type; `direct` is its home as long as there are none of these.
+    request, `extras` objects that are not beans, by type. `prepared` are new instances for the next lookups by `get`.
     """
 
     what = "scope"
-    store: dict[int, Any]
-    making: dict[int, int | AsyncCreation]
-    # Defaults are class attributes, for speed: each request and each tool call opens a scope.
-    wakers: dict[int, list[Callable[[], None]]] | None = None
-    outer: OpenScope | None = None
-    closing = False
-    seeds: dict[int, Any] | None = None
-    extras: dict[Any, Any] | None = None
-    prepared: dict[int, list[Any]] | None = None
-    is_seeded = False
-    closed = False
-    entered_on_loop = False
-    _token: Token[OpenScope | None] | None = None
 
-    def __init__(self, home: Home, request: OpenScope | None = None) -> None:
-        self.home = home
-        self.direct: Home | None = home
-        self.request = request
-        self.store = {}
-        self.making = {}
+    def __init__(self, home: Home, request: OpenScope | None = None, outer: OpenScope | None = None) -> None:
+        self.home, self.request, self.outer = home, request, outer
+        self.store: dict[int, Any] = {}
+        self.seeds: dict[int, Any] = {}
+        self.extras: dict[Any, Any] = {}
+        self.prepared: dict[int, list[Any]] = {}
+        self.is_seeded = False
+        self.making: dict[int, int | AsyncCreation] = {}
+        self.wakers: dict[int, list[Callable[[], None]]] = {}
         self.closers: list[Closer] = []
+        self.closing = self.closed = False
+        self.entered_on_loop = False
+        self._token: Token[OpenScope | None] | None = None
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
@@ -136,7 +143,7 @@ class OpenScope:
             return value
         finally:
             del making[key]
-            if self.wakers is not None:
+            if self.wakers:
                 self._wake(key)
 
     def _wait_on_thread(self, key: int, me: int) -> bool:
@@ -182,7 +189,7 @@ class OpenScope:
             return value
         finally:
             del making[key]
-            if self.wakers is not None:
+            if self.wakers:
                 self._wake(key)
 
     async def settled(self, key: int) -> None:
@@ -222,13 +229,11 @@ class OpenScope:
     # --- waiting for each other
 
     def _notify(self, key: int, waker: Callable[[], None]) -> None:
-        if self.wakers is None:
-            self.wakers = {}
         self.wakers.setdefault(key, []).append(waker)
 
     def _wake(self, key: int) -> None:
         with _waiting_lock:
-            wakers = self.wakers.pop(key, ()) if self.wakers else ()
+            wakers = self.wakers.pop(key, ())
         for wake in wakers:
             wake()
 
@@ -305,7 +310,7 @@ class OpenScope:
     def keep_stopping_async(self, bean: Any, key: int | None) -> Any:
         """Return the bean; await its `stop()` when this scope ends."""
         self._refuse_awaited_end(bean)
-        loop = asyncio._get_running_loop() or self.home.loop
+        loop = running_loop() or self.home.loop
         return self.keep(bean, Closer(stop_async, bean, self.store, key, loop))
 
     def enter(self, generator: Any, key: int | None) -> Any:
@@ -397,12 +402,6 @@ class OpenScope:
         self.closed = True
         self.store = {}
 
-    # --- being the active scope
-
-    def _refuse_second_entry(self) -> NoReturn:
-        problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
-        raise IllegalConfigurationError([problem])
-
 
 def _reset(variable: ContextVar[Any], token: Token[Any] | None) -> None:
     try:
@@ -413,11 +412,14 @@ def _reset(variable: ContextVar[Any], token: Token[Any] | None) -> None:
 
 
 class MustAwait(Exception):  # noqa: N818 - never leaves the container
-    """The bean with this key does not exist yet, and async code must create it."""
+    """The bean with this key does not exist yet, and async code must create it.
 
-    def __init__(self, key: int) -> None:
+    `behind` is the provider that has shown this by returning an awaitable, if that was unknown before.
+    """
+
+    def __init__(self, key: int, behind: Any = None) -> None:
         super().__init__(key)
-        self.key = key
+        self.key, self.behind = key, behind
 
 
 class Home:
@@ -425,34 +427,31 @@ class Home:
 
     `application` is the application scope, `lookup` gets beans from the active scope, `loop` is the event loop.
     `stop_timeout` are the seconds that closing a scope may take after it was cancelled.
-    `awaited` has the beans that async code creates, `deep` the beans at the end of a long chain.
     """
 
     application: ApplicationScope
     lookup: ActiveScope
     loop: asyncio.AbstractEventLoop | None = None
     stop_timeout: float = 10.0
-    awaited: frozenset[int] = frozenset()
-    deep: frozenset[int] = frozenset()
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
-        raise NotImplementedError
-
-    def make_deep(self, key: int, scope: OpenScope) -> Any:
-        """Create a bean at the end of a long chain for `scope`, without await."""
         raise NotImplementedError
 
     def refuse(self, key: int, scope: OpenScope) -> NoReturn:
         """Raise `ScopeNotActiveError`: the bean needs a request scope, and none is active."""
         raise ScopeNotActiveError(self.label(key), "no request scope is active here")
 
-    def no_seed(self, key: int, absent: Any = ...) -> Any:
-        """Return the replacement for a seed that the request scope does not have. Raises `MissingBeanError`."""
+    def absent(self, key: int, instead: Any) -> Any:
+        """Return `instead` for a bean without a value. Raises `MissingBeanError` if there is nothing instead."""
         raise NotImplementedError
 
-    def required(self, key: int, made: Any, absent: Any) -> Any:
-        """Return what a producer that can return None has made, else `absent`. Raises `MissingBeanError`."""
+    def overridden(self, key: int, scope: OpenScope) -> Any:
+        """Return what replaces an overridden bean in `scope`. Raises `MustAwait` if that must be awaited."""
+        raise NotImplementedError
+
+    async def overridden_awaiting(self, key: int, scope: OpenScope) -> Any:
+        """Return what replaces an overridden bean in `scope`; await it if necessary."""
         raise NotImplementedError
 
 
@@ -468,19 +467,11 @@ class RequestScope(OpenScope):
     what = "request scope"
 
     def __init__(self, home: Home) -> None:
-        # Not by `super().__init__`, for speed: every request creates one.
-        self.home = self.direct = home
-        self.request = self
-        self.store = {}
-        self.making = {}
-        self.closers = []
+        super().__init__(home, request=self)
 
     def __enter__(self) -> RequestScope:
-        if self._token is not None or self.closing:
-            self._refuse_second_entry()
-        self.outer = active.get()
-        self._token = active.set(self)
-        self.entered_on_loop = asyncio._get_running_loop() is not None
+        self._become_active()
+        self.entered_on_loop = running_loop() is not None
         return self
 
     def __exit__(
@@ -492,20 +483,23 @@ class RequestScope(OpenScope):
             _reset(active, self._token)
 
     async def __aenter__(self) -> RequestScope:
-        if self._token is not None or self.closing:  # inline for speed, as in `CallScope`
-            self._refuse_second_entry()
-        self.outer = active.get()
-        self._token = active.set(self)
+        self._become_active()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self.close_if_empty():
-                await self.aclose(error)
+            await self.aclose(error)
         finally:
             _reset(active, self._token)
+
+    def _become_active(self) -> None:
+        if self._token is not None or self.closing:
+            problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
+            raise IllegalConfigurationError([problem])
+        self.outer = active.get()
+        self._token = active.set(self)
 
 
 class CallScope(OpenScope):
@@ -513,233 +507,10 @@ class CallScope(OpenScope):
 
     what = "call scope"
 
-    def __init__(self, home: Home, outer: OpenScope | None, request: OpenScope | None, direct: Home | None) -> None:
-        self.home, self.outer, self.request, self.direct = home, outer, request, direct
-        self.store = {}
-        self.making = {}
-        self.closers = []
+    def __init__(self, home: Home, outer: OpenScope | None, request: OpenScope | None) -> None:
+        super().__init__(home, request, outer)
         self._token = active.set(self)
 
     def leave(self) -> None:
         """Make the outer scope active again; close nothing."""
-        try:  # inline for speed: each tool call opens one
-            active.reset(self._token)  # type: ignore[arg-type]  # set by `__init__`
-        except ValueError:  # left in another context than entered, for example by a finalised generator
-            return
-
-
-# --- closing one bean
-
-
-class Closer(NamedTuple):
-    """Closes one bean with `close(target, error)`; if `loop` is set, the result must be awaited on that loop.
-
-    `key` is the key of the bean in `store`, from which it is removed first; None for a dependent bean.
-    """
-
-    close: Callable[[Any, BaseException | None], Any]
-    target: Any
-    store: dict[int, Any]
-    key: int | None = None
-    loop: asyncio.AbstractEventLoop | None = None
-
-    def begin(self, error: BaseException | None) -> Any:
-        """Close the bean. If `loop` is set, return an awaitable that closes it."""
-        if self.key is not None:
-            self.store.pop(self.key, None)
-        return self.close(self.target, error)
-
-
-def stop(bean: Any, error: BaseException | None) -> None:
-    """Call the bean's `stop()`."""
-    bean.stop()
-
-
-async def stop_async(bean: Any, error: BaseException | None) -> None:
-    """Await the bean's `stop()`."""
-    await bean.stop()
-
-
-def finish(generator: Generator[Any, None, None], error: BaseException | None) -> None:
-    """Run the code after a producer's `yield`; raise `error` at the `yield`."""
-    try:
-        if error is None:
-            next(generator)
-        else:
-            generator.throw(error)
-    except StopIteration:
-        return
-    except BaseException as raised:
-        if not _is_the_same(raised, error):
-            raise
-        return
-    generator.close()
-    raise _yielded_twice(generator)
-
-
-async def finish_async(generator: AsyncGenerator[Any, None], error: BaseException | None) -> None:
-    """Run the code after an async producer's `yield`; raise `error` at the `yield`."""
-    try:
-        if error is None:
-            await anext(generator)
-        else:
-            await generator.athrow(error)
-    except StopAsyncIteration:
-        return
-    except BaseException as raised:
-        if not _is_the_same(raised, error):
-            raise
-        return
-    await generator.aclose()
-    raise _yielded_twice(generator)
-
-
-def _is_the_same(raised: BaseException, error: BaseException | None) -> bool:
-    """Return True if `raised` is the error thrown into a generator; Python wraps `StopIteration`."""
-    is_wrapped = isinstance(error, (StopIteration, StopAsyncIteration)) and isinstance(raised, RuntimeError)
-    return raised is error or (is_wrapped and raised.__cause__ is error)
-
-
-def yielded_nothing(generator: Any) -> RuntimeError:
-    """Return the error for a producer that ended without a yield."""
-    return RuntimeError(f"{generator.__qualname__} did not yield; a producer must yield exactly once")
-
-
-def _yielded_twice(generator: Any) -> RuntimeError:
-    return RuntimeError(f"{generator.__qualname__} yielded a second time; a producer must yield exactly once")
-
-
-# --- closing several beans, newest first
-
-
-def close_on_this_thread(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
-    """Close beans, newest first, up to the first that needs `await`. Append their errors to `failures`."""
-    while closers and closers[-1].loop is None:
-        closer = closers.pop()
-        try:
-            closer.begin(error)
-        except BaseException as failure:
-            failures.append(failure)
-
-
-async def close_awaiting(
-    closers: list[Closer], error: BaseException | None, failures: list[BaseException], seconds: float
-) -> None:
-    """Close all beans. If the task is cancelled during this, finish first, then raise the cancellation.
-
-    Closing may take `seconds` after the cancellation. Then it is cancelled as well.
-    """
-    task = asyncio.current_task()
-    assert task is not None, "asynchronous code runs in a task"
-    patience = Patience(seconds)
-    if task.cancelling():
-        # A task that has cancelled itself gets the cancellation at its next `await`, which must not be one of a bean.
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError as pending:
-            patience.hold(task, *pending.args[:1])
-    while closers:
-        close_on_this_thread(closers, error, failures)
-        if closers:
-            await _close_one(closers.pop(), error, failures, patience)
-    await patience.deliver(task)
-
-
-async def _close_one(
-    closer: Closer, error: BaseException | None, failures: list[BaseException], patience: Patience
-) -> None:
-    work = closer.begin(error)
-    if closer.loop is not asyncio.get_running_loop() and closer.loop is not None:
-        if not closer.loop.is_running():
-            work.close()
-            failures.append(RuntimeError(f"cannot close {closer.target!r}: the event loop that created it has ended"))
-            return
-        work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, closer.loop))
-    steps = shielded(work, closer.target, patience)
-    try:
-        await steps
-    except asyncio.CancelledError as cancellation:
-        if not steps.is_given_up:
-            failures.append(cancellation)
-    except BaseException as failure:
-        failures.append(failure)
-
-
-def close_waiting(
-    closers: list[Closer],
-    error: BaseException | None,
-    failures: list[BaseException],
-    home: asyncio.AbstractEventLoop | None,
-) -> None:
-    """Close all beans and block this thread until then; async closers run on the loop that created the bean.
-
-    The loop of this thread is blocked, so its beans are closed on the `home` loop.
-    """
-    here = asyncio._get_running_loop()
-    while closers:
-        close_on_this_thread(closers, error, failures)
-        if not closers:
-            return
-        closer = closers.pop()
-        work = closer.begin(error)
-        loop = home if closer.loop is here else closer.loop
-        try:
-            if loop is not None and loop.is_running():
-                asyncio.run_coroutine_threadsafe(work, loop).result()
-            else:
-                asyncio.run(work)
-        except BaseException as failure:
-            failures.append(failure)
-
-
-def raise_failures(what: str, failures: list[BaseException]) -> None:
-    """Raise an `ExceptionGroup` of the failures, if there are any."""
-    if failures:
-        raise BaseExceptionGroup(f"closing {what} failed", failures)
-
-
-# --- producers with own_task=
-
-
-class OwnTask:
-    """Runs an async generator in one task from start to end, so that it can hold a cancel scope."""
-
-    def __init__(self, generator: AsyncGenerator[Any, None]) -> None:
-        self._generator = generator
-        loop = asyncio.get_running_loop()
-        self._opened: asyncio.Future[Any] = loop.create_future()
-        self._ending: asyncio.Future[BaseException | None] = loop.create_future()
-        self._task = loop.create_task(self._live())
-
-    async def open(self) -> Any:
-        """Start the generator and return the value that it yields."""
-        try:
-            await asyncio.wait((self._opened, self._task), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-            raise
-        if not self._opened.done():
-            self._task.result()
-            raise yielded_nothing(self._generator)
-        return self._opened.result()
-
-    async def close(self, error: BaseException | None) -> None:
-        """Finish the generator; raise `error` at its `yield`."""
-        if not self._ending.done():
-            self._ending.set_result(error)
-        await self._task
-
-    async def _live(self) -> None:
-        try:
-            value = await anext(self._generator)
-        except StopAsyncIteration:
-            return
-        self._opened.set_result(value)
-        error = await self._ending
-        await finish_async(self._generator, error)
-
-
-async def close_own_task(task: OwnTask, error: BaseException | None) -> None:
-    """Finish a producer that runs in a separate task."""
-    await task.close(error)
+        _reset(active, self._token)

@@ -1,7 +1,7 @@
-"""Beans of a started container: lookup by type and name, creation in scopes, seeds, and `container.override(…)`.
+"""Beans of a started container: lookup by type and name, creation in scopes, and seeds.
 
-Not here: reading registered objects (`registry`), start and stop (`container`), putting a replaced bean into the
-providers (`creation`, `foreign`).
+Not here: reading registered objects (`registry`), start and stop (`container`), generated functions (`resolvers`), the
+instances of beans during an override (`overriding`).
 """
 
 from __future__ import annotations
@@ -9,43 +9,33 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from ..context import ActiveScope
-from ..errors import (
-    AmbiguousBeanError,
-    AsyncBeanError,
-    FrameworkError,
-    IllegalConfigurationError,
-    MissingBeanError,
-    Problem,
-    ScopeNotActiveError,
-)
-from ..introspection import forms_of, is_hashable, plain, type_name
-from .beans import MISSING, InjectionPoint, seed_of
-from .creation import Plan, Planner, Providers, Resolver, Resolvers, Stepwise, deep_beans, owned_by, run_awaiting
+from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
+from ..introspection import forms_of, plain, type_name
+from .awaited import Plan, Planner
+from .beans import MISSING, FactoryKind, InjectionPoint, Stop, seed_of
 from .decorators import Instance, Scope
 from .foreign import Opened, fill, holders_in, override_outside
-from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value, chain_text, web_request_fix
+from .graph import (
+    DEFAULT,
+    Bean,
+    BeanGraph,
+    BeanList,
+    Constant,
+    LazyBean,
+    SingleBean,
+    Value,
+    chain_text,
+    web_request_fix,
+)
+from .overriding import OverrideLayers
+from .providers import Providers, owned_by
 from .registry import problems_in
+from .resolvers import Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
-
-GENERATE = True
-"""True: use generated functions where nothing is overridden. False: use only the providers."""
-
-
-class _Builders(dict[int, Callable[[OpenScope], Awaitable[Any]]]):
-    """Maps each bean to the async function that creates it."""
-
-    def __init__(self, build: Callable[[int, OpenScope], Awaitable[Any]]) -> None:
-        self._build = build
-
-    def __missing__(self, key: int) -> Callable[[OpenScope], Awaitable[Any]]:
-        self[key] = builder = partial(self._build, key)
-        return builder
 
 
 class Wiring(Home):
@@ -56,23 +46,35 @@ class Wiring(Home):
         self.lookup = lookup
         self.application = ApplicationScope(self)
         self._layers = OverrideLayers(graph, self)
-        self.providers = Providers(graph, self, self._instance)
-        self._resolvers = Resolvers(graph, self, self._instance)
-        self._unnamed: dict[Any, Resolver] = {}
-        self._plain: dict[Any, Resolver] = {}
-        self._stored: dict[Any, int] = {}
-        self._builders = _Builders(self._build)
         self._growing = threading.Lock()
-        self._found: dict[tuple[Any, str | None], Value] = {}
-        self._by_value: dict[Value, Resolver] = {}
+        self._found: dict[tuple[Any, str | None, bool], Value | None] = {}
         self._seeding = Seeding(graph)
         self._outside: list[Callable[[], None]] = []
         self._opened = Opened(graph, self)
         self._filled: tuple[Any, ...] = ()
-        self._recipes: dict[Any, tuple[Plan, Resolver]] = {}
-        self._stepwise = Stepwise(graph, self.providers, self._now, self.place_of)
-        self._find_deep()
-        self._find_awaited()
+        self._awaitable: dict[int, Any] = {}
+        self._included = [(key, each.included) for key, each in enumerate(graph.definitions) if each.included]
+        self.providers = Providers(graph, self)
+        self._plan_again()
+
+    def _plan_again(self) -> None:
+        """Forget the generated functions and plans: beans were added, or an override began or ended."""
+        self._planner = Planner(self.graph, self.providers.overridden, self._find_asked())
+        self._resolvers = self._resolvers_with(frozenset())
+        self._seeded_resolvers: dict[frozenset[int], Resolvers] = {}
+
+    def _resolvers_with(self, seeded: frozenset[int], plain: Resolvers | None = None) -> Resolvers:
+        return Resolvers(self.graph, self, self._planner, self._layers.place_of, self._instance, seeded, plain)
+
+    def _resolvers_of(self, scope: OpenScope) -> Resolvers:
+        """Return the generated functions for a scope: other ones where seeds replace beans of other scopes."""
+        request = scope.request
+        if request is None or not request.seeds:
+            return self._resolvers
+        seeded = frozenset(request.seeds)
+        if (known := self._seeded_resolvers.get(seeded)) is None:
+            known = self._seeded_resolvers[seeded] = self._resolvers_with(seeded, self._resolvers)
+        return known
 
     def _instance(self, later: LazyBean) -> Instance[Any]:
         return Instance(self.lookup, later.wanted, later.name)
@@ -83,22 +85,16 @@ class Wiring(Home):
 
     # --- scopes
 
-    def no_seed(self, key: int, absent: Any = MISSING) -> Any:
-        """Return the replacement for a seed that the request scope does not have: from its `find()`, else `absent`."""
-        value = self.graph.definitions[key].factory()
-        if value is not MISSING:
-            return value
-        if absent is not MISSING:
-            return absent
-        fix = web_request_fix(self.graph.definitions[key].provides)
-        raise MissingBeanError(f"{self.label(key)}: this request scope has no such seed", fix=fix)
-
-    def required(self, key: int, made: Any, absent: Any) -> Any:
-        """Return what a producer that can return None has made, else `absent`. Raises `MissingBeanError`."""
-        if made is not None or absent is not MISSING:
-            return made if made is not None else absent
-        fix = f"take `{type_name(self.graph.definitions[key].provides)} | None`"
-        raise MissingBeanError(f"{self.label(key)}: its producer returned None", fix=fix)
+    def absent(self, key: int, instead: Any) -> Any:
+        """Return `instead` for a bean without a value: a seed that was not given, or a producer's None."""
+        if instead is not MISSING:
+            return instead
+        definition = self.graph.definitions[key]
+        if definition.factory_kind is FactoryKind.SEED:
+            what, fix = "this request scope has no such seed", web_request_fix(definition.provides)
+        else:
+            what, fix = "its producer returned None", f"take `{type_name(definition.provides)} | None`"
+        raise MissingBeanError(f"{definition.label}: {what}", fix=fix)
 
     def scope(self) -> OpenScope:
         """Return the active scope of this container, or its application scope."""
@@ -116,33 +112,64 @@ class Wiring(Home):
 
     def open_call_scope(self) -> CallScope:
         """Return a new call scope inside the active scope. It is the active scope until `leave` is called."""
-        outer = active.get()
-        if outer is None:
-            own: OpenScope = self.application
-        else:
-            own = outer if outer.home is self else self.scope()
-        return CallScope(self, outer, own.request, own.direct)
+        return CallScope(self, active.get(), self.scope().request)
 
     def place_of(self, key: int, owner: OpenScope) -> OpenScope:
         """Return the scope that stores a bean requested inside `owner`."""
         scope = self.graph.definitions[key].scope
         if scope is Scope.APPLICATION:
-            return self._layers.place_of(key) if self._layers else self.application
+            return self._layers.place_of(key)
         if scope is Scope.REQUEST:
             return owner.request if owner.request is not None else self.refuse(key, owner)
         return owner if not isinstance(owner, ApplicationScope) else self.refuse(key, owner)
 
     # --- looking up
 
-    def value_of(self, wanted: Any, name: str | None) -> Value:
-        """Return the graph's value for a lookup. Raises `MissingBeanError` or `AmbiguousBeanError`."""
-        if not is_hashable(wanted):
-            return self.graph.find(wanted, name)
-        value = self._found.get((wanted, name))
+    def get(self, wanted: Any, name: str | None = None) -> Any:
+        """Return the bean; create it without await."""
+        scope = self.scope()
+        value = self._value_of(wanted, name)
         if value is None:
-            value = self._found[wanted, name] = self.graph.find(wanted, name)
+            return self._find_extra(scope, wanted, name)
+        return self.get_value(value, scope)
+
+    async def aget(self, wanted: Any, name: str | None = None) -> Any:
+        """Return the bean; await async producers."""
+        scope = self.scope()
+        value = self._value_of(wanted, name)
+        if value is None:
+            return self._find_extra(scope, wanted, name)
+        return await self.aget_value(value, scope)
+
+    async def find(self, wanted: Any, name: str | None = None) -> Any:
+        """Return the bean, or None if there is none; await async producers."""
+        scope = self.scope()
+        value = self._value_of(wanted, name, or_none=True)
+        if value is None:
+            found = find_extra(scope, wanted)
+            return None if found is MISSING else found
+        return await self.aget_value(value, scope)
+
+    def _value_of(self, wanted: Any, name: str | None, or_none: bool = False) -> Value | None:
+        """Return the graph's value for a lookup, None if no bean matches. Raises `AmbiguousBeanError`."""
+        key = wanted, name, or_none
+        try:
+            return self._found[key]
+        except TypeError:  # the metadata of an Annotated cannot be hashed
+            return self.graph.find(wanted, name, or_none)
+        except KeyError:
+            value = self.graph.find(wanted, name, or_none)
+        if value is not None:
+            self._found[key] = value
             self.follow_graph()
         return value
+
+    def _find_extra(self, scope: OpenScope, wanted: Any, name: str | None) -> Any:
+        """Return the seed for a type that no bean provides. Raises `MissingBeanError`."""
+        found = find_extra(scope, wanted)
+        if found is MISSING:
+            raise self.graph.missing(wanted, name)
+        return found
 
     def follow_graph(self) -> None:
         """Add providers for beans that the graph gained: settings and generic classes that were requested first."""
@@ -154,203 +181,70 @@ class Wiring(Home):
             if problems := list(problems_in(self.graph)):
                 raise IllegalConfigurationError(problems)
             self.providers.grow()
-            self._find_deep()
-            self._find_awaited()
-
-    def get(self, wanted: Any, name: str | None = None) -> Any:
-        """Return the bean; create it without await."""
-        scope = active.get() or self.application
-        if name is None and scope.direct is self:
-            try:
-                resolver = self._unnamed.get(wanted)
-            except TypeError:  # the metadata of an Annotated cannot be hashed
-                resolver = None
-            if resolver is not None:
-                try:
-                    return resolver(scope)
-                except MustAwait as error:
-                    return self._prepared(self.value_of(wanted, None), scope, error)
-        scope = self.scope()
-        try:
-            value = self.value_of(wanted, name)
-        except MissingBeanError:
-            return seed_without_bean(scope, wanted)
-        if name is None and is_hashable(wanted):
-            self._remember(wanted, value)
-        return self.get_value(value, scope)
-
-    def _remember(self, wanted: Any, value: Value) -> None:
-        """Store the function for the next `get`, and for `aget` if it never has to await."""
-        resolver = self._resolver(value)
-        if self._planner.plan(value).is_plain:
-            self._plain[wanted] = resolver
-            if isinstance(value, SingleBean) and not self._layers:
-                definition = self.graph.definitions[value.bean]
-                if definition.scope is Scope.APPLICATION and definition.is_stored:
-                    self._stored[wanted] = value.bean
-        self._unnamed[wanted] = resolver
+            self._plan_again()
 
     def get_value(self, value: Value, scope: OpenScope) -> Any:
         """Return a value without await; use an object from `prepare` first."""
         try:
-            return self._now(value, scope)
+            return self._create(value, scope)
         except MustAwait as error:
-            return self._prepared(value, scope, error)
-
-    def _prepared(self, value: Value, scope: OpenScope, error: MustAwait) -> Any:
-        """Return the object that `prepare` created for a value. Raises `AsyncBeanError` if there is none."""
-        prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
-        if prepared and isinstance(value, SingleBean) and value.bean == error.key:
+            reason = error
+        if self._follow_providers(reason):
+            return self.get_value(value, scope)
+        prepared = scope.prepared.get(reason.key)
+        if prepared and isinstance(value, SingleBean) and value.bean == reason.key:
             made = prepared.pop()
-            return self.required(error.key, made, value.absent) if self.graph.definitions[error.key].optional else made
-        raise self._must_await(value, error) from None
+            return made if made is not None else self.absent(reason.key, value.absent)
+        path = [self.label(key) for key in self._planner.path(value, reason.key)]
+        raise AsyncBeanError(path[0], chain_text(path))
 
-    def _must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
-        """Return the error for a lookup without await, with the path to the async producer."""
-        path = [self.label(key) for key in self._planner.path(value, error.key)]
-        return AsyncBeanError(path[0], chain_text(path))
-
-    def _now(self, value: Value, owner: OpenScope) -> Any:
+    def _create(self, value: Value, owner: OpenScope) -> Any:
         """Return a value for `owner` without await. Raises `MustAwait`."""
         if isinstance(value, Constant):
             return value.value
-        if owner.direct is self:
-            return self._resolver(value)(owner)
-        return self._by_providers(value, owner)
-
-    def _resolver(self, value: Value) -> Resolver:
-        """Return a function that returns this value for a scope."""
-        try:
-            resolver = self._by_value.get(value)
-            if resolver is None:
-                resolver = self._by_value[value] = self._new_resolver(value)
-        except TypeError:  # a default that cannot be hashed
-            return self._new_resolver(value)
-        return resolver
-
-    def _new_resolver(self, value: Value) -> Resolver:
-        if GENERATE and not self._layers:
-            return self._resolvers.resolver(value)
-        return partial(self._by_providers, value)
-
-    def _by_providers(self, value: Value, owner: OpenScope) -> Any:
-        with owned_by(owner):
-            made = self.providers.of_value(value)()
-        if (
-            isinstance(value, SingleBean)
-            and self.providers[value.bean].last_overriding is not None
-            and inspect.isawaitable(made)
-        ):
-            raise MustAwait(value.bean)
-        return made
-
-    def existing(self, wanted: Any) -> Any:
-        """See `ActiveScope.existing`."""
-        scope = active.get()
-        if scope is not None and scope.direct is not self:
-            return None
-        try:
-            key = self._stored.get(wanted)
-        except TypeError:  # as in `get`
-            return None
-        return None if key is None else self.application.store.get(key)
+        return self._resolvers_of(owner).resolver(value)(owner)
 
     # --- looking up, with awaiting
 
-    async def aget(self, wanted: Any, name: str | None = None) -> Any:
-        """Return the bean; await async producers."""
-        scope = active.get() or self.application
-        # Await beans that other threads are creating instead of blocking the loop.
-        is_busy = scope.making or (scope.request or scope).making or self.application.making
-        if name is None and scope.direct is self and not is_busy:
-            try:
-                resolver = self._plain.get(wanted)
-            except TypeError:  # as in `get`
-                resolver = None
-            if resolver is not None:
-                return resolver(scope)
-        scope = self.scope()
-        recipe = self._recipes.get(wanted) if name is None and scope.direct is self and is_hashable(wanted) else None
-        if recipe is not None and not (scope.request or scope).is_seeded and not self._is_without_caller(scope):
-            plan, resolver = recipe
-            await self._follow(plan, scope)
-            try:
-                return resolver(scope)
-            except MustAwait as error:
-                raise self._gone(error) from None
-        try:
-            value = self.value_of(wanted, name)
-        except MissingBeanError:
-            return seed_without_bean(scope, wanted)
-        if name is None and is_hashable(wanted):
-            self._remember_awaiting(wanted, value)
-        return await self.aget_value(value, scope)
-
-    def _remember_awaiting(self, wanted: Any, value: Value) -> None:
-        plan = self._planner.plan(value)
-        if plan.is_plain:
-            self._remember(wanted, value)
-        elif plan.is_direct and not self._layers:
-            self._recipes[wanted] = plan, self._resolver(value)
-
     async def aget_value(self, value: Value, scope: OpenScope) -> Any:
         """Return a value; await async producers."""
-        plan = await self._ready(value, scope)
         try:
-            if plan.is_direct and not self._layers:
-                return self._now(value, scope)
-            return await run_awaiting(self._stepwise.steps_to(value, scope))
+            plan = await self._make_ready(value, scope)
+            if plan.is_direct:
+                return self._create(value, scope)
+            return await self._resolvers_of(scope).resolver(value, awaiting=True)(scope)
         except MustAwait as error:
-            raise self._gone(error) from None
-
-    def _gone(self, error: MustAwait) -> ScopeNotActiveError:
-        """Return the error for a scope that ended during an async lookup."""
-        return ScopeNotActiveError(self.label(error.key), "its scope ended during the lookup")
+            reason = error
+        if self._follow_providers(reason):
+            return await self.aget_value(value, scope)
+        raise ScopeNotActiveError(self.label(reason.key), "its scope ended during the lookup")
 
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         """Create the async parts of a bean, so that `get` can create the rest on any thread."""
-        try:
-            if name is None and wanted in self._plain:
-                return
-        except TypeError:  # as in `get`
-            pass
-        scope = self.scope()
-        try:
-            value = self.value_of(wanted, name)
-        except MissingBeanError:
+        value = self._value_of(wanted, name)
+        if value is None:
             return
-        await self._ready(value, scope)
-        if (
-            isinstance(value, SingleBean)
-            and self._planner.is_made_for_one(value.bean)
-            and value.bean not in (scope.seeds or ())
-        ):
+        scope = self.scope()
+        self._follow_providers()
+        await self._make_ready(value, scope)
+        is_seed = isinstance(value, SingleBean) and value.bean in (scope.request or scope).seeds
+        if isinstance(value, SingleBean) and self._planner.is_made_for_one(value.bean) and not is_seed:
             # A new instance per lookup: store it for the next `get`.
-            made = await self._build(value.bean, scope)
-            if scope.prepared is None:
-                scope.prepared = {}
+            made = await self._resolvers_of(scope).resolver(self.graph.single(value.bean), awaiting=True)(scope)
             scope.prepared.setdefault(value.bean, []).append(made)
 
-    async def _ready(self, value: Value, scope: OpenScope) -> Plan:
+    async def _make_ready(self, value: Value, scope: OpenScope) -> Plan:
         """Create the stored beans of a value that async code must create."""
         # Do not create beans that a seed replaces, nor beans that only those need.
         request = scope.request
         if request is not None and request.is_seeded:
             plan = self._planner.plan_in(request, value)
-        elif self._is_without_caller(scope):
+        elif request is None and self.graph.has_callers:  # the identity is the anonymous one
             plan = self._planner.plan_outside(value)
         else:
             plan = self._planner.plan(value)
         await self._follow(plan, scope)
         return plan
-
-    def _is_without_caller(self, scope: OpenScope) -> bool:
-        """Return True if no request scope is active, so that the identity is the anonymous one."""
-        return scope.request is None and self.graph.has_callers
-
-    def outside(self, key: int) -> Any:
-        """Return the value of a bean outside of request scopes, or `MISSING`."""
-        return self.graph.outside(key)
 
     async def _follow(self, plan: Plan, scope: OpenScope) -> None:
         if plan.goal is not None and plan.goal in self.place_of(plan.goal, scope).store:
@@ -361,7 +255,7 @@ class Wiring(Home):
                 continue
             place = self.place_of(key, scope)
             if key not in place.store:
-                await place.create_awaiting(key, self._builders[key])
+                await place.create_awaiting(key, self._resolvers_of(place).maker(key, awaiting=True))
         # Await beans that a thread is creating, so that the loop is not blocked.
         request = scope.request or scope
         if scope.making or request.making or self.application.making:
@@ -369,40 +263,90 @@ class Wiring(Home):
                 for key in plan.others.intersection(place.making):
                     await place.settled(key)
 
-    async def _build(self, key: int, owner: OpenScope) -> Any:
-        """Return a new bean created with await; `owner` closes it."""
-        is_nested = not self._layers and key not in self._planner.stepwise and key not in self.deep
-        if is_nested and GENERATE and owner.direct is self:
-            made = self._resolvers.beginner(key)(owner)
-            return await run_awaiting(self._stepwise.steps_to_enter(key, made, owner))
-        return await run_awaiting(self._stepwise.steps_to_make(key, owner))
+    # --- providers that answer for beans
 
-    def make_deep(self, key: int, scope: OpenScope) -> Any:
-        """Create a bean at the end of a long chain for `scope`, without await."""
-        return self._stepwise.make(key, scope)
+    def overridden(self, key: int, scope: OpenScope) -> Any:
+        """Return what replaces an overridden bean in `scope`. Raises `MustAwait` if that must be awaited."""
+        made = self._ask_overriding(key, scope)
+        if inspect.isawaitable(made):
+            if inspect.iscoroutine(made):
+                made.close()
+            raise MustAwait(key, self.providers[key].last_overriding)
+        return made
 
-    def _find_deep(self) -> None:
-        self.deep = self._stepwise.deep = deep_beans(self.graph)
+    async def overridden_awaiting(self, key: int, scope: OpenScope) -> Any:
+        """Return what replaces an overridden bean in `scope`; await it if necessary."""
+        made = self._ask_overriding(key, scope)
+        return await made if inspect.isawaitable(made) else made
 
-    def _find_awaited(self) -> None:
-        self._planner = self._stepwise.planner = Planner(self.graph, self.providers.overridden)
-        self.awaited = self._planner.awaited
+    def _ask_overriding(self, key: int, scope: OpenScope) -> Any:
+        with owned_by(scope):
+            return self.providers[key]()
 
-    # --- calls of providers by other code
+    def _follow_providers(self, reason: MustAwait | None = None) -> bool:
+        """Plan again if an override has made a provider async, or no longer does. Return True if so.
 
-    def get_from_provider_call(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the bean, or an awaitable of it, to code that calls its provider."""
-        if self.application.closed:
+        Providers of included containers are overridden without notice. So this is found out when a lookup meets an
+        awaitable, or a bean that needed `await` before.
+        """
+        if reason is not None and reason.behind is not None:
+            self._awaitable[reason.key] = reason.behind
+        if self._find_asked() == self._planner.asked:
+            return False
+        self._plan_again()
+        return True
+
+    def _find_asked(self) -> frozenset[int]:
+        """Return the beans whose provider returns awaitables now because it is overridden."""
+        asked = {key for key, behind in self._awaitable.items() if self._provider_behind(key) is behind}
+        for key, included in self._included:
+            if included.turned_async and not self.graph.definitions[key].is_awaited:
+                asked.add(key)
+        return frozenset(asked)
+
+    def _provider_behind(self, key: int) -> Any:
+        """Return the provider that answers for a bean now."""
+        overriding = self.providers[key].last_overriding
+        included = self.graph.definitions[key].included
+        return overriding if overriding is not None or included is None else included.behind
+
+    def provide(
+        self, value: Value, owner: OpenScope | None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return a value, or an awaitable of it, to code that calls its provider."""
+        if self.application.closed and isinstance(value, SingleBean):
             # The provider also works after the container was started again.
-            definition = self.graph.definitions[key]
+            definition = self.graph.definitions[value.bean]
             return self.lookup.get(definition.provides, definition.name)
-        scope = self.scope()
-        if (args or kwargs) and not self.graph.definitions[key].is_stored and key not in self.awaited:
-            return self.providers[key].make(scope, args, kwargs)
+        scope = owner or self.scope()
+        if (args or kwargs) and isinstance(value, SingleBean) and self._takes_arguments(value.bean):
+            return self._create_with(self.graph[value.bean], scope, args, kwargs or {})
         try:
-            return self._now(self.graph.single(key), scope)
-        except MustAwait:
-            return self.aget_value(self.graph.single(key), scope)
+            return self._create(value, scope)
+        except MustAwait as error:
+            self._follow_providers(error)
+            return self.aget_value(value, scope)
+
+    def _takes_arguments(self, key: int) -> bool:
+        return not self.graph.definitions[key].is_stored and key not in self._planner.awaited
+
+    def _create_with(self, bean: Bean, scope: OpenScope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a new dependent bean; the arguments of the provider's call replace those that would be injected."""
+        given: list[Any] = []
+        named = dict(kwargs)
+        for point, value in bean.needs:
+            if point.positional:
+                given.append(point.default if value == DEFAULT else self._create(value, scope))
+            elif point.parameter not in kwargs and value != DEFAULT:
+                named[point.parameter] = self._create(value, scope)
+        definition = bean.definition
+        made = definition.factory(*given, *args, **named)
+        if definition.factory_kind is FactoryKind.GENERATOR:
+            return scope.enter(made, None)
+        if definition.stop is Stop.NONE:
+            return made
+        keep = scope.keep_stopping if definition.stop is Stop.SYNC else scope.keep_stopping_async
+        return keep(made, None)
 
     # --- start and stop
 
@@ -414,10 +358,10 @@ class Wiring(Home):
         for dependency, point in undefined.items():
             self._outside.append(fill(dependency, self.providers.of_value(self.graph.value_of(point))))
         self._filled = tuple(undefined)
-        places = ((key, self.graph.definitions[key]) for key in sorted(self.awaited))
+        places = ((key, self.graph.definitions[key]) for key in sorted(self._planner.awaited))
         awaited = [key for key, each in places if each.scope is Scope.APPLICATION]
         # In one plan: separate plans would contain the beans of a long chain many times.
-        await self._ready(BeanList(tuple(awaited)), self.application)
+        await self._make_ready(BeanList(tuple(awaited)), self.application)
 
     async def stop(self, error: BaseException | None) -> None:
         """Close the application beans."""
@@ -466,19 +410,11 @@ class Wiring(Home):
         """Use separate instances of application beans that hold an overridden bean, until the override ends."""
         if began:
             self._layers.begin(key, holders_in(self.graph, key, self.providers[key]))
-            self._forget()
+            self._plan_again()
         else:
             left = self._layers.end(key)
-            self._forget()
+            self._plan_again()
             self._layers.close(left)
-
-    def _forget(self) -> None:
-        self._unnamed.clear()
-        self._plain.clear()
-        self._stored.clear()
-        self._recipes.clear()
-        self._by_value.clear()
-        self._find_awaited()
 
 
 # --- seeds
@@ -502,152 +438,25 @@ class Seeding:
 
     def _put(self, scope: RequestScope, form: Any, key: int | None, value: Any) -> None:
         if key is None:
-            scope.extras = {**(scope.extras or {}), plain(form): value}
-            scope.direct = None
+            scope.extras[plain(form)] = value
         elif self._graph.definitions[key].is_stored and self._graph.definitions[key].scope is Scope.REQUEST:
             scope.store[key] = value
             scope.is_seeded = True
         else:
-            # Generated functions do not see this seed, because they do not look in the request's store.
-            scope.seeds = {**(scope.seeds or {}), key: value}
+            # No lookup of this bean looks in the request's store.
+            scope.seeds[key] = value
             scope.is_seeded = True
-            scope.direct = None
 
 
-def seed_without_bean(scope: OpenScope, wanted: Any) -> Any:
-    """Return the seed for a type that no bean provides; else raise the current error again."""
+def find_extra(scope: OpenScope, wanted: Any) -> Any:
+    """Return the seed for a type that no bean provides, or `MISSING`."""
     request = scope.request
+    if request is None or not request.extras:
+        return MISSING
     form = plain(wanted)
-    for given, value in (request.extras or {}).items() if request is not None else ():
+    for given, value in request.extras.items():
         if form == given or form in forms_of(given):
-            if request is not None and request.closing:
+            if request.closing:
                 raise ScopeNotActiveError(str(form), "its request scope has ended")
             return value
-    raise
-
-
-# --- overriding
-
-
-class Override:
-    """A replacement of the bean of a type and name."""
-
-    def __init__(self, wanted: Any, fake: Any, name: str | None) -> None:
-        self._wanted, self._fake, self._name = wanted, fake, name
-        self._applied: tuple[Wiring, Callable[[], None]] | None = None
-
-    def key_in(self, graph: BeanGraph) -> int | None:
-        """Return the key of the overridden bean; None if no single bean matches."""
-        try:
-            return self._key_in(graph)
-        except FrameworkError:
-            return None
-
-    def _key_in(self, graph: BeanGraph) -> int:
-        value = graph.find(self._wanted, self._name)
-        if isinstance(value, SingleBean):
-            return value.bean
-        what = "the type is not a single bean"
-        raise IllegalConfigurationError([Problem(self._where, what, "override its beans one by one")])
-
-    @property
-    def _where(self) -> str:
-        return f"override({type_name(self._wanted)}, …)"
-
-    def problems(self, graph: BeanGraph) -> Iterator[Problem]:
-        """Yield the problems of the override before start."""
-        try:
-            self._key_in(graph)
-        except AmbiguousBeanError as error:
-            yield Problem(
-                self._where, f"multiple beans provide it: {', '.join(error.candidates)}", "override one of them"
-            )
-        except IllegalConfigurationError as error:
-            yield from error.problems
-        except FrameworkError:
-            yield Problem(self._where, "no bean provides it", "register the bean that the fake replaces")
-
-    def apply(self, wiring: Wiring) -> None:
-        """Replace the bean by the fake. Raises if no bean, or more than one, matches."""
-        key = self._key_in(wiring.graph)
-        wiring.follow_graph()
-        self._applied = wiring, wiring.override(key, self._fake)
-
-    def take_back(self, wiring: Wiring) -> None:
-        """End the override."""
-        if self._applied is not None and self._applied[0] is wiring:
-            _, end = self._applied
-            self._applied = None
-            end()
-
-
-# --- scopes of beans during an override
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """An active override: `scope` stores the application beans (`holders`) that hold the overridden bean."""
-
-    key: int
-    holders: frozenset[int]
-    scope: ApplicationScope
-
-
-class OverrideLayers:
-    """The active overrides of a started container, newest last. False if there is none."""
-
-    def __init__(self, graph: BeanGraph, home: Home) -> None:
-        self._graph, self._home = graph, home
-        self._layers: list[_Layer] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._layers)
-
-    def place_of(self, key: int) -> ApplicationScope:
-        """Return the scope that currently stores an application bean."""
-        for layer in reversed(self._layers):
-            if key in layer.holders:
-                return layer.scope
-        return self._home.application
-
-    def begin(self, key: int, outside: Iterable[int]) -> None:
-        """Start an override; `outside` are the beans of included containers that hold the bean."""
-        self._layers.append(_Layer(key, self._application_holders(key, outside), ApplicationScope(self._home)))
-
-    def end(self, key: int) -> ApplicationScope:
-        """End the last override of a bean; return its scope, which the caller must close."""
-        layer = next(layer for layer in reversed(self._layers) if layer.key == key)
-        self._layers.remove(layer)
-        return layer.scope
-
-    def close(self, scope: ApplicationScope) -> None:
-        """Close the beans of an ended override; on an event loop, async closers wait until the stop."""
-        scope.close_here(None)
-        if not scope.closers:
-            return
-        if asyncio._get_running_loop() is None:
-            scope.close_waiting(None)
-        else:
-            self._home.application.closers.extend(scope.closers)
-
-    def merge(self) -> None:
-        """Move the closers of active overrides to the application scope."""
-        for layer in self._layers:
-            layer.scope.closing = True
-            self._home.application.closers.extend(layer.scope.closers)
-            layer.scope.closers.clear()
-
-    def _application_holders(self, key: int, outside: Iterable[int]) -> frozenset[int]:
-        """Return the application beans that hold a bean, directly or indirectly."""
-        holders: dict[int, list[int]] = {}
-        for bean in self._graph.beans:
-            for held in bean.held:
-                holders.setdefault(held, []).append(bean.key)
-        found = set(outside)
-        todo = [key, *found]
-        while todo:
-            for holder in holders.get(todo.pop(), ()):
-                if holder not in found:
-                    found.add(holder)
-                    todo.append(holder)
-        return frozenset(each for each in found if self._graph.definitions[each].scope is Scope.APPLICATION)
+    return MISSING

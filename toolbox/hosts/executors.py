@@ -40,8 +40,8 @@ class _EmptyScope:
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         return self.get(wanted, name)
 
-    def existing(self, wanted: TypeForm[Any]) -> Any:
-        return self.get(wanted)
+    async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        return None
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
 

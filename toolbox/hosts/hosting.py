@@ -25,7 +25,6 @@ from ..di.scopes import outside_scopes
 from ..errors import (
     ContainerNotStartedError,
     IllegalConfigurationError,
-    MissingBeanError,
     Problem,
 )
 from ..events import EventListener, Listeners
@@ -216,12 +215,9 @@ class ContainerHost:
         if self._memories is None:
             # Conversations outlive requests.
             with outside_scopes():
-                try:
-                    store: ChatMemoryStore = await self.scope.aget(ChatMemoryStore)
-                except MissingBeanError:
-                    store = InMemoryChatMemoryStore()
+                store = await self.scope.find(ChatMemoryStore)
             if self._memories is None:
-                self._memories = ChatMemories(store)
+                self._memories = ChatMemories(InMemoryChatMemoryStore() if store is None else store)
         return self._memories
 
     async def cost_estimator(self) -> CostEstimator | None:
@@ -315,22 +311,16 @@ class ContainerHost:
         """Return the `RunEngine` bean, or an engine that executes runs in this process."""
         from ..runs.starting import LocalRunEngine, RunEngine
 
-        try:
-            engine: RunEngine = await self.application_bean(RunEngine)
-        except MissingBeanError:
-            engine = LocalRunEngine()
-        return engine
+        engine: RunEngine | None = await self.application_bean(RunEngine)
+        return LocalRunEngine() if engine is None else engine
 
     async def run_store(self) -> RunStore:
         """Return the `RunStore` bean, or the store in memory without one; opened."""
         if self._run_store is None:
             from ..runs.store import InMemoryRunStore, RunStore
 
-            store: RunStore
-            try:
-                store = await self.application_bean(RunStore)
-            except MissingBeanError:
-                store = InMemoryRunStore()
+            found: RunStore | None = await self.application_bean(RunStore)
+            store = InMemoryRunStore() if found is None else found
             durable = [plan.where for methods in self.plans.values() for plan in methods.values() if plan.durable]
             if durable and not store.persistent:
                 from ..runs.start_checks import not_persistent
@@ -342,9 +332,9 @@ class ContainerHost:
         return self._run_store
 
     async def application_bean(self, wanted: Any) -> Any:
-        """Return a bean from outside of all requests. Raises `MissingBeanError`."""
+        """Return a bean from outside of all requests, or None."""
         with outside_scopes():
-            return await self.scope.aget(wanted)
+            return await self.scope.find(wanted)
 
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
         """See `ServiceHost.suspended_run`."""

@@ -23,7 +23,7 @@ from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel
 from ..context import ActiveScope
 from ..di.beans import MISSING, read_class
-from ..errors import IllegalConfigurationError, MissingBeanError, Problem
+from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
@@ -178,7 +178,7 @@ class _Host:
         return LocalRunEngine()
 
     async def application_bean(self, wanted: Any) -> Any:
-        raise MissingBeanError(type_name(wanted))
+        return None
 
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
         return await self.runs.suspended_in(key)

@@ -21,7 +21,6 @@ from ..context import ActiveScope, ToolOrigin
 from ..errors import (
     EndsInvocation,
     IllegalConfigurationError,
-    MissingBeanError,
     Problem,
     RunAnswerError,
     RunIncompatibleError,
@@ -627,8 +626,8 @@ async def write_seeds(scope: ActiveScope, types: Iterable[Any], where: str) -> d
     seeds = {}
     for each in types:
         try:
-            value = await scope.aget(each)
-        except (MissingBeanError, ScopeNotActiveError):
+            value = await scope.find(each)
+        except ScopeNotActiveError:
             continue
         if value is None:
             continue

@@ -49,7 +49,6 @@ from ..errors import (
     AnswerForbiddenError,
     InvocationTimeoutError,
     LeaseLostError,
-    MissingBeanError,
     RunAnswerError,
     RunCancelledError,
     RunConflictError,
@@ -713,7 +712,9 @@ class Runs(RunStarting):
             return identity
         try:
             loader: Any = await self._host.application_bean(IdentityLoader)
-        except (MissingBeanError, ScopeNotActiveError):
+        except ScopeNotActiveError:
+            return identity
+        if loader is None:
             return identity
         loaded = loader.load(identity)
         if isawaitable(loaded):

@@ -1,0 +1,282 @@
+"""Generates the functions that create beans, each when it is first needed.
+
+A lookup calls a generated function with the active scope. For a request-scoped `Orders(store: Store, clock: Clock)`
+with an application-scoped `Store` (key 3) and a dependent `Clock` (key 4), `get(Orders)` calls `get` and `make_5`:
+
+    def get(scope):
+        request = scope.request
+        if request is None: scope.home.refuse(5, scope)
+        return (found if (found := request.store.get(5, MISSING)) is not MISSING else request.create(5, make_5))
+
+    def make_5(scope):
+        return factory_5(
+            store=(found if (found := application.store.get(3, MISSING)) is not MISSING
+                   else application.create(3, make_3)),
+            clock=factory_4())
+
+`create` calls its function once for all threads. `scope` is the active scope in `get`, and in `make_5` the scope of the
+new bean. Functions of beans that hold async dependent beans are `async def`. An overridden bean comes from its
+provider (`home.overridden`). Not here: providers (`providers`), what async code must create before (`awaited`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from .awaited import Planner
+from .beans import MISSING, BeanDefinition, FactoryKind, Stop
+from .decorators import Scope
+from .graph import DEFAULT, Bean, BeanDict, BeanGraph, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
+from .scopes import ApplicationScope, Home, MustAwait, OpenScope
+
+Resolver: TypeAlias = Callable[[OpenScope], Any]
+"""Returns a value for a scope; it can raise `MustAwait`. An async one returns an awaitable of the value."""
+
+
+class Resolvers:
+    """The functions of one started container, until a bean is overridden or an override ends.
+
+    `store_of` returns the scope that stores an application bean. `seeded` are beans that request scopes have in their
+    `seeds`; a container has one set of functions for each such combination, and `plain` is the set without seeds.
+    """
+
+    def __init__(
+        self,
+        graph: BeanGraph,
+        home: Home,
+        planner: Planner,
+        store_of: Callable[[int], ApplicationScope],
+        later: Callable[[LazyBean], Any],
+        seeded: frozenset[int] = frozenset(),
+        plain: Resolvers | None = None,
+    ) -> None:
+        self.graph, self.planner, self.store_of, self.later = graph, planner, store_of, later
+        self.seeded, self._plain = seeded, plain or self
+        self._lock = threading.RLock()
+        self._of_value: dict[tuple[Value, bool], Resolver] = {}
+        self._names: dict[str, Any] = {
+            "MISSING": MISSING,
+            "application": home.application,
+            "must_await": _must_await,
+            "without_none": without_none,
+        }
+
+    def resolver(self, value: Value, awaiting: bool = False) -> Resolver:
+        """Return a function that returns the value for the active scope."""
+        try:
+            if (known := self._of_value.get((value, awaiting))) is not None:
+                return known
+        except TypeError:  # a default that cannot be hashed
+            return self._new_resolver(value, awaiting)
+        return self._of_value.setdefault((value, awaiting), self._new_resolver(value, awaiting))
+
+    def _new_resolver(self, value: Value, awaiting: bool) -> Resolver:
+        with self._lock:
+            writing = _Writing(self, None, awaiting)
+            return self._compile("get", writing, writing.value(value))
+
+    def maker(self, key: int, awaiting: bool = False) -> Resolver:
+        """Return a function that creates a new instance of the bean for a scope, which closes it."""
+        maker: Resolver = self._names[self.name_maker(key, awaiting)]
+        return maker
+
+    def name_maker(self, key: int, awaiting: bool) -> str:
+        """Return the name of the function that creates a bean; its first call generates it."""
+        name = f"make_awaiting_{key}" if awaiting else f"make_{key}"
+        owner = self.graph.definitions[key].scope
+        if name not in self._names and owner is Scope.APPLICATION and self is not self._plain:
+            self._names[name] = self._plain.maker(key, awaiting)  # a request's seeds do not outlive it
+        elif name not in self._names:
+
+            def generate(scope: OpenScope) -> Any:
+                with self._lock:
+                    writing = _Writing(self, owner, awaiting)
+                    made = self._compile(name, writing, writing.create(self.graph[key]))
+                    self._names[name] = made
+                return made(scope)
+
+            self._names[name] = generate
+        return name
+
+    def _compile(self, name: str, writing: _Writing, expression: str) -> Resolver:
+        lines = [f"async def {name}(scope):" if writing.awaits else f"def {name}(scope):"]
+        if writing.wants_scope:
+            lines.append(f"    if scope is application: scope.home.refuse({writing.wants_scope[0]}, scope)")
+        if writing.wants_request or writing.may_use_request:
+            lines.append("    request = scope.request")
+        if writing.wants_request:
+            lines.append(f"    if request is None: scope.home.refuse({writing.wants_request[0]}, scope)")
+        lines.append(f"    return {expression}")
+        namespace: dict[str, Any] = {}
+        exec(compile("\n".join(lines), f"<toolbox resolver {name}>", "exec"), self._names, namespace)
+        function: Resolver = namespace[name]
+        return function
+
+    def name_object(self, kind: str, value: Any) -> str:
+        """Return a name for an object in the generated code, such as `constant_12`."""
+        name = f"{kind}_{len(self._names)}"
+        self._names[name] = value
+        return name
+
+    def name_factory(self, key: int, factory: Callable[..., Any]) -> str:
+        """Return the name of a bean's factory in the generated code."""
+        self._names[f"factory_{key}"] = factory
+        return f"factory_{key}"
+
+
+class _Writing:
+    """Generates one function: its expressions, and the scopes that they need from their argument `scope`.
+
+    `owner` is the scope of the bean whose dependent beans are made; None when `scope` is whatever scope is active.
+    `awaits`: the function is an `async def`.
+    """
+
+    def __init__(self, resolvers: Resolvers, owner: Scope | None, awaits: bool) -> None:
+        self._resolvers, self._graph, self._planner = resolvers, resolvers.graph, resolvers.planner
+        self._owner, self.awaits = owner, awaits
+        self.wants_request: list[int] = []
+        self.wants_scope: list[int] = []
+        self.may_use_request = False
+
+    def value(self, value: Value) -> str:
+        """Return an expression for the value of an injection point."""
+        match value:
+            case SingleBean(key, absent):
+                made = self._find(key, absent)
+                if not self._graph.definitions[key].optional or absent is None:
+                    return made
+                return f"(found if (found := {made}) is not None else {self._absent(key, absent)})"
+            case BeanList(keys, as_tuple):
+                made = self._leave_none_out("[" + ", ".join(map(self._find, keys)) + "]", keys)
+                return f"tuple({made})" if as_tuple else made
+            case BeanDict(named):
+                made = "{" + ", ".join(f"{name!r}: {self._find(key)}" for name, key in named) + "}"
+                return self._leave_none_out(made, tuple(key for _, key in named))
+            case Constant(fixed):
+                return self._resolvers.name_object("constant", fixed)
+            case LazyBean():
+                return self._resolvers.name_object("instance", self._resolvers.later(value))
+            case NotFound():
+                raise AssertionError("a graph with a missing bean is refused before")
+
+    def _leave_none_out(self, made: str, keys: tuple[int, ...]) -> str:
+        may_hold_none = any(self._graph.definitions[key].optional for key in keys)
+        return f"without_none({made})" if may_hold_none else made
+
+    def _absent(self, key: int, instead: Any) -> str:
+        """Return an expression for a bean without a value."""
+        return f"scope.home.absent({key}, {self._resolvers.name_object('instead', instead)})"
+
+    def _find(self, key: int, instead: Any = MISSING) -> str:
+        """Return an expression that finds a bean in its scope, or creates it; `instead` replaces a missing seed."""
+        definition = self._graph.definitions[key]
+        if key in self._planner.overridden:
+            if key not in self._planner.asked:
+                return f"scope.home.overridden({key}, scope)"
+            return f"(await scope.home.overridden_awaiting({key}, scope))" if self.awaits else f"must_await({key})"
+        if key in self._resolvers.seeded and self._owner is not Scope.APPLICATION:
+            return f"scope.request.seeds[{key}]"
+        if (nobody := self._graph.outside(key)) is not MISSING:
+            return self._find_in_request(key, nobody, instead)
+        if definition.factory_kind is FactoryKind.SEED and instead is not MISSING:
+            return self._find_in_request(key, instead, instead)
+        if not definition.is_stored:
+            return self._make_for_holder(self._graph[key])
+        if definition.scope is Scope.APPLICATION:
+            stored_in = "application"
+            if (place := self._resolvers.store_of(key)) is not place.home.application:
+                stored_in = self._resolvers.name_object("application", place)
+        elif definition.scope is Scope.REQUEST:
+            stored_in = "request"
+            self.wants_request.append(key)
+        else:
+            stored_in = "scope"
+            self.wants_scope.append(key)
+        return self._find_stored(key, stored_in, MISSING)
+
+    def _find_stored(self, key: int, place: str, instead: Any) -> str:
+        """Return an expression that finds or creates a bean in the store of a scope."""
+        definition = self._graph.definitions[key]
+        if definition.factory_kind is FactoryKind.SEED:
+            factory = self._resolvers.name_factory(key, definition.factory)
+            made = f"found if (found := {factory}()) is not MISSING else {self._absent(key, instead)}"
+        elif key in self._planner.awaited:
+            made = f"must_await({key})"
+        else:
+            made = f"{place}.create({key}, {self._resolvers.name_maker(key, False)})"
+        return f"(found if (found := {place}.store.get({key}, MISSING)) is not MISSING else {made})"
+
+    def _find_in_request(self, key: int, outside: Any, instead: Any = MISSING) -> str:
+        """Return an expression for a bean that is `outside` where no request scope is active."""
+        self.may_use_request = True
+        definition = self._graph.definitions[key]
+        if definition.is_stored and definition.scope is Scope.REQUEST:
+            made = self._find_stored(key, "request", instead)
+        else:
+            made = self._make_for_holder(self._graph[key])
+        return f"({self._resolvers.name_object('outside', outside)} if request is None else {made})"
+
+    def _make_for_holder(self, bean: Bean) -> str:
+        """Return an expression that creates a bean that is not stored."""
+        if self._planner.is_made_for_one(bean.key):
+            if self.awaits:
+                return f"(await {self._resolvers.name_maker(bean.key, True)}(scope))"
+            if bean.key not in self._planner.asked:
+                return f"must_await({bean.key})"
+        # Written into the call of its holder, if that is not longer than the call of a function of its own.
+        if all(self._graph.definitions[held].is_stored for held in bean.held):
+            return self.create(bean)
+        return f"{self._resolvers.name_maker(bean.key, False)}(scope)"
+
+    def create(self, bean: Bean) -> str:
+        """Return an expression that creates a bean and registers how to close it."""
+        definition = bean.definition
+        if self.awaits and bean.key in self._planner.asked and definition.included is not None:
+            return f"await {self._resolvers.name_object('included', definition.included.new)}()"
+        call = f"{self._resolvers.name_factory(bean.key, definition.factory)}({self._write_arguments(bean)})"
+        return self._keep(call, definition, bean.key if definition.is_stored else None)
+
+    def _keep(self, call: str, definition: BeanDefinition, key: int | None) -> str:
+        """Return an expression that enters or awaits what a factory returns, and registers how to close it."""
+        match definition.factory_kind:
+            case FactoryKind.GENERATOR:
+                return f"scope.enter({call}, {key})"
+            case FactoryKind.ASYNC_GENERATOR:
+                return f"await scope.enter_async({call}, {key}, {definition.own_task})"
+            case FactoryKind.COROUTINE:
+                call = f"await {call}"
+        match definition.stop:
+            case Stop.SYNC:
+                return f"scope.keep_stopping({call}, {key})"
+            case Stop.ASYNC:
+                return f"scope.keep_stopping_async({call}, {key})"
+        return call
+
+    def _write_arguments(self, bean: Bean) -> str:
+        """Return the arguments of a bean's factory."""
+        written: list[str] = []
+        by_position = True
+        for point, value in bean.needs:
+            if value == DEFAULT and not point.positional:
+                by_position = False  # omitted: pass the following arguments by name
+                continue
+            expression = self.value(Constant(point.default) if value == DEFAULT else value)
+            if point.positional or (by_position and not point.keyword):
+                written.append(expression)
+            else:
+                by_position = False
+                written.append(f"{point.parameter}={expression}")
+        return ", ".join(written)
+
+
+def without_none(beans: Any) -> Any:
+    """Return a list or dict of beans without those whose producer returned None."""
+    if isinstance(beans, dict):
+        return {name: bean for name, bean in beans.items() if bean is not None}
+    return [bean for bean in beans if bean is not None]
+
+
+def _must_await(key: int) -> Any:
+    raise MustAwait(key)
