@@ -1,6 +1,6 @@
 """Replaces beans while a container runs: `container.override(…)`, and the beans that hold a replaced one.
 
-Application beans that hold a replaced bean get instances of their own during the override. Not here: asking an
+Application beans that hold a replaced bean get separate instances during the override. Not here: asking an
 overridden provider (`wiring`), overriding providers of included containers (`foreign`).
 """
 

@@ -225,7 +225,7 @@ class _Writing:
                 return f"(await {self._resolvers.name_maker(bean.key, True)}(scope))"
             if bean.key not in self._planner.asked:
                 return f"must_await({bean.key})"
-        # Written into the call of its holder, if that is not longer than the call of a function of its own.
+        # Written into the call of its holder if it holds only stored beans, so that no function gets long.
         if all(self._graph.definitions[held].is_stored for held in bean.held):
             return self.create(bean)
         return f"{self._resolvers.name_maker(bean.key, False)}(scope)"
