@@ -22,6 +22,9 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx2
 
 from .errors import FrameworkError
+from .models.anthropic_wire import AnthropicWire
+from .models.chat_wire import ChatWire
+from .models.responses_wire import ResponsesWire
 from .safe_text import without_secrets
 from .tls import tls_context
 
@@ -35,16 +38,10 @@ RECORD_IT = f"run it once with {VARIABLE}=record and the server's key, and commi
 Json: TypeAlias = Any
 
 VERSION = 1
-PATHS = ("/chat/completions", "/responses", "/messages")
+WIRES = (ChatWire, ResponsesWire, AnthropicWire)
+PATHS = tuple(each.path for each in WIRES)
 """The default endings of recorded paths. Nothing else of an address is written."""
-_FIELD_NAMES = """
-    cache_control container frequency_penalty include input instructions logit_bias logprobs max_completion_tokens
-    max_output_tokens max_tokens messages min_p modalities model n output_config parallel_tool_calls prediction
-    presence_penalty previous_response_id reasoning reasoning_effort repetition_penalty response_format seed
-    service_tier stop stop_sequences store stream stream_options system temperature text thinking tool_choice tools
-    top_k top_logprobs top_p truncation verbosity
-"""
-FIELDS = frozenset(_FIELD_NAMES.split())
+FIELDS = frozenset().union(*(each.recorded_fields for each in WIRES))
 """The top-level fields of a body that are written with their values. Other fields are written by name only:
 some gateways take keys there."""
 HIDDEN = "(not recorded)"

@@ -2,8 +2,11 @@
 
 import asyncio
 import gzip
+import importlib
+import inspect
 import json
 import pickle
+import pkgutil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,13 +22,16 @@ from toolbox import (
     OpenAiChatModel,
     PartialResponse,
     Result,
+    SystemMessage,
     ToolSpecification,
     UserMessage,
     create_ai_service,
+    models,
     register_ai_service,
     tool,
 )
-from toolbox.recordings import Recording, RecordingError
+from toolbox.chat import ResponseFormat
+from toolbox.recordings import HIDDEN, RecordedRequest, Recording, RecordingError
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -475,3 +481,33 @@ async def test_streams_with_tools_and_unicode_are_replayed(serve: Serve, tmp_pat
     live = await streamed(Recording(file), server.url, request)
 
     assert await streamed(Recording(file), request=request) == live
+
+
+def wires() -> list[type]:
+    """Return the classes of `toolbox.models` that encode requests."""
+    found = []
+    for module in pkgutil.iter_modules(models.__path__, "toolbox.models."):
+        if module.name.endswith("_wire"):
+            classes = inspect.getmembers(importlib.import_module(module.name), inspect.isclass)
+            found += [each for name, each in classes if name.endswith("Wire") and each.__module__ == module.name]
+    return found
+
+
+@pytest.mark.parametrize("wire", wires())
+async def test_the_requests_of_every_wire_are_recorded_with_their_values(wire: Any, tmp_path: Path) -> None:
+    encoder = wire()
+    request = ChatRequest(
+        [SystemMessage("Be brief."), UserMessage("Hi")],
+        [ToolSpecification("add", "Adds.", {"type": "object", "properties": {}})],
+        response_format=ResponseFormat("answer", {"type": "object", "properties": {}}),
+        tool_choice="required",
+    )
+    stream_fields = encoder.stream_fields(True) if hasattr(encoder, "stream_fields") else {"stream": b"true"}
+    sent = {"model": b'"m"', **encoder.fields(request), **stream_fields}
+
+    body = b",".join(b'"%s":%s' % (name.encode(), value) for name, value in sent.items())
+    asked = RecordedRequest.of(f"/v1{wire.path}", b"{%s}" % body)
+
+    assert asked.path == wire.path
+    assert {*asked.body} == {*sent}
+    assert HIDDEN not in asked.body.values()

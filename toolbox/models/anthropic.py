@@ -222,7 +222,7 @@ class AnthropicChatModel:
             settings.strict_tools,
             keeps_unsigned=not is_public(settings.address),
         )
-        self._path = "/messages" if settings.address.rstrip("/").endswith("/v1") else "/v1/messages"
+        self._path = self._wire.path if settings.address.rstrip("/").endswith("/v1") else f"/v1{self._wire.path}"
         self._transport = Transport(settings, AnthropicPackage())
         self._tool_names = ToolNames()
         self._warned: set[str] = set()

@@ -29,7 +29,16 @@ from .accumulator import PartialCall, ReplyAccumulator, further_usage, key_of, u
 from .chat_wire import CACHE_CONTROL
 from .server_errors import error_in, message_of
 from .sse import excerpt
-from .wire_encoding import Fields, ToolBytes, encoded_messages, encoded_parts, function_name, is_any, json_bytes
+from .wire_encoding import (
+    SHARED_FIELDS,
+    Fields,
+    ToolBytes,
+    encoded_messages,
+    encoded_parts,
+    function_name,
+    is_any,
+    json_bytes,
+)
 
 BLOCKS = "anthropic"
 """The attribute of a reply with its content blocks, as the server sent them."""
@@ -41,12 +50,20 @@ MOST_MARKS = 4
 Marks = Mapping[str, str]
 
 
+_RECORDED = """
+    cache_control container max_tokens messages output_config stop_sequences system thinking
+"""
+
+
 class AnthropicWire:
-    """Encodes the requests of one model. `path` is added to the base URL.
+    """Encodes the requests of one model; see `ChatWire` for `path` and `recorded_fields`.
 
     `cache` is the cache mark that is set automatically, or None. `keeps_unsigned`: send thoughts without a signature
     back, which Anthropic rejects and other servers create.
     """
+
+    path = "/messages"
+    recorded_fields = SHARED_FIELDS.union(_RECORDED.split())
 
     def __init__(
         self,

@@ -48,6 +48,7 @@ from .accumulator import (
 from .server_errors import error_in
 from .wire_encoding import (
     DOCUMENT,
+    SHARED_FIELDS,
     Fields,
     SendReasoning,
     ToolBytes,
@@ -82,10 +83,22 @@ AUDIO_FORMATS = {
 _API = "the chat completions API"
 
 
+_RECORDED = """
+    cache_control frequency_penalty logit_bias logprobs max_completion_tokens max_tokens messages min_p
+    modalities n parallel_tool_calls prediction presence_penalty reasoning reasoning_effort
+    repetition_penalty response_format seed stop store stream_options text thinking verbosity
+"""
+
+
 class ChatWire:
-    """Encodes the requests of one model. `path` is added to the base URL."""
+    """Encodes the requests of one model. `path` is added to the base URL.
+
+    `recorded_fields` are the top-level fields of a request that a recording writes with their values. A recording hides
+    the values of all others, because some gateways take keys there: list each field that the wire sends.
+    """
 
     path = "/chat/completions"
+    recorded_fields = SHARED_FIELDS.union(_RECORDED.split())
 
     def __init__(
         self,

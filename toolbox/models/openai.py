@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 class Interpreter(Protocol):
     """Interprets the JSON objects of one wire and passes the parts to the accumulator.
 
+    A `CompleteToolCall` is more than a display: a service starts the tool at once, before the reply is complete. So
+    finish a call only when the server has said that it is complete, or when the next part cannot belong to it.
+
     `kind`: the name of a reply, for errors. `answered`: a part of a reply has arrived. `ended`: the server has said
     that the reply is complete. `final`: everything that follows is ignored.
     """
@@ -80,6 +83,7 @@ class Wire(Protocol):
     """Encodes requests for one of the two APIs and creates interpreters of replies; see `ChatWire`."""
 
     path: str
+    recorded_fields: frozenset[str]
 
     def fields(self, request: ChatRequest) -> Fields: ...
     def stream_fields(self, usage: bool) -> Fields: ...

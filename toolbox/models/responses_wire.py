@@ -39,6 +39,7 @@ from .server_errors import error_in, message_of
 from .sse import excerpt
 from .wire_encoding import (
     DOCUMENT,
+    SHARED_FIELDS,
     Fields,
     SendReasoning,
     ToolBytes,
@@ -62,10 +63,17 @@ LARGEST_ITEM = 2**14
 _RENAMED = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
 
+_RECORDED = """
+    include input instructions max_output_tokens parallel_tool_calls previous_response_id reasoning
+    store text truncation
+"""
+
+
 class ResponsesWire:
-    """Encodes the requests of one model. `path` is added to the base URL."""
+    """Encodes the requests of one model; see `ChatWire` for `path` and `recorded_fields`."""
 
     path = "/responses"
+    recorded_fields = SHARED_FIELDS.union(_RECORDED.split())
 
     def __init__(
         self,

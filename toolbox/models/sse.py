@@ -1,6 +1,9 @@
 """Reads the bytes of an event stream into the JSON objects of its events.
 
 Also reads what some servers send instead: a JSON document, lines of JSON, events without blank lines between them.
+Bytes that begin with a brace, a bracket or `<` are not an event stream. They are read at the end, not while they
+arrive, because a document may have line breaks anywhere. A line that is not JSON is then skipped; it is shown only in
+the error of a reply that contains nothing else.
 Not here: the meaning of the objects (`chat_wire`, `responses_wire`).
 """
 

@@ -26,6 +26,11 @@ T = TypeVar("T")
 Fields: TypeAlias = dict[str, bytes]
 """The top-level fields of a request, each value as JSON."""
 
+SHARED_FIELDS = frozenset(
+    {"model", "service_tier", "stream", "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"}
+)
+"""The fields of all wires that a recording writes with their values; see `recorded_fields` of a wire."""
+
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
 _KEPT_TOOL_SETS = 64
 
