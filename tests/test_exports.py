@@ -262,7 +262,7 @@ def test_a_plain_program_imports_no_capability_that_it_does_not_use(loaded_by_pr
 def test_a_bean_of_a_capability_that_is_imported_after_the_start_is_found(
     loaded_by_programs: dict[str, list[str]],
 ) -> None:
-    assert "toolbox.runs.inbox" in loaded_by_programs[BEAN_OF_A_CAPABILITY]
+    assert "toolbox.runs.runs_bean" in loaded_by_programs[BEAN_OF_A_CAPABILITY]
 
 
 def test_the_toolbox_decorator_is_not_replaced_by_later_imports(loaded_by_programs: dict[str, list[str]]) -> None:

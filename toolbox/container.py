@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .di.wiring import Wiring
     from .events import EventListener
     from .hosts.hosting import ContainerHost
-    from .runs.inbox import Runs
+    from .runs.runs_bean import Runs
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors
@@ -220,8 +220,8 @@ class Container:
 
         def runs_on_request(wanted: object) -> BeanDefinition | None:
             # Most programs have no runs, and do not import them.
-            inbox = sys.modules.get("toolbox.runs.inbox")
-            return _own_bean(host.runs) if inbox is not None and wanted is inbox.Runs else None
+            runs_bean = sys.modules.get("toolbox.runs.runs_bean")
+            return _own_bean(host.runs) if runs_bean is not None and wanted is runs_bean.Runs else None
 
         own = [_own_bean(each) for each in (self, host.settings)]
         registered = self._registry.read(self._readers(names, host), names, own, runs_on_request)

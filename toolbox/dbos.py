@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .errors import IllegalConfigurationError, Problem, RunBusyError, RunIncompatibleError, RunNotFoundError
-from .runs.starting import RunEngine
+from .runs.engines import RunEngine
 
 __all__ = [
     "DbosRunEngine",
@@ -20,7 +20,7 @@ __all__ = [
 if TYPE_CHECKING:
     from dbos import DBOSClient
 
-    from .runs.starting import RunStarting
+    from .runs.runs_bean import Runs
 
 logger = logging.getLogger("toolbox.dbos")
 
@@ -70,7 +70,7 @@ class DbosRunEngine(RunEngine):
         if not queue or queue.startswith("_dbos_"):
             raise ValueError(f"queue={queue!r}; use a name that does not start with _dbos_")
         self._url, self._queue, self._concurrency, self._polling = database_url, queue, concurrency, polling
-        self._runs: RunStarting | None = None
+        self._runs: Runs | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: DBOSClient | None = None
         self._has_launched = False
@@ -78,7 +78,7 @@ class DbosRunEngine(RunEngine):
 
     # --- start and stop
 
-    async def attach(self, runs: RunStarting, executes: bool) -> None:
+    async def attach(self, runs: Runs, executes: bool) -> None:
         """See `RunEngine`."""
         self._runs, self._loop = runs, asyncio.get_running_loop()
         if not executes:

@@ -36,7 +36,7 @@ from .json_text import compact_json, object_text
 from .runs.store import Answer, approve
 
 if TYPE_CHECKING:
-    from .runs.inbox import Runs
+    from .runs.runs_bean import Runs
     from .services.outputs import Result
 
 __all__ = [

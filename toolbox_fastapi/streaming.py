@@ -25,7 +25,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
 from toolbox.context import WhileCallerWaits
 from toolbox.runs.event_log import RunEnded, RunEvent, RunEvents
-from toolbox.runs.inbox import ResumedEvents
+from toolbox.runs.resuming import ResumedEvents
 from toolbox.services.outputs import Result
 
 from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, ClientExchange, record_failure

@@ -74,7 +74,7 @@ def model():
 
 assert asyncio.run(create_ai_service(Plain, chat_model=model(), tools=[add]).ask("x")) == "3"
 assert create_ai_service(Synchronous, chat_model=model(), tools=[add]).ask("x") == "3"
-unused = ("runs.run_session", "runs.inbox", "runs.documents", "interceptors", "guardrails")
+unused = ("runs.run_session", "runs.runs_bean", "runs.documents", "interceptors", "guardrails")
 print([name for name in unused if f"toolbox.{name}" in sys.modules])
 """
     root = Path(__file__).parent.parent.parent

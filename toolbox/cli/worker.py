@@ -34,7 +34,7 @@ async def work(container: Container, show: Callable[[str], None]) -> None:
         store = await runs.store()
         if not store.persistent:
             raise LookupError("its runs are in memory, so a worker finds none; register sql.engine and sql.SqlRunStore")
-        runs.progress = report.tell
+        runs.report_to(report.tell)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:

@@ -43,8 +43,8 @@ from ..tools.pipeline import InjectedParameter, Tool, read_injected
 from .executors import NamedInstances
 
 if TYPE_CHECKING:
-    from ..runs.inbox import Runs
-    from ..runs.starting import RunEngine
+    from ..runs.engines import RunEngine
+    from ..runs.runs_bean import Runs
     from ..runs.store import RunStore
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class _Host:
     def runs(self) -> Runs:
         """The runs of this service."""
         if self._runs is None:
-            from ..runs.inbox import Runs
+            from ..runs.runs_bean import Runs
 
             self._runs = Runs(self)
         return self._runs
@@ -173,9 +173,17 @@ class _Host:
         return self._run_store
 
     async def run_engine(self) -> RunEngine:
-        from ..runs.starting import LocalRunEngine
+        from ..runs.engines import LocalRunEngine
 
         return LocalRunEngine()
+
+    def bound_call(
+        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[MethodPlan, Mapping[str, Any]]:
+        raise TypeError("runs.start: register the service with a Container, which executes runs")
+
+    def tools_added_by(self, place: str) -> None:
+        return None  # only endpoints of a container add tools
 
     async def application_bean(self, wanted: Any) -> Any:
         return None

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
         ToolDeferred,
     )
     from ..services.declaration import durable
+    from .engines import LocalRunEngine, RunEngine
     from .event_log import RunEnded, RunEvent, RunEvents
-    from .inbox import IdentityLoader, ResumedEvents, Runs, runs_of
-    from .starting import LocalRunEngine, RunEngine
+    from .prepared_runs import IdentityLoader
+    from .resuming import ResumedEvents
+    from .runs_bean import Runs, runs_of
     from .store import (
         KEEP,
         Answer,
@@ -73,9 +75,11 @@ _HOMES = {
         "ToolDeferred",
     ),
     "..services.declaration": ("durable",),
-    ".inbox": ("IdentityLoader", "ResumedEvents", "Runs", "runs_of"),
+    ".engines": ("LocalRunEngine", "RunEngine"),
     ".event_log": ("RunEnded", "RunEvent", "RunEvents"),
-    ".starting": ("LocalRunEngine", "RunEngine"),
+    ".prepared_runs": ("IdentityLoader",),
+    ".resuming": ("ResumedEvents",),
+    ".runs_bean": ("Runs", "runs_of"),
     ".store": (
         "KEEP",
         "Answer",

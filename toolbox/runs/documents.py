@@ -1,7 +1,8 @@
 """The contents of a stored run as versioned JSON: its header, its records, the values of a program, a suspended call.
 
 Everything here is plain data, and nothing is pickled. A value that no longer fits its type raises
-`RunIncompatibleError`. Not here: storing (`store`), writing records in time (`places`), continuing a run (`inbox`).
+`RunIncompatibleError`. Not here: storing (`store`), writing records in time (`run_session`), continuing a run
+(`execution`).
 """
 
 from __future__ import annotations
@@ -489,13 +490,13 @@ def adapter_of(annotation: Any) -> Any:
         return _adapter.__wrapped__(annotation)
 
 
-def _written(annotation: Any, value: Any) -> Any:
-    """Return the JSON form of a value, after checking that it can be read again."""
+def _write_and_read(annotation: Any, value: Any) -> tuple[Any, Any]:
+    """Return the JSON form of a value, and the value that is read from it."""
     adapter = adapter_of(annotation)
     text = adapter.dump_json(value, by_alias=True, warnings="error")
-    adapter.validate_json(text)
+    again = adapter.validate_json(text)
     _refuse_secret(value, text)
-    return json.loads(text)
+    return json.loads(text), again
 
 
 def _refuse_secret(value: Any, text: bytes) -> None:
@@ -546,16 +547,13 @@ def reason_of(error: Exception) -> str:
 # --- arguments of the method
 
 
-def write_arguments(plan: MethodPlan, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the arguments as JSON values, and the names of those that pydantic cannot write."""
-    written: dict[str, Any] = {}
-    unwritten: list[str] = []
+def _write_arguments(plan: MethodPlan, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments as JSON values, and as they are read again; without those that pydantic cannot write."""
+    written, read_again = {}, {}
     for name, value in arguments.items():
-        try:
-            written[name] = _written(plan.annotations.get(name, Any), value)
-        except Exception:  # pydantic and serializers raise many kinds of exceptions
-            unwritten.append(name)
-    return written, tuple(unwritten)
+        with suppress(Exception):  # pydantic and serializers raise many kinds of exceptions
+            written[name], read_again[name] = _write_and_read(plan.annotations.get(name, Any), value)
+    return written, read_again
 
 
 def read_arguments(run_id: str, plan: MethodPlan, document: RunDocument) -> dict[str, Any]:
@@ -621,9 +619,12 @@ def _value_adapter(plan: MethodPlan) -> Any:
 # --- seeds and attributes
 
 
-async def write_seeds(scope: ActiveScope, types: Iterable[Any], where: str) -> dict[str, Any]:
-    """Return the kept seeds of the active request scope. Raises `IllegalConfigurationError` for an unwritable one."""
-    seeds = {}
+async def _write_seeds(scope: ActiveScope, types: Iterable[Any], where: str) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """Return the kept seeds of the active request scope as JSON by name, and by type as they are read again.
+
+    Raises `IllegalConfigurationError` for a seed that cannot be written.
+    """
+    written, seeds = {}, {}
     for each in types:
         try:
             value = await scope.find(each)
@@ -632,12 +633,12 @@ async def write_seeds(scope: ActiveScope, types: Iterable[Any], where: str) -> d
         if value is None:
             continue
         try:
-            seeds[qualified(each)] = _written(each, value)
+            written[qualified(each)], seeds[each] = _write_and_read(each, value)
         except Exception as error:  # pydantic and serializers raise many kinds of exceptions
             fact = f"the seed {type_name(each)} cannot be stored with the run: {reason_of(error)}"
             fix = "let the seed contain only values that pydantic can write and read"
             raise IllegalConfigurationError([Problem(where, fact, fix)]) from error
-    return seeds
+    return written, seeds
 
 
 def read_seeds(run_id: str, types: Iterable[Any], document: RunDocument) -> dict[Any, Any]:
@@ -768,6 +769,15 @@ def conversation_key(key: ChatMemoryKey) -> str:
     return hashlib.sha256(f"{key.service}\0{key.memory_id}".encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedRun:
+    """The document of a new run. `arguments` and `seeds` are what another process would read from it."""
+
+    document: RunDocument
+    arguments: Mapping[str, Any]
+    seeds: Mapping[Any, Any]
+
+
 async def describe(
     plan: MethodPlan,
     host: StoringHost,
@@ -775,21 +785,23 @@ async def describe(
     attributes: Any,
     added_by: str,
     limits: UsageLimits | None,
-) -> RunDocument:
-    """Return the document of a new run, from the active scope. `added_by` is the endpoint that adds tools to the call.
+) -> DescribedRun:
+    """Describe a new run, from the active scope. `added_by` is the endpoint that adds tools to the call.
 
     `limits` are what is left for the run.
 
     Raises `IllegalConfigurationError` for seeds and attributes that pydantic cannot write.
     """
-    written, unwritten = write_arguments(plan, arguments)
-    return RunDocument(
+    written, read_again = _write_arguments(plan, arguments)
+    written_seeds, seeds = await _write_seeds(host.scope, host.run_seeds, plan.where)
+    document = RunDocument(
         arguments=written,
-        unwritten=unwritten,
+        unwritten=tuple(name for name in arguments if name not in read_again),
         output=output_fingerprint(plan),
-        seeds=await write_seeds(host.scope, host.run_seeds, plan.where),
+        seeds=written_seeds,
         identity=write_identity(await current_identity(host.scope)),
         attributes=write_attributes(attributes, plan.where),
         added_by=added_by,
         limits=limits,
     )
+    return DescribedRun(document, read_again, seeds)

@@ -1,7 +1,7 @@
 """One run while this process executes it: its invocations, their model requests and tool calls, and its suspension.
 
 Without a stored run a session only remembers results, until the run is suspended; with one it writes each record before
-the next effect starts. Not here: loading and continuing runs (`inbox`), what is recorded of a tool (`tool_records`).
+the next effect starts. Not here: continuing runs (`execution`), what is recorded of a tool (`tool_records`).
 """
 
 from __future__ import annotations
@@ -361,7 +361,8 @@ class RunSession(RunRecords):
         if account is not None:  # the blocks around the call have ended when the run continues
             left = remaining(account.outer, account.usage if account.limits is not None else None)
         attributes = invocation.context.attributes
-        self.document = await describe(plan, host, invocation.arguments, attributes, invocation.added_by, left)
+        described = await describe(plan, host, invocation.arguments, attributes, invocation.added_by, left)
+        self.document = described.document
         return header(self.id, plan, invocation.memory_key)
 
     async def _store_suspension(self, run: StoredRun | None) -> None:

@@ -2,7 +2,7 @@
 
 A run has one header (`StoredRun`) and records (`StoredRecord`). Every write of an owner
 names its generation, so that a process that has lost the run writes nothing more. Not here: what a document or a record
-contains (`documents`), checking and applying answers (`inbox`), stores in databases (`toolbox.sql`).
+contains (`documents`), checking and applying answers (`resuming`), stores in databases (`toolbox.sql`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,201 @@
+"""`AnswerChecks`: checks the answers to pending calls before they are stored.
+
+Not here: storing them and continuing the run (`resuming`), the program's part of a stored run (`prepared_runs`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..chat import PendingCall, ToolExecutionRequest
+from ..context import TAKES_ANSWERS
+from ..errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
+from ..introspection import type_name
+from ..safe_text import faults_of
+from ..services.answers import accepted_result
+from ..services.implementation import arguments_as_tool
+from ..services.invocation import Invocation
+from ..services.plans import MethodPlan
+from ..tools.codec import printable
+from ..tools.pipeline import Tool
+from .documents import WaitingCall, json_value, person_name, reason_of
+from .prepared_runs import PreparedRun, PreparedRuns
+from .run_session import RunPlace, RunSession
+from .store import KINDS, Answer, AnswerKind, StoredRun
+from .stored_runs import RunsHost, StoredRuns, shortened
+
+MAX_REASON = 10_000
+"""The maximum length of a reason, in characters."""
+
+MAX_ANSWER = 1_000_000
+"""The maximum length of replaced arguments, and of the value of a response, in characters of JSON."""
+
+
+class AnswerChecks:
+    """Checks answers against the pending calls of a run, the present rules of their tools, and the person."""
+
+    def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
+        self._host, self._runs, self._preparing = host, runs, preparing
+
+    async def check(
+        self, stored: StoredRun, prepared: PreparedRun, call_id: str, answer: object, by: Any
+    ) -> tuple[WaitingCall, Answer]:
+        """Return the pending call and its answer. Raises `RunAnswerError` if the answer is invalid."""
+        run_id = stored.id
+        waiting = next((each for each in prepared.document.waiting if each.call.id == call_id), None)
+        if waiting is None:
+            pending = ", ".join(each.call.id for each in prepared.document.waiting) or "none"
+            raise RunAnswerError(run_id, f"no pending call has the id {shortened(call_id)}; pending: {pending}")
+        call = waiting.call
+        if not isinstance(answer, Answer):
+            fix = "use approve(), reject(…), respond(…), fail(…) or retry()"
+            raise RunAnswerError(run_id, f"call {call_id}: expected an answer, got {type(answer).__name__}; {fix}")
+        if answer.kind not in KINDS[call.kind]:
+            allowed = " or ".join(f"{each}()" for each in KINDS[call.kind])
+            raise RunAnswerError(
+                run_id, f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() does not fit; use {allowed}"
+            )
+        self._check_person(run_id, waiting, prepared, answer.kind, by)
+        if answer.kind == "approve" and answer.arguments is not None:
+            answer = replace(answer, arguments=_write_replaced_arguments(run_id, call, answer.arguments))
+            await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
+        if answer.kind == "respond":
+            try:
+                written = json_value(answer.value)
+            except Exception as error:  # any exception of the value's own serializers
+                kind = type(answer.value).__name__
+                raise RunAnswerError(run_id, f"call {call_id}: a {kind} cannot be written as JSON") from error
+            _refuse_long(run_id, call, "the value", json.dumps(written), MAX_ANSWER)
+            written = await self._check_value(stored, prepared, waiting, answer.value, written)
+            answer = replace(answer, value=written)
+        if answer.reason is not None:
+            if not isinstance(answer.reason, str):
+                raise RunAnswerError(run_id, f"call {call_id}: the reason must be text")
+            _refuse_long(run_id, call, "the reason", answer.reason, MAX_REASON)
+            answer = replace(answer, reason=printable(answer.reason))
+        return waiting, answer
+
+    async def _check_value(
+        self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall, value: Any, written: Any
+    ) -> Any:
+        """Return the JSON of a supplied result. Raises `RunAnswerError` if it is not of the tool's return type."""
+        call = waiting.call
+        tool = self._preparing.find_tool(stored.id, waiting, prepared.added)
+        if tool is None:
+            tool = await self._ask_providers(stored, prepared, waiting)
+        if tool is None or getattr(tool.function, TAKES_ANSWERS, False):  # the tool reads the answer itself
+            return written
+        try:
+            return accepted_result(tool.returns, value, written)
+        except ValidationError as error:
+            faults = [*faults_of(error)]
+            what = f"call {call.id}: the value is not what {call.tool_name} returns, {type_name(tool.returns)}"
+            raise RunAnswerError(stored.id, f"{what}: {reason_of(error)}", faults) from None
+
+    def _check_person(
+        self, run_id: str, waiting: WaitingCall, prepared: PreparedRun, kind: AnswerKind, by: Any
+    ) -> None:
+        """Raise `AnswerForbiddenError` if this person may not answer the call. The present rules of its tool count."""
+        call_id, name, starter = waiting.call.id, person_name(by), prepared.document.identity
+        verb = "approve" if waiting.call.kind == "approval" else "answer"
+        tool = self._preparing.find_tool(run_id, waiting, prepared.added)
+        approvers, not_self = waiting.approvers, waiting.not_self
+        if tool is not None and (tool.requires_approval or tool.deferred or tool.on_unknown_outcome == "ask"):
+            approvers, not_self = tool.approvers, tool.not_self
+        if approvers:
+            roles = getattr(by, "roles", None)
+            needed = ", ".join(approvers)
+            if roles is None:
+                fact = f"call {call_id} needs a person with one of the roles {needed}; pass by=SecurityIdentity(…)"
+                raise AnswerForbiddenError(run_id, fact, is_anonymous=by is None)
+            if not set(approvers) & set(roles):
+                person = repr(name) if name else "an anonymous person"
+                fact = f"call {call_id}: {person} may not {verb} it; it needs one of: {needed}"
+                raise AnswerForbiddenError(run_id, fact, is_anonymous=not name)
+        if not_self:
+            if not name:
+                fact = f"call {call_id}: another person must {verb} it; pass by="
+                raise AnswerForbiddenError(run_id, fact, is_anonymous=True)
+            if starter is not None and starter["name"] == name:
+                fact = f"call {call_id}: {name!r} asked for it, and another person must {verb}"
+                raise AnswerForbiddenError(run_id, fact)
+            if starter is None and kind not in ("reject", "fail"):
+                # From a release in which anonymous callers could ask for it: this person may be the one who asked.
+                fact = f"call {call_id}: it is unknown who asked for it; use reject(…) or fail(…), or cancel the run"
+                raise AnswerForbiddenError(run_id, fact)
+
+    async def _check_arguments(
+        self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall, arguments: Mapping[str, Any]
+    ) -> None:
+        """Raise `RunAnswerError` for replaced arguments that are not valid."""
+        run_id = stored.id
+        tool = self._preparing.find_tool(run_id, waiting, prepared.added)
+        if tool is None and (tool := await self._ask_providers(stored, prepared, waiting)) is None:
+            return
+        known = {each.shown_name for each in tool.visible}
+        unknown = [(name, "unknown argument") for name in arguments if tool.decode is not None and name not in known]
+        call = waiting.call
+        try:
+            if tool.decode is not None:
+                tool.decode(ToolExecutionRequest(call.id, call.tool_name, json.dumps(dict(arguments))))
+        except ToolArgumentsError as error:
+            unknown = [*error.problems, *unknown]
+        if unknown:
+            faults = "; ".join(f"{path}: {message}" if path else message for path, message in unknown)
+            raise RunAnswerError(run_id, f"call {call.id}: invalid arguments for {call.tool_name}: {faults}", unknown)
+
+    async def _ask_providers(self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall) -> Tool | None:
+        """Ask the tool providers of the call that waits for a tool. Returns None if they do not offer it now."""
+        store = await self._runs.open()
+        session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
+        plan, place = prepared.plan, session.root
+        arguments: Mapping[str, Any] = prepared.arguments
+        if waiting.outer:
+            found = self._decode_inner_call(stored.id, prepared, waiting)
+            if found is None:
+                return None
+            path = waiting.call.id.rpartition("/")[0]
+            (plan, arguments), place = found, RunPlace(session, path, path)
+        async with self._preparing.open_scope(prepared, await self._preparing.load_identity(stored.id, prepared)):
+            invocation = Invocation(plan, self._host, arguments, place=place)
+            await invocation.open()
+        return invocation.toolset.stored(waiting.call.tool_name)
+
+    def _decode_inner_call(
+        self, run_id: str, prepared: PreparedRun, waiting: WaitingCall
+    ) -> tuple[MethodPlan, Mapping[str, Any]] | None:
+        """Return the method that a call waits in, called as a tool, and its arguments; None for a provider's tool."""
+        outer, edited = waiting.outer[-1], prepared.document.answers
+        plan = self._preparing.find_plan(run_id, outer.service, outer.method)
+        tool = self._preparing.find_offered(
+            run_id, plan, outer.tool_name, prepared.added if "/" not in outer.id else ()
+        )
+        if tool is None or tool.decode is None:
+            return None
+        written = next((each.answer.arguments for each in edited if each.call_id == outer.id), None)
+        text = outer.arguments if written is None else json.dumps(dict(written))
+        inner = self._preparing.find_plan(run_id, waiting.call.service, waiting.method)
+        decoded = tool.decode(ToolExecutionRequest(outer.id, outer.tool_name, text))
+        return inner, arguments_as_tool(inner, (), decoded)
+
+
+def _write_replaced_arguments(run_id: str, call: PendingCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        written = dict(json_value(dict(arguments)))
+    except Exception as error:  # any exception of a value's own serializers
+        fact = f"call {call.id}: the arguments cannot be written as JSON ({shortened(str(error))})"
+        raise RunAnswerError(run_id, fact) from error
+    _refuse_long(run_id, call, "the arguments", json.dumps(written), MAX_ANSWER)
+    return written
+
+
+def _refuse_long(run_id: str, call: PendingCall, what: str, text: str, limit: int) -> None:
+    """Raise `RunAnswerError` for a part of an answer that is too long."""
+    if len(text) > limit:
+        fact = f"{what} must have at most {limit:,} characters; got {len(text):,}"
+        raise RunAnswerError(run_id, f"call {call.id}: {fact}")

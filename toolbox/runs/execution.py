@@ -1,0 +1,330 @@
+"""`RunExecution`: executes the runs that this process owns, and waits for those that others execute.
+
+Every execution is one task, which `begin` creates. What differs is who waits for it: `settle` and `wait_unless_lost`
+leave it running when their caller leaves; `execute` cancels it, so that another process can continue the run.
+Not here: becoming the owner with an answer (`resuming`) or with a new run (`new_runs`), recording (`run_session`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from ..chat import RunSuspended, ServiceEvent
+from ..chat_streams import pieces_in
+from ..context import current_invocation, current_limit
+from ..errors import (
+    InvocationTimeoutError,
+    LeaseLostError,
+    RunBusyError,
+    RunCancelledError,
+    RunIncompatibleError,
+    RunStoreError,
+)
+from ..events import RunResumedEvent
+from ..services.driver import run, stream
+from ..services.invocation import Invocation
+from ..services.layers import within
+from ..services.loop import Finish, Suspend
+from ..services.outputs import Result
+from ..tools.failures import message_of
+from .documents import read_identity, type_name_of, write_value
+from .event_log import EventLog, pauses
+from .leases import Leases
+from .prepared_runs import PreparedRun, PreparedRuns
+from .run_session import RunSession
+from .store import RunChanges, RunStatus, StoredRecord, StoredRun
+from .stored_runs import RunsHost, StoredRuns
+
+logger = logging.getLogger("toolbox.runs")
+
+T = TypeVar("T")
+
+PutEvent: TypeAlias = Callable[[ServiceEvent | None], Awaitable[None]]
+"""Passes on an event of a run, and waits until its reader has room. None: the answers are stored, the run begins."""
+
+_UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
+"""Errors after which the run stays as it is, so that it can be continued."""
+
+
+def _leaves_unchanged(error: Exception, run_id: str) -> bool:
+    """Return True for an error of this run itself; a tool may raise the same kinds of errors about other runs."""
+    return isinstance(error, _UNCHANGED) and error.run_id == run_id
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run that was not stored so far: its header, and what an execution needs of it."""
+
+    stored: StoredRun
+    prepared: PreparedRun
+
+
+class RunExecution:
+    """Executes runs of a host. `report_to` may name a function that gets each start and end, for the worker."""
+
+    def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
+        self._host, self._runs, self._preparing = host, runs, preparing
+        self.leases = Leases(runs.open)
+        self.report_to: Callable[[str, StoredRun], None] | None = None
+        self.room = asyncio.Event()
+        self._tasks: dict[asyncio.Task[Any], str] = {}
+
+    # --- tasks
+
+    def begin(
+        self,
+        owned: StoredRun,
+        put: PutEvent | None = None,
+        new: NewRun | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[Result[Any]]:
+        """Execute a run that this process owns in a task, and return the task. It raises the errors of the method.
+
+        `put` takes None when the run begins, and then its events. `new` is the run if it was created just now: what
+        was encoded a moment ago is not read again. The context is empty by default: a run that continues belongs to no
+        request, limit or trace of the code that continues it.
+        """
+
+        async def work() -> Result[Any]:
+            try:
+                async with self.leases.hold(owned.id, owned.generation):
+                    if put is not None:
+                        await put(None)
+                    if new is not None:
+                        return await self._perform(owned, new.prepared, (), put)
+                    prepared = self._preparing.prepare(owned)
+                    return await self._perform(owned, prepared, await self._read_records(owned), put)
+            finally:
+                self._runs.signals.announce(owned.id)
+
+        return asyncio.create_task(work(), context=context or Context())
+
+    def keep(self, run_id: str, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Keep a task until it has ended, also if its caller leaves; the stop cancels it."""
+
+        def forget(done: asyncio.Task[Any]) -> None:
+            self._tasks.pop(done, None)
+            self.room.set()
+            if not done.cancelled() and (error := done.exception()) is not None:  # also reads it for callers that left
+                logger.debug("run %s ended with %s", run_id, type(error).__name__)
+
+        self._tasks[task] = run_id
+        task.add_done_callback(forget)
+        return task
+
+    def kept_ids(self) -> set[str]:
+        """Return the ids of the runs that have a task here."""
+        return {*self._tasks.values()}
+
+    async def detach(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work` in a task with an empty context, which ends also if the caller leaves."""
+        return await asyncio.shield(self.keep(run_id, asyncio.create_task(work, context=Context())))
+
+    async def stop(self) -> None:
+        """Cancel the runs that this process executes, and end their leases."""
+        running = [*self._tasks]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self.leases.stop()
+
+    # --- waiting for a run
+
+    async def settle(self, run_id: str, put: PutEvent | None = None) -> Result[Any]:
+        """Wait until a run has ended or is suspended, and return its result; continue it if no process runs it.
+
+        Raises the errors of the method, `RunFailedError`, `RunCancelledError` and `RunNotFoundError`.
+        """
+        pause = pauses(run_id, self._runs.signals)
+        while True:
+            stored = await self._runs.load(run_id)
+            if stored.status != "running":
+                result = self._runs.result_of(stored)
+                if put is not None:
+                    await put(None)
+                    if result.pending:
+                        await put(RunSuspended(run_id, tuple(result.pending)))
+                return result
+            task = await self.detach(run_id, self._take(stored, put))
+            if task is None:
+                await pause(stored)
+            elif (found := await wait_unless_lost(task, run_id)) is not None:
+                return found
+
+    async def _take(self, stored: StoredRun, put: PutEvent | None) -> asyncio.Task[Result[Any]] | None:
+        """Continue a run that no process runs, in a task; None while another process runs it."""
+        prepared = self._preparing.prepare(stored)  # a run that does not fit, or may not continue, keeps its owner
+        if not prepared.document.cancels:
+            await self._preparing.load_identity(stored.id, prepared)
+        owned = await (await self._runs.open()).acquire(stored.id, self._runs.owner)
+        return None if owned is None else self.keep(stored.id, self.begin(owned, put))
+
+    async def execute(self, run_id: str, timeout: float | None) -> StoredRun:
+        """Execute a run here, or wait while another process owns it; return it when it has ended or is suspended.
+
+        Raises `RunBusyError` after `timeout` seconds without owning it.
+        """
+        store = await self._runs.open()
+        until = None if timeout is None else time.monotonic() + timeout
+        pause = pauses(run_id, self._runs.signals)
+        while True:
+            stored = await self._runs.load(run_id)
+            if stored.status != "running":
+                return stored
+            if (owned := await store.acquire(run_id, self._runs.owner)) is not None:
+                await self.finish(owned)
+            elif until is not None and time.monotonic() >= until:
+                raise RunBusyError(run_id)
+            else:
+                await pause(stored)
+
+    async def finish(self, owned: StoredRun) -> None:
+        """Execute a run that this process has just acquired. An error of its method is written, not raised.
+
+        Returns also if the run was lost. Cancelling the caller cancels the execution.
+        """
+        if self.report_to is not None:
+            self.report_to("executes", owned)
+        try:
+            await self.begin(owned)
+        except Exception as error:
+            if isinstance(error, LeaseLostError) and error.run_id == owned.id:
+                logger.warning("another process has taken over run %s", owned.id)
+            elif _leaves_unchanged(error, owned.id):
+                raise
+            else:
+                logger.info("run %s failed: %s: %s", owned.id, type(error).__name__, message_of(error))
+        finally:
+            if self.report_to is not None:
+                await self._report_end(self.report_to, owned)
+
+    async def _report_end(self, report_to: Callable[[str, StoredRun], None], owned: StoredRun) -> None:
+        with suppress(Exception):  # the database is away
+            now = await (await self._runs.open()).load(owned.id)
+            report_to(now.status if now is not None else "deleted", owned)
+
+    @asynccontextmanager
+    async def within_time_limit(self, run_id: str) -> AsyncIterator[None]:
+        """Raise `InvocationTimeoutError` inside the block when the caller's `time_limit` passes; the run goes on."""
+        around = current_limit.get()
+        if around is None or around.within is not current_invocation.get():
+            yield
+            return
+        limit = asyncio.timeout(max(around.deadline - time.monotonic(), 0))
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            stored = await self._runs.load(run_id)
+            service = stored.service.rpartition(".")[2]
+            raise InvocationTimeoutError(service, stored.method, around.seconds) from None
+
+    # --- one execution
+
+    async def _read_records(self, owned: StoredRun) -> Sequence[StoredRecord]:
+        return await (await self._runs.open()).records(owned.id)
+
+    async def _perform(
+        self, owned: StoredRun, prepared: PreparedRun, records: Sequence[StoredRecord], put: PutEvent | None
+    ) -> Result[Any]:
+        """Execute a run that this process owns, and write its end. Raises the errors of the method."""
+
+        store = await self._runs.open()
+        cancels = prepared.document.cancels
+        if cancels:
+            identity = read_identity(prepared.document.identity)
+        else:
+            identity = await self._preparing.load_identity(owned.id, prepared)
+        session = RunSession.of(owned, prepared.document, records, store)
+        session.wants_result = True
+        log = None
+        if prepared.document.follows:
+            log = EventLog(store, owned.id, owned.generation, self._runs.signals)
+            await log.open()
+            session.new_events, session.write_events = log.taken, log.flush
+        try:
+            async with self._preparing.open_scope(prepared, identity):
+                invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
+                if self._host.listeners is not None:
+                    self._host.listeners.tell(RunResumedEvent(invocation.context, owned.id))
+                result = await self._read_value(invocation, log, put)
+        except Exception as error:
+            if _leaves_unchanged(error, owned.id):
+                raise
+            if cancels:
+                if not isinstance(error, RunCancelledError):
+                    logger.error("run %s was cancelled, but not all its tools are undone", owned.id, exc_info=error)
+                await self._write_end(session, "cancelled", cancels=False)
+                raise RunCancelledError(owned.id, prepared.document.reason) from None
+            await self._write_end(session, "failed", error_type=type_name_of(error), error_text=message_of(error))
+            raise
+        if not isinstance(invocation.end, Suspend):
+            await self._write_end(session, "completed", result=write_value(prepared.plan, result.content))
+        return result
+
+    async def _read_value(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
+        if log is None and put is None:
+            value = await run(invocation)
+        else:
+            async with aclosing(_stream_events(invocation)) as events:
+                async for event in events:
+                    if log is not None and not isinstance(event, RunSuspended):
+                        log.put(event)
+                    if put is not None:
+                        await put(event)
+            value = invocation.value()
+        if isinstance(value, Result):
+            return value
+        end, state = invocation.end, invocation.state
+        assert isinstance(end, Finish)
+        output = invocation.plan.output
+        reply = end.response.ai_message
+        if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
+            value = output.structure.read(reply.text or "").value
+        return Result(value, state.executions, state.token_usage, end.finish_reason, state.remembered)
+
+    async def _write_end(self, session: RunSession, status: RunStatus, **facts: Any) -> None:
+        """Write the end of a run into its header."""
+        assert session.document is not None
+        await session.written_events()
+        document = session.document.changed(waiting=(), **facts)
+        await session.end(RunChanges(status=status, document=document.to_json()))
+
+
+async def _stream_events(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
+    """Run an invocation in the current task and yield its events, within its deadline and its limits."""
+    invocation.yields_suspension = True
+    token = current_invocation.set(invocation.context)
+    try:
+        async with aclosing(stream(invocation)) as steps:
+            while True:
+                async with within(invocation):
+                    found = await anext(steps, None)
+                if found is None:
+                    return
+                for each in pieces_in(found):
+                    yield each
+    finally:
+        current_invocation.reset(token)
+
+
+async def wait_unless_lost(task: asyncio.Task[Result[Any]], run_id: str) -> Result[Any] | None:
+    """Wait for a run that a task executes; None if another process has taken it, for example to cancel it.
+
+    Cancelling the caller does not cancel the task.
+    """
+    try:
+        return await asyncio.shield(task)
+    except LeaseLostError as error:
+        if error.run_id != run_id:  # a tool's error about another run
+            raise
+        return None

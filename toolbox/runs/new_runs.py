@@ -1,0 +1,158 @@
+"""`NewRuns`: makes the header of a new run, creates the run once, and refuses a different call with its id.
+
+Not here: executing it (`execution`), the values in the header (`documents`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context, copy_context
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from ..context import InvocationContext, current_attributes
+from ..errors import IllegalConfigurationError, Problem, RunConflictError, RunSuspendedError
+from ..events import ServiceFailedEvent, ServiceStartedEvent
+from ..limits import current_account, refuse_if_used_up, remaining
+from ..services.memory import ChatMemoryKey
+from ..services.outputs import Result, Shape
+from ..services.plans import MethodPlan, place_of_added_tools
+from .documents import current_identity, describe, header
+from .execution import NewRun, RunExecution, wait_unless_lost
+from .prepared_runs import PreparedRun
+from .store import StoredRun
+from .stored_runs import RunsHost, StoredRuns, is_storable, read_document
+
+
+class NewRuns:
+    """Creates the runs of a host."""
+
+    def __init__(
+        self,
+        host: RunsHost,
+        runs: StoredRuns,
+        execution: RunExecution,
+        submit: Callable[[StoredRun], Awaitable[None]],
+    ) -> None:
+        self._host, self._runs, self._execution = host, runs, execution
+        self._submit = submit
+
+    async def start(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredRun:
+        """Create a run of a service method and hand it to the engine; return it, or the run of the same call."""
+        plan, arguments = self._host.bound_call(method, args, kwargs)
+        await self._refuse_without_role(plan, arguments)
+        new = await self._make(plan, arguments, follows=True)
+        wanted, store = new.stored, await self._runs.open()
+        if (account := current_account.get()) is not None and await store.load(wanted.id) is None:
+            refuse_if_used_up(account)
+        while True:
+            if is_new := await store.create(wanted):
+                await self._submit(wanted)
+            found = await store.load(wanted.id)
+            if found is None:  # deleted in between
+                continue
+            if not is_new:
+                self._refuse_conflict(found, new)
+                if found.status == "running" and found.owner is None:  # the process that created it may have crashed
+                    await self._submit(found)
+            return found
+
+    async def call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
+        """Create the run of a durable method and execute it here, or wait for the run of the same call."""
+        await self._refuse_without_role(plan, arguments)
+        new = await self._make(plan, arguments, follows=False)
+        run_id = new.stored.id
+        # In a task: if the caller leaves while the run is created, the run must still be executed.
+        task = await self._execution.detach(run_id, self._create(new, copy_context()))
+        result = None if task is None else await wait_unless_lost(task, run_id)
+        if task is None:
+            self._refuse_conflict(await self._runs.load(run_id), new)
+        if result is None:
+            async with self._execution.within_time_limit(run_id):
+                result = await self._execution.settle(run_id)
+        if plan.output.shape is Shape.RESULT:
+            return result
+        if result.pending:
+            raise RunSuspendedError(run_id, result.pending)
+        return result.content
+
+    async def _create(self, new: NewRun, context: Context) -> asyncio.Task[Result[Any]] | None:
+        """Store a run and execute it in a task, in the caller's context. Returns None if the id exists."""
+        owner = self._runs.owner
+        if not await (await self._runs.open()).create(new.stored, owner=owner):
+            return None
+        owned = replace(new.stored, generation=1, owner=owner)
+        return self._execution.keep(owned.id, self._execution.begin(owned, new=new, context=context))
+
+    async def _make(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> NewRun:
+        """Return a new run, with a new id unless the method has a `RunId` parameter.
+
+        Raises `IllegalConfigurationError` for arguments, seeds and attributes that cannot be stored.
+        """
+        given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
+        if given is not None and not is_storable(given):
+            raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
+        attributes, added_by = current_attributes.get(), place_of_added_tools()
+        left = remaining(current_account.get())
+        described = await describe(plan, self._host, arguments, attributes, added_by, left)
+        if described.document.unwritten:
+            fact = f"the argument {described.document.unwritten[0]!r} cannot be stored with the run"
+            fix = "use a value of the declared type, which pydantic can write and read"
+            raise IllegalConfigurationError([Problem(plan.where, fact, fix)])
+        memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
+        key = None if plan.window is None or memory_id is None else ChatMemoryKey.of(plan.service, memory_id)
+        document = described.document.changed(follows=follows)
+        stored = replace(header(given or uuid4().hex, plan, key), document=document.to_json())
+        added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
+        return NewRun(stored, PreparedRun(plan, described.arguments, described.seeds, document, added))
+
+    async def _refuse_without_role(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
+        """Raise `UnauthenticatedError` or `ForbiddenError` for callers who may not call the method.
+
+        Before the id of a run is looked up: who knows the id of another's run must not read its answer.
+        """
+        if plan.access is None:
+            return
+        identity = await current_identity(self._host.scope)
+        if plan.access.allows(identity):
+            return
+        error = plan.access.refusal(identity, plan.where)
+        if self._host.listeners is not None:
+            memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
+            context = InvocationContext(plan.service, plan.name, memory_id, attributes=current_attributes.get())
+            self._host.listeners.tell(ServiceStartedEvent(context))
+            self._host.listeners.tell(ServiceFailedEvent(context, error, 0.0))
+        raise error
+
+    def _refuse_conflict(self, found: StoredRun, new: NewRun) -> None:
+        """Raise `RunConflictError` if the stored run with this id belongs to another call."""
+        if (reason := self._find_conflict(found, new)) is not None:
+            raise RunConflictError(found.id, reason)
+
+    def _find_conflict(self, found: StoredRun, new: NewRun) -> str | None:
+        """Return how a stored run differs from a call with its id; None if the call may have its answer."""
+        if (found.service, found.method) != (new.stored.service, new.stored.method):
+            return "another method"
+        old, now = read_document(found), new.prepared.document
+        person, caller = old.identity or {}, now.identity or {}
+        if person.get("name") != caller.get("name"):
+            return "another identity"
+        attributes = person.get("attributes", {}), caller.get("attributes", {})
+        if keys := [each for each in _find_differing(*attributes) if each in self._host.run_identity]:
+            return f"other attributes of the identity: {', '.join(keys)}"
+        if now.identity is None and (keys := _find_differing(old.seeds, now.seeds)):
+            return f"other seeds: {', '.join(keys)}"
+        if old.arguments != now.arguments:
+            return "other arguments"
+        if keys := _find_differing(old.attributes, now.attributes):
+            return f"other invocation attributes: {', '.join(keys)}"
+        return None
+
+
+def _find_differing(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, sorted."""
+    nothing = object()
+    keys = sorted({*stored, *given})
+    return [each for each in keys if stored.get(each, nothing) != given.get(each, nothing)]

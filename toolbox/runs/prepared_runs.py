@@ -1,0 +1,177 @@
+"""`PreparedRuns`: checks that a stored run fits this program, and restores the call that it continues.
+
+Not here: executing it (`execution`), checking answers (`answer_checks`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import Any, Protocol
+
+from ..chat import ToolExecutionRequest
+from ..context import current_invocation, restored_attributes
+from ..errors import MissingBeanError, RunIncompatibleError, ScopeNotActiveError, ToolArgumentsError
+from ..introspection import class_of
+from ..security import ForbiddenError, SecurityIdentity, identity_from
+from ..services.plans import MethodPlan, Toolset, plan_behind, tools_added
+from ..tools.pipeline import Tool
+from .documents import (
+    RunDocument,
+    WaitingCall,
+    output_fingerprint,
+    qualified,
+    read_arguments,
+    read_identity,
+    read_seeds,
+)
+from .store import StoredRun
+from .stored_runs import RunsHost, read_document
+
+
+class IdentityLoader(Protocol):
+    """Refreshes the identity of a run that continues. Register a bean of this type.
+
+        class Directory(IdentityLoader):
+            async def load(self, identity: SecurityIdentity) -> SecurityIdentity | None: ...
+
+    `load` may be `def` or `async def`. None refuses to continue, and the run stays as it is.
+    """
+
+    def load(self, identity: Any) -> Any:
+        """Return the current identity of this person; None if it may no longer act."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint."""
+
+    plan: MethodPlan
+    arguments: Mapping[str, Any]
+    seeds: Mapping[Any, Any]
+    document: RunDocument
+    added: Sequence[Tool] = ()
+
+
+class PreparedRuns:
+    """Prepares stored runs of a host, and finds the parts of this program that they need."""
+
+    def __init__(self, host: RunsHost) -> None:
+        self._host = host
+
+    def prepare(self, stored: StoredRun) -> PreparedRun:
+        """Return what is needed to continue a run. Raises `RunIncompatibleError`."""
+        document, run_id = read_document(stored), stored.id
+        plans = self._host.plans_of(stored.service)
+        if not plans:
+            raise RunIncompatibleError(run_id, f"this program has no service {stored.service}")
+        plan = plans.get(stored.method)
+        if plan is None:
+            raise RunIncompatibleError(run_id, f"the service {stored.service} has no method {stored.method!r}")
+        if document.output != output_fingerprint(plan):
+            raise RunIncompatibleError(run_id, f"the return type of {plan.where} has changed")
+        arguments = read_arguments(run_id, plan, document)
+        for name in document.unwritten:
+            if name == plan.call_options:
+                raise RunIncompatibleError(run_id, f"the argument {name!r} of {plan.where} was not stored")
+        seeds = read_seeds(run_id, self._host.run_seeds, document)
+        added: Sequence[Tool] | None = self._host.tools_added_by(document.added_by) if document.added_by else ()
+        if added is None:
+            raise RunIncompatibleError(run_id, f"this program has no endpoint {document.added_by}, which adds tools")
+        edited = {each.call_id for each in document.answers if each.answer.arguments is not None}
+        for each in document.waiting:
+            tool, call = self.find_tool(run_id, each, added), each.call
+            _refuse_misfit(run_id, tool, call.id, call.tool_name, json.dumps(dict(call.arguments)))
+            self._refuse_other_outer(run_id, each, added, edited)
+        return PreparedRun(plan, arguments, seeds, document, added)
+
+    def _refuse_other_outer(
+        self, run_id: str, waiting: WaitingCall, added: Sequence[Tool], edited: Collection[str]
+    ) -> None:
+        """Raise `RunIncompatibleError` if a service that a call waits in is no longer reached by the same calls."""
+        inside = [*((each.service, each.method) for each in waiting.outer), (waiting.call.service, waiting.method)][1:]
+        for outer, (service, method) in zip(waiting.outer, inside, strict=True):
+            plan = self.find_plan(run_id, outer.service, outer.method)
+            tool = self.find_offered(run_id, plan, outer.tool_name, added if "/" not in outer.id else ())
+            if tool is None:
+                continue
+            inner = plan_behind(tool)
+            if inner is None and tool.bean is not None:
+                inner = self._host.plans_of(qualified(class_of(tool.bean))).get(tool.member)
+            if inner is None or (qualified(inner.service), inner.name) != (service, method):
+                reason = f"the tool {outer.tool_name!r} of {plan.where} is no longer {service}.{method}"
+                raise RunIncompatibleError(run_id, reason)
+            if outer.id not in edited:
+                _refuse_misfit(run_id, tool, outer.id, outer.tool_name, outer.arguments)
+
+    def find_tool(self, run_id: str, waiting: WaitingCall, added: Sequence[Tool]) -> Tool | None:
+        """Return the tool of a pending call; None for one that a tool provider adds during the call.
+
+        `added` are the tools of the endpoint, which only the outermost call has.
+        """
+        call = waiting.call
+        plan = self.find_plan(run_id, call.service, waiting.method)
+        return self.find_offered(run_id, plan, call.tool_name, added if "/" not in call.id else ())
+
+    def find_plan(self, run_id: str, service: str, method: str) -> MethodPlan:
+        """Return the plan of a method. Raises `RunIncompatibleError`."""
+        plan = self._host.plans_of(service).get(method)
+        if plan is None:
+            raise RunIncompatibleError(run_id, f"this program has no method {method!r} in {service}")
+        return plan
+
+    def find_offered(self, run_id: str, plan: MethodPlan, name: str, added: Sequence[Tool]) -> Tool | None:
+        """Return a tool of a method; None if only a tool provider can have it. Raises `RunIncompatibleError`."""
+        tool = plan.toolset.stored(name) or Toolset.of(added).stored(name)
+        if tool is None and not plan.providers:
+            raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
+        return tool
+
+    async def load_identity(self, run_id: str, prepared: PreparedRun) -> Any:
+        """Return the identity for a run that continues. Raises `ForbiddenError` if the loader refuses it."""
+        identity = read_identity(prepared.document.identity)
+        if identity.is_anonymous:
+            return identity
+        try:
+            loader: Any = await self._host.application_bean(IdentityLoader)
+        except (MissingBeanError, ScopeNotActiveError):
+            return identity
+        loaded = loader.load(identity)
+        if isawaitable(loaded):
+            loaded = await loaded
+        if loaded is None:
+            reason = f"{type(loader).__name__} no longer knows this identity"
+            raise ForbiddenError(f"run {run_id}", identity.name, (), reason)
+        return identity_from(loaded, f"{type(loader).__name__}.load")
+
+    @asynccontextmanager
+    async def open_scope(self, prepared: PreparedRun, identity: Any) -> AsyncIterator[None]:
+        """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls.
+
+        The identity is a seed also if it is anonymous: a producer, or the one of a web request, must not replace it.
+        """
+        seeds = {**prepared.seeds, SecurityIdentity: identity}
+        token = current_invocation.set(None)
+        try:
+            added = tools_added(prepared.added, prepared.document.added_by)
+            with added, restored_attributes(prepared.document.attributes):
+                async with self._host.open_request(seeds):
+                    yield
+        finally:
+            current_invocation.reset(token)
+
+
+def _refuse_misfit(run_id: str, tool: Tool | None, call_id: str, name: str, arguments: str) -> None:
+    """Raise `RunIncompatibleError` if a tool no longer accepts the arguments of a call."""
+    if tool is None or tool.decode is None:
+        return
+    try:
+        tool.decode(ToolExecutionRequest(call_id, name, arguments))
+    except ToolArgumentsError as error:
+        faults = "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
+        reason = f"the tool {name!r} no longer accepts the arguments of call {call_id} ({faults})"
+        raise RunIncompatibleError(run_id, reason) from error

@@ -1,0 +1,204 @@
+"""`Resuming`: stores the answers of persons and continues the run, with or without its events.
+
+Not here: whether an answer is valid (`answer_checks`), executing the run (`execution`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import copy_context
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from ..chat import ServiceEvent
+from ..context import InvocationContext
+from ..errors import RunAnswerError
+from ..events import RunAnsweredEvent
+from ..services.outputs import Result
+from ..services.plans import MethodPlan
+from .answer_checks import AnswerChecks
+from .documents import GivenAnswer, RunDocument, WaitingCall, person_name, write_person
+from .execution import PutEvent, RunExecution, wait_unless_lost
+from .prepared_runs import PreparedRuns
+from .store import Answer, HistoryEntry, RunChanges
+from .stored_runs import RunsHost, StoredRuns
+
+
+class Resuming:
+    """Answers and continues the runs of a host."""
+
+    def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
+        self._host, self._runs, self._preparing, self._execution = host, runs, preparing, execution
+        self._checks = AnswerChecks(host, runs, preparing)
+
+    async def resume(
+        self, run_id: str, answers: Mapping[str, Answer], by: Any, put: PutEvent | None = None
+    ) -> Result[Any]:
+        """Wait for a run that continues; cancelling this ends the waiting, not the run. `put` takes its events.
+
+        The run belongs to no request: not to the one that resumes it, whose beans, headers, limits and identity it must
+        not see, and not to a caller who leaves. So it is a task of the container, in an empty context.
+        """
+        if not isinstance(answers, Mapping):
+            got = type(answers).__name__
+            raise TypeError(f"resume(run_id, answers): expected a dictionary of answers by the ids of calls, got {got}")
+        request = copy_context()
+
+        def tell(*answered: Any) -> None:  # the answers, unlike the run, belong to this request
+            request.run(self._tell_answers, *answered)
+
+        async with self._execution.within_time_limit(run_id):
+            if answers:
+                task = await self._execution.detach(run_id, self._answer(run_id, answers, by, tell, put))
+                if (result := await wait_unless_lost(task, run_id)) is not None:
+                    return result
+            return await self._execution.settle(run_id, put)
+
+    async def _answer(
+        self,
+        run_id: str,
+        answers: Mapping[str, Answer],
+        by: Any,
+        tell: Callable[..., object],
+        put: PutEvent | None = None,
+    ) -> asyncio.Task[Result[Any]]:
+        """Store the answers and take the run, in one step; then continue it in a task. `tell` sends the events."""
+        store = await self._runs.open()
+        stored = await self._runs.load(run_id)
+        if stored.status != "suspended":
+            raise RunAnswerError(run_id, f"it is {stored.status}, so it has no pending calls to answer")
+
+        prepared = self._preparing.prepare(stored)
+        person = write_person(run_id, by)
+        given = [await self._checks.check(stored, prepared, call_id, answer, by) for call_id, answer in answers.items()]
+        identity, access = await self._preparing.load_identity(run_id, prepared), prepared.plan.access
+        if access is not None and not access.allows(identity):
+            raise access.refusal(identity, prepared.plan.where)
+        name = person_name(by)
+        document = _with_answers(prepared.document, given, person, name)
+        changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
+        taken = await store.change(run_id, stored.version, changes)
+        if taken is None:
+            raise RunAnswerError(run_id, "another answer came first; read the run again")
+        tell(prepared.plan, run_id, given, name)
+        return self._execution.keep(run_id, self._execution.begin(taken, put))
+
+    def _tell_answers(
+        self, plan: MethodPlan, run_id: str, given: Sequence[tuple[WaitingCall, Answer]], by: str | None
+    ) -> None:
+        if self._host.listeners is None:
+            return
+        context = InvocationContext(plan.service, plan.name)
+        for each, answer in given:
+            self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by))
+
+    async def stream(
+        self, run_id: str, answers: Mapping[str, Answer], by: Any
+    ) -> AsyncGenerator[ServiceEvent | None, None]:
+        """Yield the events of a run that continues. The first item is None: the answers are stored."""
+        ready: asyncio.Queue[ServiceEvent | None] = asyncio.Queue(1)
+        has_left = False
+
+        async def put(event: ServiceEvent | None) -> None:
+            if not has_left:
+                await ready.put(event)
+
+        # Not in this generator's own context: its steps run in different tasks.
+        task = asyncio.create_task(self._runs.on_own_loop(lambda: self.resume(run_id, answers, by, put)))
+        getting: asyncio.Task[ServiceEvent | None] | None = None
+        has_begun = False
+        try:
+            while True:
+                getting = asyncio.create_task(ready.get())
+                await asyncio.wait({getting, task}, return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    event = getting.result()
+                    if event is not None or not has_begun:  # None comes again if the run was lost and taken again
+                        has_begun = True
+                        yield event
+                elif ready.empty():
+                    break
+            await task
+        finally:
+            has_left = True
+            for each in (task, getting):
+                if each is not None:
+                    each.cancel()
+                    await asyncio.gather(each, return_exceptions=True)
+            if not ready.empty():
+                ready.get_nowait()  # the run waits for room
+
+
+def _with_answers(
+    document: RunDocument, given: Sequence[tuple[WaitingCall, Answer]], person: Any, name: str | None
+) -> RunDocument:
+    """Return the header of a run with these answers, whose calls wait no longer."""
+    now, ids = datetime.now(UTC), {each.call.id for each, _ in given}
+    answers = [
+        GivenAnswer(call_id=each.call.id, answer=answer, asked=each.call.arguments, by=person, origin=each.origin)
+        for each, answer in given
+    ]
+    history = [
+        HistoryEntry(now, name, each.call.id, each.call.tool_name, answer.kind, answer.reason) for each, answer in given
+    ]
+    return document.changed(
+        waiting=tuple(each for each in document.waiting if each.call.id not in ids),
+        answers=(*document.answers, *answers),
+        history=(*document.history, *history),
+    )
+
+
+_END = object()
+
+
+class ResumedEvents(AsyncIterator[ServiceEvent]):
+    """The events of a run that continues, from `runs.resume_stream(…)`. Close it with `aclose()` to leave it early."""
+
+    def __init__(
+        self,
+        steps: AsyncGenerator[ServiceEvent | None, None],
+        on_home: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]],
+    ) -> None:
+        self._steps, self._on_home = steps, on_home
+        self._has_begun = False
+
+    async def begin(self) -> None:
+        """Store the answers and continue the run; without this call, the first step of the iteration does it.
+
+        Raises the errors of `resume` about the answers, such as `RunAnswerError` and `RunNotFoundError`.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            await self._next()  # None, unless the run has ended
+
+    def __aiter__(self) -> ResumedEvents:
+        return self
+
+    async def __anext__(self) -> ServiceEvent:
+        """Return the next event. Raises the errors of `resume`."""
+        await self.begin()
+        event = await self._next()
+        if event is _END:
+            raise StopAsyncIteration
+        return cast("ServiceEvent", event)
+
+    async def aclose(self) -> None:
+        """End the iteration. The run continues."""
+        self._has_begun = True
+        await self._on_home(self._close)
+
+    async def _next(self) -> object:
+        """Return the next item of the steps; `_END` at the end, because no coroutine can raise StopAsyncIteration."""
+
+        async def step() -> object:
+            return await anext(self._steps, _END)
+
+        try:
+            return await self._on_home(step)
+        except BaseException:
+            await self._on_home(self._close)
+            raise
+
+    async def _close(self) -> None:
+        await self._steps.aclose()

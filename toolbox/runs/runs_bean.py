@@ -1,0 +1,278 @@
+"""`Runs`: the runs of a container for callers, put together from its parts.
+
+Each part does one thing: `new_runs` creates, `resuming` answers, `cancelling` cancels, `execution` executes,
+`take_over` looks for runs whose process is gone, and `stored_runs` reads. Not here: what happens within a run
+(`run_session`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
+
+from ..errors import RunStateError
+from ..services.outputs import Result
+from ..services.plans import MethodPlan
+from .cancelling import Cancelling
+from .documents import conversation_key, qualified
+from .event_log import RunEvents, number_after
+from .execution import RunExecution
+from .new_runs import NewRuns
+from .prepared_runs import PreparedRuns
+from .resuming import ResumedEvents, Resuming
+from .store import ENDED, Answer, Run, RunStatus, RunStore, StoredRun
+from .stored_runs import RunsHost, StoredRuns, is_text, show_run
+from .take_over import TakeOver
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Runs:
+    """The runs of a container: a bean, and `container.runs`.
+
+        run = await runs.get(run_id)
+        result = await runs.resume(run.id, {call.id: approve() for call in run.pending}, by="ann")
+
+    All methods work in any process that uses the same `RunStore`.
+    """
+
+    def __init__(self, host: RunsHost) -> None:
+        preparing = PreparedRuns(host)
+        self._stored = StoredRuns(host)
+        self._execution = RunExecution(host, self._stored, preparing)
+        self._take_over = TakeOver(host, self._stored, self._execution)
+        self._new = NewRuns(host, self._stored, self._execution, self._submit)
+        self._resuming = Resuming(host, self._stored, preparing, self._execution)
+        self._cancelling = Cancelling(host, self._stored, preparing, self._execution)
+
+    # --- reading
+
+    async def get(self, run_id: str) -> Run[Any]:
+        """Return a run. Raises `RunNotFoundError`."""
+
+        async def read() -> Run[Any]:
+            return show_run(await self._stored.load(run_id))
+
+        return await self._stored.on_own_loop(read)
+
+    async def list(
+        self, status: RunStatus | None = None, service: str | type[Any] | None = None, limit: int = 100
+    ) -> builtins.list[Run[Any]]:
+        """Return runs, newest first. `service` is a service class or its qualified name `module.Class`.
+
+        Raises `ValueError` for an unknown status and for a negative limit.
+        """
+        if status is not None and status not in get_args(RunStatus):
+            raise ValueError(f"unknown status {status!r}; use one of: {', '.join(get_args(RunStatus))}")
+        if limit < 0:
+            raise ValueError(f"limit={limit}; use 0 or more")
+        name = qualified(service) if isinstance(service, type) else service
+        if name is not None and not is_text(name):
+            return []
+
+        async def find() -> builtins.list[Run[Any]]:
+            found = await (await self._stored.open()).find(status=status, service=name, limit=limit)
+            return [show_run(each) for each in found]
+
+        return await self._stored.on_own_loop(find)
+
+    def events(self, run_id: str | Run[Any], after: int | str | None = None) -> RunEvents:
+        """Return the events of a run, in any process: `async for event in runs.events(run_id): ...`.
+
+        Yields `RunEvent(number, at, event)`, waits for more, continues over suspensions, and ends after `RunEnded`.
+        `after` is the number of the last event that the reader has, also as the text of the header `Last-Event-ID`;
+        None yields all. The iteration raises `RunNotFoundError`.
+        """
+
+        runs = self._stored
+        number = number_after(after)
+        return RunEvents(_id(run_id), number, runs.on_home, runs.open, runs.signals, lambda run: show_run(run).error)
+
+    @overload
+    async def result(self, run: Run[T], timeout: float | None = None) -> T: ...
+
+    @overload
+    async def result(self, run: str, timeout: float | None = None) -> Any: ...
+
+    async def result(self, run: str | Run[Any], timeout: float | None = None) -> Any:
+        """Wait for the end of a run, also over suspensions, and return the value of its method.
+
+        Raises `RunFailedError`, `RunCancelledError`, `RunNotFoundError`, and `TimeoutError` after `timeout` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id(run)))
+        return self._stored.outcome_of(stored)
+
+    # --- starting and executing
+
+    @overload
+    async def start(self, method: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Run[T]: ...
+
+    @overload
+    async def start(
+        self, method: Callable[Concatenate[Any, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Run[T]: ...
+
+    async def start(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Run[Any]:
+        """Start a call of a service method as a run, and return without waiting for it.
+
+            run = await runs.start(transfers.transfer, "order-7", order)
+
+        `method` is a method of a service bean, or of a service class that one registered service has. The run continues
+        when the caller leaves. If the run of this id exists with the same call, it is returned. Inside a `usage_limits`
+        block, or in a tool with limits, what is left of them is the run's own limit. Raises `RunConflictError` if the
+        run exists with another method, identity, arguments or attributes, `UsageLimitExceededError` if nothing is left,
+        `UnauthenticatedError` or `ForbiddenError`, and `TypeError` for arguments that do not fit.
+        """
+
+        async def start() -> Run[Any]:
+            return show_run(await self._new.start(method, args, kwargs))
+
+        return await self._stored.on_own_loop(start)
+
+    async def execute(self, run_id: str, timeout: float | None = None) -> Run[Any]:
+        """Continue one run in this process, and return it when it has ended or is suspended.
+
+        Waits while another process owns the run. After `timeout` seconds without owning it, raises `RunBusyError`, so
+        that a queue can deliver the run again. Safe to call any number of times, in any process. If the caller is
+        cancelled, the run stays `running` for another process. Raises `RunNotFoundError` and `RunIncompatibleError`.
+        """
+
+        async def execute() -> Run[Any]:
+            return show_run(await self._execution.execute(run_id, timeout))
+
+        return await self._stored.on_home(execute)
+
+    # --- answering and cancelling
+
+    async def resume(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> Result[Any]:
+        """Answer pending calls, by their ids, and continue the run until it ends or is suspended again.
+
+        `by` is the person, a name or a `SecurityIdentity`. Without answers, a run whose process is gone continues. Some
+        of the pending calls may be answered; `Result.pending` has the others. Raises `RunAnswerError`,
+        `RunIncompatibleError` and `RunNotFoundError`, after which the run is unchanged, and the errors of the method.
+        Also unchanged is the run of somebody who may no longer call the method (`ForbiddenError`).
+        """
+
+        return await self._stored.on_own_loop(lambda: self._resuming.resume(run_id, answers, by))
+
+    def resume_stream(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> ResumedEvents:
+        """Do the same as `resume`, and return the events of the call. The last is `CompleteResponse` or `RunSuspended`.
+
+            async for event in runs.resume_stream(run_id, {call.id: approve()}, by=person): ...
+
+        A reader that leaves misses the other events; the run continues.
+        """
+
+        return ResumedEvents(self._resuming.stream(run_id, answers, by), self._stored.on_own_loop)
+
+    async def cancel(self, run_id: str, reason: str | None = None) -> Run[Any]:
+        """Cancel a run. An ended run stays as it is. Raises `RunNotFoundError`.
+
+        With `compensate_on_failure` its tools are undone first; if that is interrupted, another process continues it.
+        """
+
+        async def cancel() -> Run[Any]:
+            return show_run(await self._cancelling.cancel(run_id, reason))
+
+        return await self._stored.on_own_loop(cancel)
+
+    # --- deleting
+
+    async def delete(self, run_id: str) -> None:
+        """Delete an ended run. Raises `RunStateError` if it has not ended, and `RunNotFoundError`."""
+
+        async def delete() -> None:
+            stored = await self._stored.load(run_id)
+            if stored.status not in ENDED:
+                raise RunStateError(run_id, f"it is {stored.status}; cancel it before you delete it")
+            await (await self._stored.open()).delete(run_id)
+
+        await self._stored.on_own_loop(delete)
+
+    async def purge(self, older_than: timedelta) -> int:
+        """Delete the runs that ended longer ago than `older_than`. Returns their number.
+
+        Raises `ValueError` for a negative duration, which would also delete runs that end now.
+        """
+        if not isinstance(older_than, timedelta):
+            raise TypeError(f"older_than={older_than!r}; use a datetime.timedelta")
+        if older_than < timedelta():
+            raise ValueError(f"older_than={older_than!r}; use a duration of 0 or more")
+
+        async def purge() -> int:
+            return await (await self._stored.open()).purge(datetime.now(UTC) - older_than)
+
+        return await self._stored.on_own_loop(purge)
+
+    # --- for services, engines and commands
+
+    @property
+    def owner(self) -> str:
+        """The name of this process in leases."""
+        return self._stored.owner
+
+    async def store(self) -> RunStore:
+        """Return the opened store."""
+        return await self._stored.open()
+
+    async def call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
+        """Call a durable method: start its run, or wait for the run with the same id, and return the method's value.
+
+        Cancelling the caller ends the waiting, not the run. Raises the errors of the method, or `RunFailedError` if
+        the run failed earlier, and `RunConflictError`.
+        """
+
+        return await self._stored.on_own_loop(lambda: self._new.call(plan, arguments))
+
+    async def suspended_in(self, key: Any) -> str | None:
+        """Return the id of the suspended run of a conversation, or None."""
+        return await (await self._stored.open()).suspended_in(conversation_key(key))
+
+    async def execute_in_background(self, run_id: str) -> None:
+        """Execute the run in a task, unless it already has one."""
+        await self._take_over.execute_in_background(run_id)
+
+    def report_to(self, report: Callable[[str, StoredRun], None]) -> None:
+        """Call `report` at each start and end of an execution here, for the worker."""
+        self._execution.report_to = report
+
+    async def open(self, *, take_over: bool) -> None:
+        """Open the store and the engine; take over lapsed runs from now on if asked for. Called at start."""
+        await self._take_over.open(self, take_over=take_over)
+
+    async def stop_taking_over(self) -> None:
+        """Take over no more runs; those that run here continue. The first part of the stop."""
+        await self._take_over.stop()
+
+    async def close(self) -> None:
+        """Cancel the runs that this process executes, and end their leases and all waiting."""
+        self._stored.signals.close()
+        await self._take_over.close()
+        await self._execution.stop()
+
+    async def _submit(self, stored: StoredRun) -> None:
+        if not self._take_over.is_open:  # without a bean for runs, the first run opens what it needs
+            await self.open(take_over=False)
+        await self._take_over.submit(stored)
+
+
+def _id(run: str | Run[Any]) -> str:
+    return run.id if isinstance(run, Run) else run
+
+
+def runs_of(service: object) -> Runs:
+    """Return the runs of a service that `create_ai_service` made.
+
+        await runs_of(desk).resume(run_id, {call.id: approve()})
+
+    Raises `TypeError` for other objects; in a container use `container.runs`, or inject `Runs`.
+    """
+    find: Callable[[], Runs] | None = getattr(type(service), "__toolbox_runs__", None)
+    if find is None:
+        raise TypeError(f"runs_of: expected a service made by create_ai_service, got {type(service).__name__}")
+    return find()

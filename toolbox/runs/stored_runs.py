@@ -1,0 +1,214 @@
+"""`StoredRuns`: loads runs from the store of a container, waits for them, and reads what callers see of them.
+
+Not here: continuing a run (`prepared_runs`, `execution`), the JSON of its header (`documents`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
+
+from pydantic_core import to_json
+
+from ..chat import FinishReason
+from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
+from ..events import Listeners
+from ..services.invocation import ServiceHost
+from ..services.outputs import Result, Shape
+from ..services.plans import MethodPlan
+from ..tools.codec import printable
+from ..tools.pipeline import Tool
+from .documents import RunDocument, StoringHost, UnreadableDocumentError, read_value
+from .engines import RunEngine
+from .event_log import RunSignals, pauses
+from .leases import owner_name
+from .store import ENDED, Run, RunStore, StoredRun
+
+T = TypeVar("T")
+
+
+class RunsHost(StoringHost, ServiceHost, Protocol):
+    """Hosts services and runs: a container, or a service without one."""
+
+    listeners: Listeners | None
+
+    @property
+    def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
+        """The plans of the services, by class and method."""
+        ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop of the container; None for the loop of the caller. Raises `ContainerNotStartedError`."""
+        ...
+
+    def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
+        """Return the plans of the service with this qualified name, by method; empty for an unknown one."""
+        ...
+
+    def bound_call(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[MethodPlan, Mapping[str, Any]]:
+        """Return the plan of a service method, and the arguments by name. Raises `TypeError`."""
+        ...
+
+    def tools_added_by(self, place: str) -> Sequence[Tool] | None:
+        """Return the tools that an endpoint adds to its calls; None if there is no such endpoint."""
+        ...
+
+    def open_request(self, seeds: Mapping[Any, Any]) -> AbstractAsyncContextManager[Any]:
+        """Return a new request scope with these seeds."""
+        ...
+
+    async def application_bean(self, wanted: Any) -> Any:
+        """Return a bean from outside of all requests. Raises `MissingBeanError`."""
+        ...
+
+    async def run_engine(self) -> RunEngine:
+        """Return the engine that executes runs."""
+        ...
+
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the host's loop."""
+        ...
+
+
+class StoredRuns:
+    """The stored runs of a host. `owner` names this process in their leases; `signals` wakes those who wait for one."""
+
+    def __init__(self, host: RunsHost) -> None:
+        self._host = host
+        self.signals = RunSignals()
+        self.owner = owner_name()
+
+    # --- loading
+
+    async def open(self) -> RunStore:
+        """Return the opened store."""
+        return await self._host.run_store()
+
+    async def load(self, run_id: str) -> StoredRun:
+        """Return a run. Raises `RunNotFoundError`."""
+        # No run has another id, and databases refuse some of them with other errors.
+        stored = await (await self.open()).load(run_id) if is_storable(run_id) else None
+        if stored is None:
+            raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))
+        return stored
+
+    async def wait_for_end(self, run_id: str) -> StoredRun:
+        """Wait until a run has ended, also over suspensions. Raises `RunNotFoundError`."""
+        pause = pauses(run_id, self.signals)
+        while (stored := await self.load(run_id)).status not in ENDED:
+            await pause(stored)
+        return stored
+
+    # --- where to wait
+
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the container's loop, as work that its stop waits for."""
+        return await self._host.on_own_loop(work)
+
+    async def on_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the container's loop. The container does not wait for it when it stops."""
+        home = self._host.loop
+
+        if home is None or home is asyncio.get_running_loop():
+            return await work()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), home))
+
+    # --- reading what is stored
+
+    def outcome_of(self, stored: StoredRun) -> Any:
+        """Return the value of the method, for a method that returns a `Result` a `Result` with its content."""
+        result = self.result_of(stored)
+        plan = self._host.plans_of(stored.service)[stored.method]
+        return result if plan.output.shape is Shape.RESULT else result.content
+
+    def result_of(self, stored: StoredRun) -> Result[Any]:
+        """Return the stored result of a run that does not run. Raises `RunFailedError` or `RunCancelledError`."""
+        document = read_document(stored)
+        if stored.status == "failed":
+            raise RunFailedError(stored.id, document.error_type or "", document.error_text or "")
+        if stored.status == "cancelled":
+            raise RunCancelledError(stored.id, document.reason)
+        if stored.status == "suspended":
+            return Result(None, (), None, FinishReason.TOOL_EXECUTION, (), document.pending, stored.id)
+        plan = self._host.plans_of(stored.service).get(stored.method)
+        if plan is None:
+            raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
+        try:
+            return Result(read_value(plan, document.result))
+        except Exception as error:  # pydantic raises many kinds of exceptions
+            raise RunIncompatibleError(stored.id, f"its result no longer fits {plan.where}: {error}") from error
+
+
+def read_document(stored: StoredRun) -> RunDocument:
+    """Return the header of a run. Raises `RunIncompatibleError`."""
+    try:
+        return RunDocument.from_json(stored.document)
+    except UnreadableDocumentError as error:
+        raise RunIncompatibleError(stored.id, str(error)) from error
+
+
+def show_run(stored: StoredRun) -> Run[Any]:
+    """Return a run as callers see it, also one that this program cannot read."""
+    try:
+        document = RunDocument.from_json(stored.document)
+        _refuse_unshowable(document)
+    except UnreadableDocumentError as error:
+        document = RunDocument(error_type="RunIncompatibleError", error_text=str(error))
+    return Run(
+        id=stored.id,
+        service=stored.service,
+        method=stored.method,
+        status=stored.status,
+        pending=document.pending if stored.status == "suspended" else (),
+        created_at=stored.created_at,
+        updated_at=stored.updated_at,
+        history=document.history,
+        error=error_text_of(document),
+    )
+
+
+def error_text_of(document: RunDocument) -> str | None:
+    """Return the error of a failed run, or the reason of a cancelled one."""
+    if document.error_type is not None:
+        return printable(f"{document.error_type}: {document.error_text}")
+    return None if document.reason is None else printable(document.reason)
+
+
+_ROOM = 10
+"""The levels of JSON that a client may put around a run: pydantic writes 255 levels."""
+
+
+def _refuse_unshowable(document: RunDocument) -> None:
+    """Raise `UnreadableDocumentError` if a client cannot get the pending calls and the history as JSON.
+
+    A model can write half a surrogate, or nest its arguments too deeply: one such run must not break all lists.
+    """
+    shown: Any = (document.pending, document.history)
+    for _ in range(_ROOM):
+        shown = [shown]
+    try:
+        to_json(shown)
+    except (ValueError, RecursionError):
+        reason = "its pending calls or its history have half a surrogate or are nested too deeply"
+        raise UnreadableDocumentError(reason) from None
+
+
+def is_storable(run_id: object) -> bool:
+    """Return True for a text that can be the id of a run: 1 to 200 characters that a database can store."""
+    return isinstance(run_id, str) and 0 < len(run_id) <= 200 and is_text(run_id)
+
+
+def is_text(given: str) -> bool:
+    """Return True for a text that a database can store."""
+    return "\0" not in given and not any("\ud800" <= each <= "\udfff" for each in given)
+
+
+def shortened(given: object) -> str:
+    """Return what a client sent, for an error text."""
+    text = repr(given)
+    return text if len(text) <= 100 else f"{text[:99]}…"

@@ -1,0 +1,146 @@
+"""`TakeOver`: hands runs to the engine, and looks for runs whose process is gone.
+
+Not here: leases of the runs that execute here (`leases`), engines (`engines`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from contextlib import suppress
+from contextvars import Context
+from typing import TYPE_CHECKING
+
+from ..errors import RunBusyError, RunIncompatibleError, RunNotFoundError
+from .engines import LocalRunEngine, RunEngine
+from .execution import RunExecution
+from .store import ENDED, RunStore, StoredRun
+from .stored_runs import RunsHost, StoredRuns
+
+if TYPE_CHECKING:
+    from .runs_bean import Runs
+
+logger = logging.getLogger("toolbox.runs")
+
+AT_ONCE = 100
+"""Runs that a process takes over at the same time."""
+
+_FIRST_PAUSE = 0.25  # seconds before a run that could not continue is tried again; each time twice as long
+_AFTER_ERRORS = 1.0  # seconds between two looks for lapsed runs while the store fails
+
+
+class TakeOver:
+    """Submits runs to the engine: new ones, answered ones, and those whose lease has expired."""
+
+    def __init__(self, host: RunsHost, runs: StoredRuns, execution: RunExecution) -> None:
+        self._host, self._runs, self._execution = host, runs, execution
+        self._engine: RunEngine | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._refused: dict[str, str] = {}  # why a run cannot be continued by this program
+        self._later: dict[str, float] = {}  # when to try a run again that could not continue here
+        self._tries: dict[str, int] = {}  # how often it could not
+
+    async def open(self, runs: Runs, *, take_over: bool) -> None:
+        """Open the store and the engine; take over lapsed runs from now on if asked for."""
+        store = await self._runs.open()
+        self._engine = await self._host.run_engine()
+        if (attach := getattr(self._engine, "attach", None)) is not None:
+            await attach(runs, take_over)
+        if take_over:
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(store), context=Context())
+
+    @property
+    def is_open(self) -> bool:
+        """True from `open` to `close`."""
+        return self._engine is not None
+
+    async def submit(self, stored: StoredRun) -> None:
+        """Hand the run to the engine. An engine that fails is called again later, by a process that takes over runs."""
+        assert self._engine is not None
+
+        try:
+            await self._engine.submit(stored.id, stored.generation)
+        except Exception as error:
+            logger.error("the run engine failed to take run %s; it is submitted again later", stored.id, exc_info=error)
+
+    async def stop(self) -> None:
+        """Take over no more runs; those that run here continue."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+            self._sweeping = None
+
+    async def close(self) -> None:
+        """Close the engine."""
+        engine, self._engine = self._engine, None
+        if (detach := getattr(engine, "detach", None)) is not None:
+            await detach()
+
+    # --- executing what the local engine takes
+
+    async def execute_in_background(self, run_id: str) -> None:
+        """Execute the run in a task, unless it already has one."""
+        if run_id not in self._execution.kept_ids():
+            task = asyncio.get_running_loop().create_task(self._execute(run_id), context=Context())
+            self._execution.keep(run_id, task)
+
+    async def _execute(self, run_id: str) -> None:
+        """Execute a run; log what keeps it from continuing here, and when to try again."""
+        try:
+            await self._execution.execute(run_id, 0)
+            self._refused.pop(run_id, None)
+            self._tries.pop(run_id, None)
+        except (RunBusyError, RunNotFoundError):
+            return  # another process was faster
+        except RunIncompatibleError as error:
+            if self._refused.get(run_id) != error.reason:
+                self._refused[run_id] = error.reason
+                logger.error("cannot continue a run: %s", error)
+        except Exception as error:
+            store = await self._runs.open()
+            tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
+            self._later[run_id] = time.monotonic() + min(_FIRST_PAUSE * 2 ** min(tries, 10), store.lease)
+            logger.error("run %s stays as it is and is tried again: %s", run_id, error, exc_info=error)
+
+    # --- looking for lapsed runs
+
+    async def _sweep(self, store: RunStore) -> None:
+        while True:
+            more, pause = False, store.lease
+            try:
+                more = await self._take_over(store)
+            except Exception as error:
+                pause = min(_AFTER_ERRORS, pause)
+                logger.warning("cannot look for runs with expired leases: %s: %s", type(error).__name__, error)
+            now = time.monotonic()
+            pause = min([pause, *(max(at - now, _FIRST_PAUSE) for at in self._later.values())])
+            self._execution.room.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    if more:
+                        await self._execution.room.wait()
+                    else:
+                        await asyncio.sleep(pause)
+
+    async def _take_over(self, store: RunStore) -> bool:
+        """Submit lapsed runs to the engine. Returns True if there may be more as soon as one has ended."""
+        busy = self._execution.kept_ids()
+        room = AT_ONCE - len(busy)
+        self._later = {run_id: at for run_id, at in self._later.items() if at > time.monotonic()}
+        self._tries = {run_id: self._tries[run_id] for run_id in self._tries if run_id in {*self._later, *busy}}
+        # After the event loop stood still for a lease, also runs that continue here are lapsed until they are renewed.
+        known = {*self._refused, *busy, *self._later, *self._execution.leases.held_ids()}
+        lapsed = [each for each in await store.lapsed(AT_ONCE + len(known)) if each not in known]
+        # Each process begins elsewhere, so that they do not all try to take the same runs.
+        random.shuffle(lapsed)
+        for run_id in lapsed[: max(room, 0)]:
+            stored = await store.load(run_id)
+            if stored is not None and stored.status == "running":
+                await self.submit(stored)
+        for run_id in [*self._refused]:  # the program of another process may have been able to continue it
+            stored = await store.load(run_id)
+            if stored is None or stored.status in ENDED:
+                del self._refused[run_id]
+        return len(lapsed) > 0 and isinstance(self._engine, LocalRunEngine)
