@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .errors import IllegalConfigurationError, Problem, RunBusyError, RunIncompatibleError, RunNotFoundError
-from .runs.engines import RunEngine
+from .runs.run_engines import RunEngine
 
 __all__ = [
     "DbosRunEngine",

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from toolbox import sql
 from toolbox.errors import LeaseLostError
-from toolbox.runs.leases import Leases
+from toolbox.runs.run_leases import RunLeases
 from toolbox.runs.store import InMemoryRunStore, RunChanges, StoredRecord, StoredRun
 from toolbox.sql import SqlRunStore
 
@@ -164,8 +164,8 @@ async def test_a_renewal_that_waits_does_not_delay_the_others() -> None:
     async def opened() -> Store:
         return store
 
-    owned = Leases(opened)
-    async with asyncio.timeout(60), owned.hold("slow", 1), owned.owned("fast", 1):
+    owned = RunLeases(opened)
+    async with asyncio.timeout(60), owned.hold("slow", 1), owned.hold("fast", 1):
         await enough.wait()
         assert renewed["slow"] == 1
         waits.set()

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from ..models.selection import NamedModels
-    from ..runs.engines import RunEngine
+    from ..runs.run_engines import RunEngine
     from ..runs.runs_bean import Runs
     from ..runs.store import RunStore
     from ..settings import ToolboxSettings
@@ -301,7 +301,7 @@ class ContainerHost:
         graph = self._graph
         if graph is None or not _runs_are_imported():
             return
-        from ..runs.engines import RunEngine
+        from ..runs.run_engines import RunEngine
         from ..runs.store import RunStore
 
         if any(isinstance(graph.choose(each, None), SingleBean) for each in (RunStore, RunEngine)):
@@ -309,7 +309,7 @@ class ContainerHost:
 
     async def run_engine(self) -> RunEngine:
         """Return the `RunEngine` bean, or an engine that executes runs in this process."""
-        from ..runs.engines import LocalRunEngine, RunEngine
+        from ..runs.run_engines import LocalRunEngine, RunEngine
 
         engine: RunEngine | None = await self.application_bean(RunEngine)
         return LocalRunEngine() if engine is None else engine
@@ -449,7 +449,7 @@ class ContainerHost:
 
 def _runs_are_imported() -> bool:
     """Return True if the program has imported stores or engines of runs, so that a bean can be one."""
-    return "toolbox.runs.store" in sys.modules or "toolbox.runs.engines" in sys.modules
+    return "toolbox.runs.store" in sys.modules or "toolbox.runs.run_engines" in sys.modules
 
 
 def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:

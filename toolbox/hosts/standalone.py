@@ -43,7 +43,7 @@ from ..tools.pipeline import InjectedParameter, Tool, read_injected
 from .executors import NamedInstances
 
 if TYPE_CHECKING:
-    from ..runs.engines import RunEngine
+    from ..runs.run_engines import RunEngine
     from ..runs.runs_bean import Runs
     from ..runs.store import RunStore
 
@@ -173,7 +173,7 @@ class _Host:
         return self._run_store
 
     async def run_engine(self) -> RunEngine:
-        from ..runs.engines import LocalRunEngine
+        from ..runs.run_engines import LocalRunEngine
 
         return LocalRunEngine()
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
         ToolDeferred,
     )
     from ..services.declaration import durable
-    from .engines import LocalRunEngine, RunEngine
     from .event_log import RunEnded, RunEvent, RunEvents
     from .prepared_runs import IdentityLoader
     from .resuming import ResumedEvents
+    from .run_engines import LocalRunEngine, RunEngine
     from .runs_bean import Runs, runs_of
     from .store import (
         KEEP,
@@ -75,7 +75,7 @@ _HOMES = {
         "ToolDeferred",
     ),
     "..services.declaration": ("durable",),
-    ".engines": ("LocalRunEngine", "RunEngine"),
+    ".run_engines": ("LocalRunEngine", "RunEngine"),
     ".event_log": ("RunEnded", "RunEvent", "RunEvents"),
     ".prepared_runs": ("IdentityLoader",),
     ".resuming": ("ResumedEvents",),

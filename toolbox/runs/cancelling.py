@@ -12,8 +12,8 @@ from ..errors import RunIncompatibleError
 from ..services.plans import services_below
 from ..tools.codec import printable
 from .documents import RunDocument
-from .execution import RunExecution
 from .prepared_runs import PreparedRuns
+from .run_execution import RunExecution
 from .store import ENDED, HistoryEntry, RunChanges, StoredRun
 from .stored_runs import RunsHost, StoredRuns, read_document
 

@@ -2,7 +2,7 @@
 
 Everything here is plain data, and nothing is pickled. A value that no longer fits its type raises
 `RunIncompatibleError`. Not here: storing (`store`), writing records in time (`run_session`), continuing a run
-(`execution`).
+(`run_execution`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`NewRuns`: makes the header of a new run, creates the run once, and refuses a different call with its id.
 
-Not here: executing it (`execution`), the values in the header (`documents`).
+Not here: executing it (`run_execution`), the values in the header (`documents`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools
 from .documents import current_identity, describe, header
-from .execution import NewRun, RunExecution, wait_unless_lost
 from .prepared_runs import PreparedRun
+from .run_execution import NewRun, RunExecution, wait_unless_lost
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, is_storable, read_document
 

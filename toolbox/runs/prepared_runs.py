@@ -1,6 +1,6 @@
 """`PreparedRuns`: checks that a stored run fits this program, and restores the call that it continues.
 
-Not here: executing it (`execution`), checking answers (`answer_checks`).
+Not here: executing it (`run_execution`), checking answers (`answer_checks`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`Resuming`: stores the answers of persons and continues the run, with or without its events.
 
-Not here: whether an answer is valid (`answer_checks`), executing the run (`execution`).
+Not here: whether an answer is valid (`answer_checks`), executing the run (`run_execution`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall, person_name, write_person
-from .execution import PutEvent, RunExecution, wait_unless_lost
 from .prepared_runs import PreparedRuns
+from .run_execution import PutEvent, RunExecution, wait_unless_lost
 from .store import Answer, HistoryEntry, RunChanges
 from .stored_runs import RunsHost, StoredRuns
 

@@ -1,7 +1,7 @@
 """One run while this process executes it: its invocations, their model requests and tool calls, and its suspension.
 
 Without a stored run a session only remembers results, until the run is suspended; with one it writes each record before
-the next effect starts. Not here: continuing runs (`execution`), what is recorded of a tool (`tool_records`).
+the next effect starts. Not here: continuing runs (`run_execution`), what is recorded of a tool (`tool_records`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`Runs`: the runs of a container for callers, put together from its parts.
 
-Each part does one thing: `new_runs` creates, `resuming` answers, `cancelling` cancels, `execution` executes,
+Each part does one thing: `new_runs` creates, `resuming` answers, `cancelling` cancels, `run_execution` executes,
 `take_over` looks for runs whose process is gone, and `stored_runs` reads. Not here: what happens within a run
 (`run_session`).
 """
@@ -19,10 +19,10 @@ from ..services.plans import MethodPlan
 from .cancelling import Cancelling
 from .documents import conversation_key, qualified
 from .event_log import RunEvents, number_after
-from .execution import RunExecution
 from .new_runs import NewRuns
 from .prepared_runs import PreparedRuns
 from .resuming import ResumedEvents, Resuming
+from .run_execution import RunExecution
 from .store import ENDED, Answer, Run, RunStatus, RunStore, StoredRun
 from .stored_runs import RunsHost, StoredRuns, is_text, show_run
 from .take_over import TakeOver

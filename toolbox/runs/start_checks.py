@@ -21,7 +21,7 @@ from ..services.layering import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
 from ..tools.pipeline import Tool
 from .documents import adapter_of
-from .engines import RunEngine
+from .run_engines import RunEngine
 from .store import RunStore
 
 Plans: TypeAlias = Mapping[type[Any], Mapping[str, MethodPlan]]

@@ -1,6 +1,6 @@
 """`StoredRuns`: loads runs from the store of a container, waits for them, and reads what callers see of them.
 
-Not here: continuing a run (`prepared_runs`, `execution`), the JSON of its header (`documents`).
+Not here: continuing a run (`prepared_runs`, `run_execution`), the JSON of its header (`documents`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..services.plans import MethodPlan
 from ..tools.codec import printable
 from ..tools.pipeline import Tool
 from .documents import RunDocument, StoringHost, UnreadableDocumentError, read_value
-from .engines import RunEngine
 from .event_log import RunSignals, pauses
-from .leases import owner_name
+from .run_engines import RunEngine
+from .run_leases import owner_name
 from .store import ENDED, Run, RunStore, StoredRun
 
 T = TypeVar("T")

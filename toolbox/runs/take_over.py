@@ -1,6 +1,6 @@
 """`TakeOver`: hands runs to the engine, and looks for runs whose process is gone.
 
-Not here: leases of the runs that execute here (`leases`), engines (`engines`).
+Not here: leases of the runs that execute here (`run_leases`), engines (`run_engines`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ import random
 import time
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING
 
 from ..errors import RunBusyError, RunIncompatibleError, RunNotFoundError
-from .engines import LocalRunEngine, RunEngine
-from .execution import RunExecution
+from .run_engines import LocalRunEngine, RunEngine
+from .run_execution import RunExecution
 from .store import ENDED, RunStore, StoredRun
 from .stored_runs import RunsHost, StoredRuns
-
-if TYPE_CHECKING:
-    from .runs_bean import Runs
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -42,8 +38,8 @@ class TakeOver:
         self._later: dict[str, float] = {}  # when to try a run again that could not continue here
         self._tries: dict[str, int] = {}  # how often it could not
 
-    async def open(self, runs: Runs, *, take_over: bool) -> None:
-        """Open the store and the engine; take over lapsed runs from now on if asked for."""
+    async def open(self, runs: object, *, take_over: bool) -> None:
+        """Open the store and the engine, which gets `runs`; take over lapsed runs from now on if asked for."""
         store = await self._runs.open()
         self._engine = await self._host.run_engine()
         if (attach := getattr(self._engine, "attach", None)) is not None:

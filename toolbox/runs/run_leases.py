@@ -1,7 +1,7 @@
-"""`Leases`: which runs this process executes, and the renewal of their leases.
+"""`RunLeases`: which runs this process executes, and the renewal of their leases.
 
-A run has one owner at a time, which renews its lease. Not here: executing a run (`execution`), taking over runs whose
-owner is gone (`take_over`).
+A run has one owner at a time, which renews its lease. Not here: executing a run (`run_execution`), taking over
+runs whose owner is gone (`take_over`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Held:
             self.task.cancel()
 
 
-class Leases:
+class RunLeases:
     """Renews the leases of the runs that this process executes; cancels the task of a run that was lost."""
 
     def __init__(self, opened: Callable[[], Awaitable[RunStore]]) -> None:

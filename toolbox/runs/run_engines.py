@@ -1,15 +1,12 @@
 """`RunEngine`: decides which process executes a run, and the default engine, which uses this process.
 
-Not here: executing a run (`execution`), the engine on many machines (`toolbox.dbos`).
+Not here: executing a run (`run_execution`), the engine on many machines (`toolbox.dbos`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from .runs_bean import Runs
+from typing import Protocol
 
 
 class RunEngine(Protocol):
@@ -28,13 +25,21 @@ class RunEngine(Protocol):
         ...
 
 
+class ExecutesInBackground(Protocol):
+    """The part of `Runs` that the engine of this process uses."""
+
+    async def execute_in_background(self, run_id: str) -> None:
+        """Execute the run in a task, unless it already has one."""
+        ...
+
+
 class LocalRunEngine(RunEngine):
     """Executes runs as tasks of this process. This is the default engine."""
 
     def __init__(self) -> None:
         self._execute: Callable[[str], Awaitable[None]] | None = None
 
-    async def attach(self, runs: Runs, executes: bool) -> None:
+    async def attach(self, runs: ExecutesInBackground, executes: bool) -> None:
         """Execute the runs of this container."""
         self._execute = runs.execute_in_background
 

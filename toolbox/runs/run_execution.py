@@ -36,8 +36,8 @@ from ..services.outputs import Result
 from ..tools.failures import message_of
 from .documents import read_identity, type_name_of, write_value
 from .event_log import EventLog, pauses
-from .leases import Leases
 from .prepared_runs import PreparedRun, PreparedRuns
+from .run_leases import RunLeases
 from .run_session import RunSession
 from .store import RunChanges, RunStatus, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
@@ -71,7 +71,7 @@ class RunExecution:
 
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
-        self.leases = Leases(runs.open)
+        self.leases = RunLeases(runs.open)
         self.report_to: Callable[[str, StoredRun], None] | None = None
         self.room = asyncio.Event()
         self._tasks: dict[asyncio.Task[Any], str] = {}
