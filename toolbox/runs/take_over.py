@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from contextvars import Context
 
-from ..errors import RunBusyError, RunIncompatibleError, RunNotFoundError
+from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
 from .store import ENDED, RunStore, StoredRun
@@ -34,7 +34,8 @@ class TakeOver:
         self._host, self._runs, self._execution = host, runs, execution
         self._engine: RunEngine | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._refused: dict[str, str] = {}  # why a run cannot be continued by this program
+        self._refused: set[str] = set()  # the runs that this program cannot continue
+        self._reported: dict[str, str] = {}  # the last reason that was logged
         self._later: dict[str, float] = {}  # when to try a run again that could not continue here
         self._tries: dict[str, int] = {}  # how often it could not
 
@@ -86,19 +87,28 @@ class TakeOver:
         """Execute a run; log what keeps it from continuing here, and when to try again."""
         try:
             await self._execution.execute(run_id, 0)
-            self._refused.pop(run_id, None)
+            self._refused.discard(run_id)
             self._tries.pop(run_id, None)
         except (RunBusyError, RunNotFoundError):
             return  # another process was faster
         except RunIncompatibleError as error:
-            if self._refused.get(run_id) != error.reason:
-                self._refused[run_id] = error.reason
+            if isinstance(error.__cause__, McpConnectionError):
+                # Not the program has changed: a server with the run's tools is away, perhaps for a minute.
+                await self._try_later(run_id)
+            else:
+                self._refused.add(run_id)
+            if self._reported.get(run_id) != error.reason:
+                self._reported[run_id] = error.reason
                 logger.error("cannot continue a run: %s", error)
         except Exception as error:
-            store = await self._runs.open()
-            tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
-            self._later[run_id] = time.monotonic() + min(_FIRST_PAUSE * 2 ** min(tries, 10), store.lease)
+            await self._try_later(run_id)
             logger.error("run %s stays as it is and is tried again: %s", run_id, error, exc_info=error)
+
+    async def _try_later(self, run_id: str) -> None:
+        """Let the run be taken again after a pause, which grows up to one lease."""
+        store = await self._runs.open()
+        tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
+        self._later[run_id] = time.monotonic() + min(_FIRST_PAUSE * 2 ** min(tries, 10), store.lease)
 
     # --- looking for lapsed runs
 
@@ -135,8 +145,9 @@ class TakeOver:
             stored = await store.load(run_id)
             if stored is not None and stored.status == "running":
                 await self.submit(stored)
-        for run_id in [*self._refused]:  # the program of another process may have been able to continue it
+        for run_id in [*self._reported]:  # the program of another process may have been able to continue it
             stored = await store.load(run_id)
             if stored is None or stored.status in ENDED:
-                del self._refused[run_id]
+                del self._reported[run_id]
+                self._refused.discard(run_id)
         return len(lapsed) > 0 and isinstance(self._engine, LocalRunEngine)
