@@ -18,8 +18,8 @@ from ..errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
 from ..introspection import type_name
 from ..safe_text import faults_of
 from ..services.answers import accepted_result
-from ..services.implementation import arguments_as_tool
 from ..services.invocation import Invocation
+from ..services.methods import arguments_as_tool
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
 from ..tools.pipeline import Tool

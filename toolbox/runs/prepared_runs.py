@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..chat import ToolExecutionRequest
 from ..context import current_invocation, restored_attributes
-from ..errors import MissingBeanError, RunIncompatibleError, ScopeNotActiveError, ToolArgumentsError
+from ..errors import RunIncompatibleError, ScopeNotActiveError, ToolArgumentsError
 from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
 from ..services.plans import MethodPlan, Toolset, plan_behind, tools_added
@@ -138,7 +138,9 @@ class PreparedRuns:
             return identity
         try:
             loader: Any = await self._host.application_bean(IdentityLoader)
-        except (MissingBeanError, ScopeNotActiveError):
+        except ScopeNotActiveError:
+            return identity
+        if loader is None:
             return identity
         loaded = loader.load(identity)
         if isawaitable(loaded):

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from ..chat import RunSuspended, ServiceEvent
-from ..chat_streams import pieces_in
 from ..context import current_invocation, current_limit
 from ..errors import (
     InvocationTimeoutError,
@@ -30,7 +29,6 @@ from ..errors import (
 from ..events import RunResumedEvent
 from ..services.driver import run, stream
 from ..services.invocation import Invocation
-from ..services.layers import within
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Result
 from ..tools.failures import message_of
@@ -275,12 +273,15 @@ class RunExecution:
         if log is None and put is None:
             value = await run(invocation)
         else:
-            async with aclosing(_stream_events(invocation)) as events:
-                async for event in events:
-                    if log is not None and not isinstance(event, RunSuspended):
-                        log.put(event)
-                    if put is not None:
-                        await put(event)
+
+            async def send(event: ServiceEvent) -> None:
+                if log is not None and not isinstance(event, RunSuspended):
+                    log.put(event)
+                if put is not None:
+                    await put(event)
+
+            invocation.yields_suspension = True
+            await stream(invocation, send)
             value = invocation.value()
         if isinstance(value, Result):
             return value
@@ -298,23 +299,6 @@ class RunExecution:
         await session.written_events()
         document = session.document.changed(waiting=(), **facts)
         await session.end(RunChanges(status=status, document=document.to_json()))
-
-
-async def _stream_events(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
-    """Run an invocation in the current task and yield its events, within its deadline and its limits."""
-    invocation.yields_suspension = True
-    token = current_invocation.set(invocation.context)
-    try:
-        async with aclosing(stream(invocation)) as steps:
-            while True:
-                async with within(invocation):
-                    found = await anext(steps, None)
-                if found is None:
-                    return
-                for each in pieces_in(found):
-                    yield each
-    finally:
-        current_invocation.reset(token)
 
 
 async def wait_unless_lost(task: asyncio.Task[Result[Any]], run_id: str) -> Result[Any] | None:

@@ -63,7 +63,7 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
         ...
 
     async def application_bean(self, wanted: Any) -> Any:
-        """Return a bean from outside of all requests. Raises `MissingBeanError`."""
+        """Return a bean from outside of all requests; None if nothing provides it."""
         ...
 
     async def run_engine(self) -> RunEngine:
