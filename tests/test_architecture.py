@@ -55,6 +55,7 @@ LAYERS: dict[str, int] = {
     "toolbox.overview": 6,
     "toolbox.container": 6,
     "toolbox.testing": 7,
+    "toolbox.store_checks": 7,
     "toolbox.recordings": 7,
     "toolbox.pytest_plugin": 8,
     "toolbox.cli": 7,

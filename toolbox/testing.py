@@ -1,4 +1,4 @@
-"""Tools for tests of programs with AI services: a scripted model, and assertions on requests and tool calls.
+"""Tools for tests of programs with AI services: a scripted model, assertions on tool calls, and checks of stores.
 
 Not here: pytest's fixtures (`pytest_plugin`), recorded replies of a real model (`recordings`), a model that answers by
 rules (`demo`).
@@ -38,6 +38,7 @@ from .runs.store import Answer, approve
 if TYPE_CHECKING:
     from .runs.runs_bean import Runs
     from .services.outputs import Result
+    from .store_checks import ConversationStoreCheck, RunStoreCheck
 
 __all__ = [
     "Answers",
@@ -50,8 +51,10 @@ __all__ = [
     "assert_pending",
     "assert_tool_calls",
     "called_tools",
+    "conversation_store_checks",
     "offered_tools",
     "resume_until_done",
+    "run_store_checks",
     "system_text",
     "tool_call",
     "user_text",
@@ -585,3 +588,37 @@ def _shown(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return repr(value)
+
+
+# --- stores of your own
+
+
+def run_store_checks() -> tuple[RunStoreCheck, ...]:
+    """Return a check for each promise of `RunStore`. The stores of toolbox pass the same ones.
+
+        @pytest.mark.parametrize("check", run_store_checks())
+        async def test_the_store_keeps_its_promises(check: RunStoreCheck, tmp_path: Path) -> None:
+            await check(lambda lease: FileRunStore(tmp_path, lease))
+
+    Each check gets a function that returns a store whose leases last that many seconds. It is called twice, as two
+    processes would; both stores must have the same runs, and may be one object. The check opens them, and raises
+    `AssertionError`. Some wait for the end of a lease of one second. Start with an empty store: runs are purged.
+    """
+    from .store_checks import RUN_STORE_CHECKS  # late: most tests need no store
+
+    return RUN_STORE_CHECKS
+
+
+def conversation_store_checks() -> tuple[ConversationStoreCheck, ...]:
+    """Return a check for each promise of `ChatMemoryStore`; those of `lock` check only stores that have it.
+
+        @pytest.mark.parametrize("check", conversation_store_checks())
+        async def test_the_store_keeps_its_promises(check: ConversationStoreCheck, tmp_path: Path) -> None:
+            await check(lambda: Files(tmp_path))
+
+    Each check gets a function that returns a store. It is called twice, as two processes would; both stores must have
+    the same conversations, and may be one object. The check raises `AssertionError`.
+    """
+    from .store_checks import CONVERSATION_STORE_CHECKS  # late: as above
+
+    return CONVERSATION_STORE_CHECKS

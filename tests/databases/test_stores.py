@@ -1,24 +1,18 @@
-"""What every memory store of a database does: keeping, forgetting, and one caller at a time over all processes."""
+"""Stores of conversations in databases: the checks of all stores, and what only databases have: leases, expiry."""
 
 import asyncio
+import itertools
 import time
 from typing import Any
 
 import pytest
 
 from toolbox import (
-    AiMessage,
     ChatMemoryKey,
     ChatMemoryStore,
     Container,
     IllegalConfigurationError,
-    ImageContent,
-    Message,
-    SystemMessage,
-    TextContent,
     ToolboxSettings,
-    ToolExecutionRequest,
-    ToolExecutionResultMessage,
     UserMessage,
     redis,
     sql,
@@ -27,17 +21,17 @@ from toolbox.errors import MemoryLeaseLostError, TranscriptError
 from toolbox.redis import RedisChatMemoryStore
 from toolbox.settings import RedisSettings
 from toolbox.sql import SqlChatMemoryStore
+from toolbox.store_checks import ConversationStoreCheck
+from toolbox.testing import conversation_store_checks
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = ToolExecutionRequest("1", "add", '{"a": 1}', {"thought": "x"})
-EVERYTHING: list[Message] = [
-    SystemMessage("Be brief."),
-    UserMessage([TextContent("what is this? \U0001f99c \x00 'quoted' \\"), ImageContent(data=b"\x89PNG\x00")]),
-    AiMessage(None, [REQUEST], reasoning="hm", attributes={"signature": "abc"}),
-    ToolExecutionResultMessage("1", "add", "", is_error=True, attributes={"status": 422}),
-    AiMessage("lone \ud800 surrogate"),
-]
+
+@pytest.mark.parametrize("check", conversation_store_checks())
+async def test_it_keeps_the_promises_of_a_conversation_store(check: ConversationStoreCheck, new_store: Any) -> None:
+    stores = itertools.cycle([await new_store(lease=1000), await new_store(lease=1000)])
+
+    await check(lambda: next(stores))
 
 
 async def within(seconds: float, holds: Any) -> None:
@@ -48,58 +42,8 @@ async def within(seconds: float, holds: Any) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_messages_come_back_as_they_were(new_store: Any, key: ChatMemoryKey) -> None:
-    store = await new_store()
-
-    await store.update_messages(key, EVERYTHING)
-
-    assert list(await store.get_messages(key)) == EVERYTHING
-    assert list(await (await new_store()).get_messages(key)) == EVERYTHING
-
-
 async def test_a_container_finds_it_as_its_memory_store(new_store: Any) -> None:
     assert ChatMemoryStore in type(await new_store()).__mro__  # so that it needs no bind
-
-
-async def test_an_unknown_conversation_is_empty(new_store: Any, key: ChatMemoryKey) -> None:
-    store = await new_store()
-
-    assert list(await store.get_messages(key)) == []
-    await store.delete_messages(key)
-    assert list(await store.get_messages(key)) == []
-
-
-@pytest.mark.parametrize("locked", [False, True])
-async def test_messages_are_replaced_and_forgotten(new_store: Any, key: ChatMemoryKey, locked: bool) -> None:
-    store = await new_store()
-
-    async def steps() -> None:
-        await store.update_messages(key, [UserMessage("a")])
-        await store.update_messages(key, [UserMessage("b"), AiMessage("c")])
-        assert list(await store.get_messages(key)) == [UserMessage("b"), AiMessage("c")]
-        await store.delete_messages(key)
-        assert list(await store.get_messages(key)) == []
-        await store.update_messages(key, [UserMessage("d")])
-
-    if locked:
-        async with store.lock(key):
-            await steps()
-    else:
-        await steps()
-
-    assert list(await store.get_messages(key)) == [UserMessage("d")]
-
-
-@pytest.mark.parametrize("memory_id", ["", " ", "a:b", "{x}", "}", "%s", "'; --", "日本", "x" * 1000])
-async def test_memory_ids_can_be_any_text_and_never_collide(new_store: Any, key: ChatMemoryKey, memory_id: str) -> None:
-    store = await new_store()
-    odd = ChatMemoryKey(f"{key.service}.{key.memory_id}", memory_id)
-
-    async with store.lock(odd):
-        await store.update_messages(odd, [UserMessage(memory_id)])
-
-    assert list(await store.get_messages(odd)) == [UserMessage(memory_id)]
-    assert list(await store.get_messages(ChatMemoryKey("another", memory_id))) == []
 
 
 async def test_data_of_later_releases_is_rejected(new_store: Any, key: ChatMemoryKey, monkeypatch: Any) -> None:
@@ -122,16 +66,6 @@ async def add(store: Any, key: ChatMemoryKey, text: str) -> None:
         await store.update_messages(key, [*before, UserMessage(text)])
 
 
-async def test_no_writing_is_lost_between_processes(new_store: Any, key: ChatMemoryKey) -> None:
-    stores = [await new_store() for _ in range(3)]
-    texts = [f"{number}" for number in range(24)]
-
-    await asyncio.gather(*(add(stores[int(text) % 3], key, text) for text in texts))
-
-    kept = await stores[0].get_messages(key)
-    assert sorted((each.text for each in kept), key=int) == texts
-
-
 async def test_within_a_process_it_is_first_come_first_served(new_store: Any, key: ChatMemoryKey) -> None:
     store = await new_store()
     texts = [f"{number}" for number in range(10)]
@@ -139,28 +73,6 @@ async def test_within_a_process_it_is_first_come_first_served(new_store: Any, ke
     await asyncio.gather(*(add(store, key, text) for text in texts))
 
     assert [each.text for each in await store.get_messages(key)] == texts
-
-
-async def test_other_conversations_do_not_wait(new_store: Any, key: ChatMemoryKey) -> None:
-    store = await new_store()
-
-    async with store.lock(key), store.lock(ChatMemoryKey(key.service, f"{key.memory_id} b")):
-        await store.update_messages(key, [])
-
-
-async def test_waiting_calls_continue_when_the_lease_is_released(new_store: Any, key: ChatMemoryKey) -> None:
-    one, other = await new_store(), await new_store()
-    entered = asyncio.Event()
-
-    async def enter() -> None:
-        async with other.lock(key):
-            entered.set()
-
-    async with one.lock(key):
-        waiting = asyncio.create_task(enter())
-        await asyncio.sleep(0.1)  # it retries in this time
-        assert not entered.is_set()
-    await asyncio.wait_for(waiting, 60)
 
 
 async def test_a_lease_is_renewed_as_long_as_it_is_held(new_store: Any, key: ChatMemoryKey) -> None:
@@ -232,33 +144,6 @@ async def test_a_lease_that_another_has_taken_is_not_renewed(new_store: Any, key
 
     assert not await store.renew(key, "mine", 10)
     assert await store.renew(key, "another's", 10)
-
-
-@pytest.mark.parametrize("steps", range(8))
-async def test_a_conversation_is_released_after_cancellation_at_any_moment(
-    new_store: Any, key: ChatMemoryKey, steps: int
-) -> None:
-    store, other = await new_store(lease=1000), await new_store()
-    await store.get_messages(key)
-    caller = asyncio.create_task(add(store, key, "a"))
-    for _ in range(steps * 2):
-        await asyncio.sleep(0.0005)
-
-    caller.cancel()
-    await asyncio.gather(caller, return_exceptions=True)
-
-    await asyncio.wait_for(add(other, key, "b"), 60)
-    assert [each.text for each in await other.get_messages(key)][-1] == "b"
-
-
-async def test_a_waiting_one_that_gives_up_leaves_nothing(new_store: Any, key: ChatMemoryKey) -> None:
-    one, other = await new_store(lease=1000), await new_store(lease=1000)
-    async with one.lock(key):
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(add(other, key, "a"), 0.1)
-
-    assert list(await one.get_messages(key)) == []
-    await asyncio.wait_for(add(other, key, "b"), 60)
 
 
 async def test_a_lease_of_no_time_is_refused(new_store: Any) -> None:

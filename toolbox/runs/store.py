@@ -136,6 +136,7 @@ class RunStore(Protocol):
 
     Each method is atomic. `persistent` is True if runs outlive the process. `lease` is the duration of a lease in
     seconds, measured by the store's clock. A run is *runnable* if its status is `"running"` and no lease is valid.
+    `toolbox.testing.run_store_checks` has a check for each of these promises, for a store of your own.
     """
 
     persistent: bool

@@ -1,0 +1,742 @@
+"""Checks that every store passes: stores of runs (`RunStore`) and of conversations (`ChatMemoryStore`).
+
+Each check is an async function that gets a function which creates stores, and raises `AssertionError`. Programs get the
+checks from `toolbox.testing`. Not here: what only one kind of database promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, TypeAlias, cast
+from uuid import uuid4
+
+from .chat import AiMessage, Message, SystemMessage, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
+from .contents import ImageContent, TextContent
+from .errors import LeaseLostError
+from .runs.store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
+from .services.memory import ChatMemoryKey, ChatMemoryStore
+
+NewRunStore: TypeAlias = Callable[[float], RunStore]
+"""Creates a store of the same runs, whose leases last this many seconds: that of another process, or the same again."""
+NewConversationStore: TypeAlias = Callable[[], ChatMemoryStore]
+"""Creates a store of the same conversations: that of another process, or the same again."""
+RunStoreCheck: TypeAlias = Callable[[NewRunStore], Awaitable[None]]
+ConversationStoreCheck: TypeAlias = Callable[[NewConversationStore], Awaitable[None]]
+
+LONG, SHORT = 60.0, 1.0
+"""Seconds of leases: of one that does not end within a check, and of one for whose end a check waits."""
+PATIENCE = 60.0
+"""Seconds after which something that must happen has not happened."""
+
+
+# --- stores of runs
+
+
+async def _open_two(new_store: NewRunStore, lease: float = LONG) -> tuple[RunStore, RunStore]:
+    """Return the stores of two processes."""
+    stores = new_store(lease), new_store(lease)
+    for each in stores:
+        await each.open()
+    return stores
+
+
+def _new_run(status: RunStatus = "running", **values: Any) -> StoredRun:
+    """Return a run with an id that no other check uses."""
+    now = datetime.now(UTC)
+    given = {"service": "bank:Transfers", "method": "transfer", "document": '{"version": 1}', **values}
+    return StoredRun(id=f"run {uuid4().hex}", status=status, created_at=now, updated_at=now, **given)
+
+
+async def _load(store: RunStore, run: StoredRun) -> StoredRun:
+    found = await store.load(run.id)
+    assert found is not None
+    return found
+
+
+async def _wait_until_lapsed(store: RunStore, run: StoredRun) -> None:
+    until = time.monotonic() + PATIENCE
+    while run.id not in await store.lapsed():
+        assert time.monotonic() < until, "the lease does not end"
+        await asyncio.sleep(0.02)
+
+
+async def _raises_lease_lost(writing: Awaitable[object], run: StoredRun) -> None:
+    """Expect that an owner which has lost the run cannot write."""
+    [found] = await asyncio.gather(writing, return_exceptions=True)
+    assert isinstance(found, LeaseLostError), f"expected LeaseLostError for a write of an earlier owner, got {found!r}"
+    assert found.run_id == run.id
+
+
+async def a_stored_run_is_read_unchanged(new_store: NewRunStore) -> None:
+    """With its first records, its owner and generation 1."""
+    store, other = await _open_two(new_store)
+    run = _new_run(conversation="room 7", document='{"text": "ä 🦜 \\u0000 \'quoted\' \\\\"}')
+    before = datetime.now(UTC) - timedelta(seconds=1)
+
+    assert await store.create(run, [StoredRecord("#begin", "begin", '"é\\u0000"')], owner="one")
+
+    found = await _load(other, run)
+    assert (found.id, found.service, found.method) == (run.id, run.service, run.method)
+    assert (found.status, found.conversation, found.document) == ("running", "room 7", run.document)
+    assert (found.generation, found.owner) == (1, "one")
+    assert before < found.created_at <= found.updated_at < datetime.now(UTC) + timedelta(seconds=1)
+    assert await other.records(run.id) == [StoredRecord("#begin", "begin", '"é\\u0000"')]
+
+
+async def an_id_is_used_once(new_store: NewRunStore) -> None:
+    """A second `create` returns False and writes nothing."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    assert await store.create(run, owner="one")
+
+    assert not await other.create(run, [StoredRecord("#begin", "begin", "{}")], owner="other")
+
+    assert (await _load(store, run)).owner == "one"
+    assert await store.records(run.id) == []
+
+
+async def one_of_many_creators_wins(new_store: NewRunStore) -> None:
+    """Of concurrent calls of `create` with one id, one returns True."""
+    stores = await _open_two(new_store)
+    run = _new_run()
+
+    created = await asyncio.gather(*(each.create(run, owner="x") for each in stores * 4))
+
+    assert created.count(True) == 1
+
+
+async def an_unknown_run_has_nothing(new_store: NewRunStore) -> None:
+    """Nothing raises for an unknown id, except the writes of an owner."""
+    store, _ = await _open_two(new_store)
+    unknown = _new_run()
+
+    assert await store.load(unknown.id) is None
+    assert await store.records(unknown.id) == []
+    assert await store.events(unknown.id, 0) == []
+    assert await store.acquire(unknown.id, "one") is None
+    assert await store.change(unknown.id, 0, RunChanges()) is None
+    assert not await store.renew(unknown.id, 1)
+    await _raises_lease_lost(store.append(unknown.id, 1, []), unknown)
+    await store.release(unknown.id, 1)
+    await store.delete(unknown.id)
+
+
+async def records_come_back_in_the_order_written(new_store: NewRunStore) -> None:
+    """One by one, several at once, and along with a change of the header."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, [StoredRecord("#begin", "begin", "{}")], owner="one")
+
+    await store.append(run.id, 1, [StoredRecord("#0", "reply", "a")])
+    await store.append(run.id, 1, [StoredRecord("0#start", "start", "b"), StoredRecord("0", "result", "c")])
+    await store.append(run.id, 1, [StoredRecord("#1", "reply", "d")], RunChanges(document='{"version": 2}'))
+
+    assert [each.key for each in await other.records(run.id)] == ["#begin", "#0", "0#start", "0", "#1"]
+    assert (await _load(other, run)).document == '{"version": 2}'
+
+
+async def a_record_whose_key_exists_is_ignored(new_store: NewRunStore) -> None:
+    """Alone, and together with a new one, which is added."""
+    store, _ = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    first, second = StoredRecord("0", "result", "first"), StoredRecord("1", "result", "b")
+    await store.append(run.id, 1, [first])
+
+    await store.append(run.id, 1, [StoredRecord("0", "result", "again")])
+    await store.append(run.id, 1, [StoredRecord("0", "result", "again"), second])
+
+    assert await store.records(run.id) == [first, second]
+
+
+async def a_record_that_replaces_another_one_keeps_its_place(new_store: NewRunStore) -> None:
+    """`StoredRecord.replaces`; it is fenced like every write."""
+    store, _ = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    await store.append(run.id, 1, [StoredRecord("0", "result", "raw"), StoredRecord("#r1", "reply", "{}")])
+
+    await store.append(run.id, 1, [StoredRecord("0", "result", "judged", replaces=True)])
+    more = [StoredRecord("1", "result", "new", replaces=True), StoredRecord("1#start", "start", "{}")]
+    await store.append(run.id, 1, more)
+    await store.append(run.id, 1, [StoredRecord("0", "result", "raw")])
+
+    found = await store.records(run.id)
+    assert found == [
+        StoredRecord("0", "result", "judged"),
+        StoredRecord("#r1", "reply", "{}"),
+        StoredRecord("1", "result", "new"),
+        StoredRecord("1#start", "start", "{}"),
+    ]
+    await _raises_lease_lost(store.append(run.id, 7, [StoredRecord("0", "result", "late", replaces=True)]), run)
+    assert await store.records(run.id) == found
+
+
+async def records_of_the_same_place_belong_to_one_run_each(new_store: NewRunStore) -> None:
+    """Keys are unique in a run, not in the store."""
+    store, _ = await _open_two(new_store)
+    one, two = _new_run(), _new_run()
+    for run in (one, two):
+        await store.create(run, owner="one")
+        await store.append(run.id, 1, [StoredRecord("0", "result", run.id)])
+
+    assert [each.data for each in await store.records(two.id)] == [two.id]
+
+
+async def a_run_has_one_owner(new_store: NewRunStore) -> None:
+    """A run with a valid lease is not taken."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+
+    assert await other.acquire(run.id, "other") is None
+    assert run.id not in await other.lapsed()
+
+
+async def a_run_without_an_owner_is_taken_once(new_store: NewRunStore) -> None:
+    """Of concurrent calls of `acquire`, one gets the run."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run)
+    assert run.id in await other.lapsed()
+
+    taken = await asyncio.gather(*(each.acquire(run.id, "x") for each in (store, other) * 4))
+
+    [owned] = [each for each in taken if each is not None]
+    assert (owned.generation, owned.status, owned.owner) == (1, "running", "x")
+    assert run.id not in await other.lapsed()
+
+
+async def runs_that_nobody_executes_are_listed_oldest_first(new_store: NewRunStore) -> None:
+    """`lapsed`, and its limit."""
+    store, other = await _open_two(new_store)
+    runs = [_new_run() for _ in range(3)]
+    for run in runs:
+        await store.create(run)
+        await asyncio.sleep(0.003)  # a store may round times to milliseconds
+
+    ids = [each.id for each in runs]
+    assert [each for each in await other.lapsed() if each in ids] == ids
+    assert len(await other.lapsed(limit=1)) == 1
+
+
+async def renewing_keeps_a_run(new_store: NewRunStore) -> None:
+    """Longer than one lease."""
+    store, other = await _open_two(new_store, SHORT)
+    run = _new_run()
+    await store.create(run, owner="one")
+
+    until = time.monotonic() + 2 * SHORT
+    while time.monotonic() < until:
+        assert await store.renew(run.id, 1)
+        assert await other.acquire(run.id, "other") is None
+        await asyncio.sleep(SHORT / 10)
+
+
+async def an_owner_that_lost_its_run_writes_nothing_more(new_store: NewRunStore) -> None:
+    """Each write names the generation, and another one has taken the run."""
+    store, other = await _open_two(new_store, SHORT)
+    run = _new_run()
+    await store.create(run, owner="one")
+    await _wait_until_lapsed(other, run)
+    taken = await other.acquire(run.id, "other")
+    assert taken is not None
+    assert (taken.generation, taken.owner) == (2, "other")
+
+    record = StoredRecord("0", "result", "late")
+    await _raises_lease_lost(store.append(run.id, 1, [record]), run)
+    await _raises_lease_lost(store.append(run.id, 1, [record, StoredRecord("1", "result", "late")]), run)
+    await _raises_lease_lost(store.append(run.id, 1, [record], RunChanges(status="completed")), run)
+    await _raises_lease_lost(store.append(run.id, 1, [record], None, ["late"]), run)
+    await _raises_lease_lost(store.add_events(run.id, 1, ["late"]), run)
+    assert not await store.renew(run.id, 1)
+    await store.release(run.id, 1)
+
+    assert await other.records(run.id) == []
+    assert await other.events(run.id, 0) == []
+    found = await _load(other, run)
+    assert (found.status, found.owner) == ("running", "other")
+    await other.append(run.id, 2, [record])
+
+
+async def an_owner_that_is_only_late_keeps_its_run(new_store: NewRunStore) -> None:
+    """The generation decides, never the time: the end of a lease only allows another one to take the run."""
+    store, other = await _open_two(new_store, SHORT)
+    run = _new_run()
+    await store.create(run, owner="one")
+    await _wait_until_lapsed(other, run)
+
+    assert await store.renew(run.id, 1)
+    await store.append(run.id, 1, [StoredRecord("0", "result", "a")])
+
+    assert await other.acquire(run.id, "other") is None
+
+
+async def a_released_run_is_available_immediately(new_store: NewRunStore) -> None:
+    """Its status stays `running`; the next owner has the next generation."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+
+    await store.release(run.id, 1)
+
+    assert run.id in await other.lapsed()
+    assert not await store.renew(run.id, 1)
+    taken = await other.acquire(run.id, "other")
+    assert taken is not None
+    assert taken.generation == 2
+
+
+async def only_running_runs_are_taken_over(new_store: NewRunStore) -> None:
+    """A run that its owner suspends or ends has no owner."""
+    store, other = await _open_two(new_store)
+    statuses: tuple[RunStatus, ...] = ("suspended", "completed", "failed", "cancelled")
+    for status in statuses:
+        run = _new_run()
+        await store.create(run, owner="one")
+        await store.append(run.id, 1, [StoredRecord("0", "result", "a")], RunChanges(status=status, document="{}"))
+
+        assert await other.acquire(run.id, "other") is None
+        assert run.id not in await other.lapsed()
+        assert not await store.renew(run.id, 1)
+        found = await _load(other, run)
+        assert (found.status, found.owner, found.document) == (status, None, "{}")
+
+
+async def a_change_needs_the_current_version(new_store: NewRunStore) -> None:
+    """`change` returns None and writes nothing if the header has changed since it was read."""
+    store, other = await _open_two(new_store)
+    run = _new_run("suspended")
+    await store.create(run)
+    found = await _load(store, run)
+
+    changed = await other.change(run.id, found.version, RunChanges(document='"a"'), [StoredRecord("x", "answer", "a")])
+    assert changed is not None
+    assert (changed.version, changed.document, changed.status) == (found.version + 1, '"a"', "suspended")
+    late = RunChanges(document='"b"')
+    assert await store.change(run.id, found.version, late, [StoredRecord("y", "answer", "b")]) is None
+
+    assert await other.load(run.id) == changed
+    assert [each.key for each in await other.records(run.id)] == ["x"]
+
+
+async def one_of_several_concurrent_changes_wins(new_store: NewRunStore) -> None:
+    """The one that takes the run has it, with its own records only."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    await store.append(run.id, 1, [], RunChanges(status="suspended"))
+    version = (await _load(store, run)).version
+
+    changed = await asyncio.gather(
+        *(
+            each.change(
+                run.id,
+                version,
+                RunChanges(status="running", document=str(name), owner=str(name)),
+                [StoredRecord(f"answer {name}", "answer", str(name))],
+            )
+            for name, each in enumerate([store, other] * 3)
+        )
+    )
+
+    [winner] = [each for each in changed if each is not None]
+    assert winner.document == winner.owner
+    assert (winner.status, winner.generation) == ("running", 2)
+    assert await other.load(run.id) == winner
+    assert [each.data for each in await other.records(run.id)] == [winner.document]
+    assert await other.acquire(run.id, "third") is None
+    await store.append(run.id, 2, [StoredRecord("0", "result", "a")])
+
+
+async def a_resumed_run_without_an_owner_is_available_immediately(new_store: NewRunStore) -> None:
+    """A change to `running` gives it no lease."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    await store.append(run.id, 1, [], RunChanges(status="suspended"))
+    found = await _load(store, run)
+
+    assert await other.change(run.id, found.version, RunChanges(status="running")) is not None
+
+    assert await other.acquire(run.id, "other") is not None
+
+
+async def a_change_of_the_status_fences_the_owner(new_store: NewRunStore) -> None:
+    """For example, a cancellation."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    found = await _load(other, run)
+
+    assert await other.change(run.id, found.version, RunChanges(status="cancelled")) is not None
+
+    await _raises_lease_lost(store.append(run.id, 1, [StoredRecord("0", "result", "a")]), run)
+    assert not await store.renew(run.id, 1)
+
+
+async def a_run_can_lose_its_owner(new_store: NewRunStore) -> None:
+    """`RunChanges(owner=None)`: the run is available immediately."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    found = await _load(other, run)
+
+    changed = await other.change(run.id, found.version, RunChanges(owner=None))
+
+    assert changed is not None
+    assert (changed.status, changed.owner, changed.document) == ("running", None, found.document)
+    await _raises_lease_lost(store.append(run.id, 1, [StoredRecord("0", "result", "a")]), run)
+    assert await other.acquire(run.id, "other") is not None
+
+
+async def an_owner_keeps_its_run_when_something_else_changes(new_store: NewRunStore) -> None:
+    """A change of the document alone does not raise the generation."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    found = await _load(other, run)
+
+    assert await other.change(run.id, found.version, RunChanges(document="{}")) is not None
+
+    assert await store.renew(run.id, 1)
+    await store.append(run.id, 1, [StoredRecord("0", "result", "a")])
+
+
+async def events_are_numbered_in_each_run(new_store: NewRunStore) -> None:
+    """From 1, and any process reads them."""
+    store, other = await _open_two(new_store)
+    run, second = _new_run(), _new_run()
+    for each in (run, second):
+        await store.create(each, owner="one")
+
+    await store.add_events(run.id, 1, ["a", "b"])
+    await store.add_events(second.id, 1, ["x"])
+    await store.append(run.id, 1, [], RunChanges(status="suspended"), ["c"])
+
+    found = await other.events(run.id, 0)
+    assert [(each.number, each.data) for each in found] == [(1, "a"), (2, "b"), (3, "c")]
+    assert all(abs(datetime.now(UTC) - each.at) < timedelta(minutes=1) for each in found)
+    assert [each.number for each in await other.events(run.id, 2)] == [3]
+    assert [each.number for each in await other.events(run.id, 0, limit=2)] == [1, 2]
+    assert await other.events(run.id, 3) == []
+    assert [each.number for each in await other.events(second.id, 0)] == [1]
+
+
+async def the_next_owner_continues_the_numbers_of_events(new_store: NewRunStore) -> None:
+    """Numbers are those of the run, not of its owner."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    await store.add_events(run.id, 1, ["a"])
+    await store.release(run.id, 1)
+    await other.acquire(run.id, "other")
+
+    await other.add_events(run.id, 2, ["b"])
+
+    assert [(each.number, each.data) for each in await store.events(run.id, 0)] == [(1, "a"), (2, "b")]
+
+
+async def events_written_at_once_have_separate_numbers(new_store: NewRunStore) -> None:
+    """Tools that run together write events at the same time."""
+    store, _ = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+
+    await asyncio.gather(*(store.add_events(run.id, 1, [str(each), str(each)]) for each in range(8)))
+
+    assert [each.number for each in await store.events(run.id, 0)] == list(range(1, 17))
+
+
+async def runs_are_found_by_status_and_service_newest_first(new_store: NewRunStore) -> None:
+    """`find`, and its limit."""
+    store, _ = await _open_two(new_store)
+    service = f"shop:Desk{uuid4().hex}"
+    statuses: tuple[RunStatus, ...] = ("running", "suspended", "running")
+    ids: list[str] = []
+    for status in statuses:
+        run = _new_run(status, service=service)
+        await store.create(run)
+        ids.append(run.id)
+        await asyncio.sleep(0.003)  # a store may round times to milliseconds
+
+    assert [each.id for each in await store.find(service=service)] == ids[::-1]
+    assert [each.id for each in await store.find(service=service, status="running")] == [ids[2], ids[0]]
+    assert [each.id for each in await store.find(service=service, limit=1)] == [ids[2]]
+    assert await store.find(service="shop:Unknown") == []
+
+
+async def the_suspended_run_of_a_conversation_is_found(new_store: NewRunStore) -> None:
+    """Only while it is suspended."""
+    store, other = await _open_two(new_store)
+    conversation = f"room {uuid4().hex}"
+    run = _new_run(conversation=conversation)
+    await store.create(run, owner="one")
+    assert await other.suspended_in(conversation) is None
+
+    await store.append(run.id, 1, [], RunChanges(status="suspended"))
+
+    assert await other.suspended_in(conversation) == run.id
+    assert await other.suspended_in("another room") is None
+
+
+async def purging_deletes_old_runs_that_have_ended(new_store: NewRunStore) -> None:
+    """With their records and events; `before` is compared with the last change."""
+    store, _ = await _open_two(new_store)
+    kept, ended = _new_run(), _new_run()
+    for run in (kept, ended):
+        await store.create(run, [StoredRecord("#begin", "begin", "{}")], owner="one")
+        await store.add_events(run.id, 1, ["a"])
+    await store.append(ended.id, 1, [], RunChanges(status="failed"))
+
+    assert await store.purge(datetime.now(UTC) - timedelta(hours=1)) == 0
+    assert await store.purge(datetime.now(UTC) + timedelta(hours=1)) >= 1
+
+    assert await store.load(ended.id) is None
+    assert await store.records(ended.id) == []
+    assert await store.events(ended.id, 0) == []
+    assert await store.load(kept.id) is not None
+    assert len(await store.records(kept.id)) == len(await store.events(kept.id, 0)) == 1
+
+
+async def a_deleted_run_leaves_nothing(new_store: NewRunStore) -> None:
+    """Its id can be used again."""
+    store, _ = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, [StoredRecord("#begin", "begin", "{}")], owner="one")
+    await store.add_events(run.id, 1, ["a"])
+
+    await store.delete(run.id)
+
+    assert await store.load(run.id) is None
+    assert await store.create(run, owner="one")
+    assert await store.records(run.id) == []
+    assert await store.events(run.id, 0) == []
+
+
+RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
+    a_stored_run_is_read_unchanged,
+    an_id_is_used_once,
+    one_of_many_creators_wins,
+    an_unknown_run_has_nothing,
+    records_come_back_in_the_order_written,
+    a_record_whose_key_exists_is_ignored,
+    a_record_that_replaces_another_one_keeps_its_place,
+    records_of_the_same_place_belong_to_one_run_each,
+    a_run_has_one_owner,
+    a_run_without_an_owner_is_taken_once,
+    runs_that_nobody_executes_are_listed_oldest_first,
+    renewing_keeps_a_run,
+    an_owner_that_lost_its_run_writes_nothing_more,
+    an_owner_that_is_only_late_keeps_its_run,
+    a_released_run_is_available_immediately,
+    only_running_runs_are_taken_over,
+    a_change_needs_the_current_version,
+    one_of_several_concurrent_changes_wins,
+    a_resumed_run_without_an_owner_is_available_immediately,
+    a_change_of_the_status_fences_the_owner,
+    a_run_can_lose_its_owner,
+    an_owner_keeps_its_run_when_something_else_changes,
+    events_are_numbered_in_each_run,
+    the_next_owner_continues_the_numbers_of_events,
+    events_written_at_once_have_separate_numbers,
+    runs_are_found_by_status_and_service_newest_first,
+    the_suspended_run_of_a_conversation_is_found,
+    purging_deletes_old_runs_that_have_ended,
+    a_deleted_run_leaves_nothing,
+)
+
+
+# --- stores of conversations
+
+
+class LockingStore(ChatMemoryStore, Protocol):
+    """A store of conversations with the optional `lock`."""
+
+    def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[None]:
+        """Let one caller at a time into a conversation."""
+        ...
+
+
+REQUEST = ToolExecutionRequest("1", "add", '{"a": 1}', {"thought": "x"})
+EVERYTHING: tuple[Message, ...] = (
+    SystemMessage("Be brief."),
+    UserMessage([TextContent("what is this? \U0001f99c \x00 'quoted' \\"), ImageContent(data=b"\x89PNG\x00")]),
+    AiMessage(None, [REQUEST], reasoning="hm", attributes={"signature": "abc"}),
+    ToolExecutionResultMessage("1", "add", "", is_error=True, attributes={"status": 422}),
+    AiMessage("lone \ud800 surrogate"),
+)
+"""All kinds of messages, with texts that some formats cannot hold."""
+
+
+def _new_key(memory_id: str = "room 7") -> ChatMemoryKey:
+    """Return a conversation of a service that no other check uses."""
+    return ChatMemoryKey(f"shop.Assistant{uuid4().hex}", memory_id)
+
+
+def _open_two_locking(new_store: NewConversationStore) -> tuple[LockingStore, LockingStore] | None:
+    """Return the stores of two processes; None if they have no `lock`, which is optional."""
+    stores = new_store(), new_store()
+    return cast("tuple[LockingStore, LockingStore]", stores) if hasattr(stores[0], "lock") else None
+
+
+async def _add(store: LockingStore, key: ChatMemoryKey, text: str) -> None:
+    """Add a message as a call does: read, then write everything."""
+    async with store.lock(key):
+        before = await store.get_messages(key)
+        await asyncio.sleep(0)
+        await store.update_messages(key, [*before, UserMessage(text)])
+
+
+async def _read(store: ChatMemoryStore, key: ChatMemoryKey) -> list[Message]:
+    return list(await store.get_messages(key))
+
+
+async def messages_come_back_as_they_were(new_store: NewConversationStore) -> None:
+    """All kinds of messages, in this store and in that of another process."""
+    store, other, key = new_store(), new_store(), _new_key()
+
+    await store.update_messages(key, EVERYTHING)
+
+    assert await _read(store, key) == [*EVERYTHING]
+    assert await _read(other, key) == [*EVERYTHING]
+
+
+async def an_unknown_conversation_is_empty(new_store: NewConversationStore) -> None:
+    """Also after it was deleted."""
+    store, key = new_store(), _new_key()
+
+    assert await _read(store, key) == []
+    await store.delete_messages(key)
+    assert await _read(store, key) == []
+
+
+async def messages_are_replaced_and_deleted(new_store: NewConversationStore) -> None:
+    """`update_messages` gets all messages of the conversation each time."""
+    store, key = new_store(), _new_key()
+
+    await store.update_messages(key, [UserMessage("a")])
+    await store.update_messages(key, [UserMessage("b"), AiMessage("c")])
+    assert await _read(store, key) == [UserMessage("b"), AiMessage("c")]
+    await store.delete_messages(key)
+    assert await _read(store, key) == []
+    await store.update_messages(key, [UserMessage("d")])
+    assert await _read(store, key) == [UserMessage("d")]
+
+
+async def memory_ids_can_be_any_text_and_never_collide(new_store: NewConversationStore) -> None:
+    """A memory id often comes from a client."""
+    store, texts = new_store(), ("", " ", "a:b", "a/b", "../x", "{x}", "}", "%s", "'; --", "日本", "x" * 1000)
+    keys = [_new_key(each) for each in texts]
+    for key in keys:
+        await store.update_messages(key, [UserMessage(key.memory_id)])
+
+    for key in keys:
+        assert await _read(store, key) == [UserMessage(key.memory_id)]
+        assert await _read(store, ChatMemoryKey("another service", key.memory_id)) == []
+
+
+async def a_locked_conversation_is_read_and_written(new_store: NewConversationStore) -> None:
+    """As a call does it; the messages are there afterwards."""
+    if (stores := _open_two_locking(new_store)) is None:
+        return
+    (store, other), key = stores, _new_key()
+
+    async with store.lock(key):
+        await store.update_messages(key, [UserMessage("a")])
+        await store.delete_messages(key)
+        assert await _read(store, key) == []
+        await store.update_messages(key, [UserMessage("b")])
+
+    assert await _read(other, key) == [UserMessage("b")]
+
+
+async def no_message_of_concurrent_calls_is_lost(new_store: NewConversationStore) -> None:
+    """A lock lets one caller at a time into a conversation, over all processes."""
+    if (stores := _open_two_locking(new_store)) is None:
+        return
+    texts, key = [str(number) for number in range(24)], _new_key()
+
+    await asyncio.gather(*(_add(stores[int(text) % 2], key, text) for text in texts))
+
+    kept = [each.text for each in await _read(stores[0], key) if isinstance(each, UserMessage)]
+    assert sorted(kept, key=int) == texts
+
+
+async def other_conversations_do_not_wait(new_store: NewConversationStore) -> None:
+    """A lock is for one conversation."""
+    if (stores := _open_two_locking(new_store)) is None:
+        return
+    store, _ = stores
+
+    async with asyncio.timeout(PATIENCE), store.lock(_new_key()), store.lock(_new_key("room 8")):
+        pass
+
+
+async def a_waiting_call_continues_when_the_lock_is_released(new_store: NewConversationStore) -> None:
+    """And not before."""
+    if (stores := _open_two_locking(new_store)) is None:
+        return
+    (one, other), key = stores, _new_key()
+    entered = asyncio.Event()
+
+    async def enter() -> None:
+        async with other.lock(key):
+            entered.set()
+
+    async with one.lock(key):
+        waiting = asyncio.create_task(enter())
+        await asyncio.sleep(0.1)  # a wrong lock lets it in during this time
+        assert not entered.is_set()
+    await asyncio.wait_for(waiting, PATIENCE)
+
+
+async def a_call_that_is_cancelled_releases_the_lock(new_store: NewConversationStore) -> None:
+    """At any moment: a conversation that stays locked is lost."""
+    if (stores := _open_two_locking(new_store)) is None:
+        return
+    store, other = stores
+    for moment in range(8):
+        key = _new_key()
+        caller = asyncio.create_task(_add(store, key, "a"))
+        for _ in range(2 * moment):
+            await asyncio.sleep(0.0005)
+
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+
+        await asyncio.wait_for(_add(other, key, "b"), PATIENCE)
+        assert (await _read(other, key))[-1] == UserMessage("b")
+
+
+async def a_waiting_call_that_gives_up_leaves_nothing(new_store: NewConversationStore) -> None:
+    """It neither writes nor keeps its place."""
+    if (stores := _open_two_locking(new_store)) is None:
+        return
+    (one, other), key = stores, _new_key()
+    async with one.lock(key):
+        waiting = asyncio.create_task(_add(other, key, "a"))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    assert await _read(one, key) == []
+    await asyncio.wait_for(_add(other, key, "b"), PATIENCE)
+
+
+CONVERSATION_STORE_CHECKS: tuple[ConversationStoreCheck, ...] = (
+    messages_come_back_as_they_were,
+    an_unknown_conversation_is_empty,
+    messages_are_replaced_and_deleted,
+    memory_ids_can_be_any_text_and_never_collide,
+    a_locked_conversation_is_read_and_written,
+    no_message_of_concurrent_calls_is_lost,
+    other_conversations_do_not_wait,
+    a_waiting_call_continues_when_the_lock_is_released,
+    a_call_that_is_cancelled_releases_the_lock,
+    a_waiting_call_that_gives_up_leaves_nothing,
+)
