@@ -189,7 +189,7 @@ class RunSession(RunRecords):
             kind = RecordedFailureError if failure["ends"] else RecordedToolError
             raise kind(failure["error"], failure["text"])
 
-    def cancelled(self) -> CancelledInsideError:
+    def _make_cancelled_error(self) -> CancelledInsideError:
         """Return the error that ends the invocations of a cancelled run."""
         return CancelledInsideError(self.id, None if self.document is None else self.document.reason)
 
@@ -215,7 +215,7 @@ class RunSession(RunRecords):
             if recorded.response.ai_message.tool_execution_requests:
                 return recorded
         if self.cancels:
-            raise self.cancelled()
+            raise self._make_cancelled_error()
         usage = usage_of(invocation)
         replied: ModelReplied = await perform(effect, invocation)
         if self.is_stored:
@@ -343,7 +343,7 @@ class RunSession(RunRecords):
     async def suspend(self, invocation: Any) -> None:
         """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
         if self.cancels:
-            raise self.cancelled()
+            raise self._make_cancelled_error()
         self.at(invocation.place.path).suspended = invocation
         if invocation.place.path:
             return
