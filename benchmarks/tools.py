@@ -39,12 +39,12 @@ from toolbox import (
     tool_executor_from,
 )
 from toolbox.bean_references import BeanReference
+from toolbox.capabilities import tool_layers
 from toolbox.container import internals_of
 from toolbox.events import Listeners
 from toolbox.execution.runners import LoopRunner
 from toolbox.execution.threads import Workers
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed
-from toolbox.services.layering import tool_layers
 from toolbox.tools.pipeline import ToolEnvironment, execute_tool
 from toolbox.tools.sources import read_tools
 

@@ -51,6 +51,7 @@ LAYERS: dict[str, int] = {
     "toolbox.runs": 5,
     "toolbox.guardrails": 5,
     "toolbox.interceptors": 5,
+    "toolbox.capabilities": 6,
     "toolbox.hosts": 6,
     "toolbox.overview": 6,
     "toolbox.container": 6,

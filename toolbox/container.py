@@ -269,7 +269,7 @@ class Container:
 
     def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
         """Return the host of the services, the graph, the settings beans and all problems."""
-        from .hosts.hosting import (
+        from .hosts.bean_checks import (
             access_problems,
             estimator_problems,
             global_interceptor_problems,

@@ -1,7 +1,7 @@
 """Interceptors: code around tool calls and model requests.
 
 They are beans: named by `@interceptors` at a service, a method or a tool, or global with `@global_interceptor`. Not
-here: the order of all layers (`services.layering`), guardrails, which accept or refuse (`guardrails`).
+here: the order of all layers (`capabilities`), guardrails, which accept or refuse (`guardrails`).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def global_interceptor(cls: C | None = None, /, *, priority: int = 0) -> C | Cal
     return leave if cls is None else leave(cls)
 
 
-def interceptor_problems(where: str, named: object, *, of_tool: bool = False) -> Iterator[Problem]:
+def interceptor_problems(where: str, decorator: str, named: object, *, of_tool: bool) -> Iterator[Problem]:
     """Yield problems with the class of an interceptor; `of_tool` if it is named at a tool."""
     name = getattr(named, "__name__", None) or repr(named)
     kinds = {"around_tool": ToolInterceptor, "around_model": ModelInterceptor}

@@ -18,7 +18,7 @@ from .errors import IllegalConfigurationError
 from .introspection import class_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
-from .services.layering import MethodMarks
+from .services.method_marks import MethodMarks
 from .services.planning import sources_of
 from .services.plans import MethodPlan, plan_behind
 from .tools.pipeline import Tool

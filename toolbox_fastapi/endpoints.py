@@ -37,12 +37,12 @@ from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.decorators import scope_mark_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
-from toolbox.hosts.hosting import identity_problems, registrable, tool_bean_problems
+from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
 from toolbox.introspection import EMPTY, Unresolved, metadata_of, names_around, resolve, unwrapped
 from toolbox.overview import Entry, services_behind
 from toolbox.security import SecurityIdentity, identity_from, marked_access
 from toolbox.services.declaration import left_without_parentheses, service_options_of
-from toolbox.services.planning import named_beans
+from toolbox.services.planning import named_beans, registrable
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
 from toolbox.tools.marks import toolbox_of

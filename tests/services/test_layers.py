@@ -26,6 +26,7 @@ from toolbox import (
     create_ai_service,
     tool,
 )
+from toolbox.capabilities import Capabilities
 from toolbox.hosts.standalone import _Host
 from toolbox.services.declaration import ServiceOptions
 from toolbox.services.invocation import Invocation, Perform
@@ -51,7 +52,7 @@ async def add(a: int, b: int) -> int:
 
 
 def assistant(layers: Layers, *replies: Any, tools: Any = (add,), **options: Any) -> Any:
-    plans, problems = plan_service(Assistant, ServiceOptions(tools=tools, **options))
+    plans, problems = plan_service(Assistant, ServiceOptions(tools=tools, **options), Capabilities())
     assert not problems
     layered = {name: replace(plan, layers=layers) for name, plan in plans.items()}
     return implementation_of(Assistant, layered, _Host(ScriptedChatModel(replies)))()
@@ -187,6 +188,7 @@ from test_layers import Assistant, Layers, assistant, asks, says, tool, tool_cal
 from toolbox.services.driver import run
 from toolbox.services.invocation import Invocation
 from toolbox.services.planning import plan_service
+from toolbox.capabilities import Capabilities
 from toolbox.services.state import State
 from toolbox.hosts.standalone import _Host
 from toolbox.services.declaration import ServiceOptions
@@ -211,7 +213,7 @@ async def note(n: int) -> int:
     return n
 
 async def main():
-    plans, _ = plan_service(Assistant, ServiceOptions(tools=[note]))
+    plans, _ = plan_service(Assistant, ServiceOptions(tools=[note]), Capabilities())
     plan = replace(plans["ask"], layers=Layers(effects=(storing,)))
     replies = [says("done")]
     if not store.exists():

@@ -27,6 +27,7 @@ from pydantic_core import to_json
 from rich.console import Console
 from rich.markup import escape
 
+from ..capabilities import Capabilities
 from ..chat import (
     BeforeToolExecution,
     CompleteResponse,
@@ -246,7 +247,7 @@ def offers_of(found: Any, target: str) -> Iterator[Offer]:
             yield Offer(where, specifications)
         return
     if isinstance(found, type) and (options := service_options_of(found)) is not None:
-        plans, problems = plan_service(found, options)
+        plans, problems = plan_service(found, options, Capabilities())
         fail_with_problems(problems)
         for plan in plans.values():
             yield Offer(plan.where, plan.toolset.specifications)

@@ -1,6 +1,6 @@
 """The layers that run guardrails: around an invocation, at an answer, and around a tool.
 
-A guardrail that raises refuses. Not here: the order of all layers (`services.layering`), asking again after a refused
+A guardrail that raises refuses. Not here: the order of all layers (`capabilities`), asking again after a refused
 answer (`services.loop`).
 """
 
@@ -35,7 +35,7 @@ from ..services.invocation import Invocation
 from ..services.loop import AnswerChecked, CheckAnswer, replaced_answer
 from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.failures import message_of
-from ..tools.pipeline import ToolCall, ToolEnvironment, ToolStep
+from ..tools.pipeline import Tool, ToolCall, ToolEnvironment, ToolStep
 from .kinds import (
     GuardrailResult,
     InputGuardrailRequest,
@@ -250,7 +250,7 @@ def _is_text(value: object, text: str) -> bool:
 # --- around a tool
 
 
-def guarded_input(step: ToolStep, named: Sequence[BeanReference]) -> ToolStep:
+def guarded_input(step: ToolStep, tool: Tool, named: Sequence[BeanReference]) -> ToolStep:
     """Return the step after tool input guardrails."""
     guardrails = tuple(named)
 
@@ -283,7 +283,7 @@ def _with_arguments(call: ToolCall, values: object) -> ToolCall:
         raise ValueError(f"invalid arguments after success_with(): {error}") from error
 
 
-def guarded_output(step: ToolStep, named: Sequence[BeanReference]) -> ToolStep:
+def guarded_output(step: ToolStep, tool: Tool, named: Sequence[BeanReference]) -> ToolStep:
     """Return the step with tool output guardrails after it."""
     guardrails = tuple(named)
 

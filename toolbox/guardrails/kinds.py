@@ -6,7 +6,7 @@ Not here: running them (`guard_layers`), guardrails that are ready to use (`read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -225,6 +225,12 @@ KINDS: Mapping[str, type[_Guardrail]] = {
     "tool_output_guardrails": ToolOutputGuardrail,
 }
 """The kind of guardrail that each decorator takes."""
+
+
+def answer_retries(definitions: Iterable[object]) -> int:
+    """Return the largest `max_retries` of `@output_guardrails` at these classes and methods."""
+    found: list[int] = [vars(each).get(RETRIES_MARK, 0) for each in definitions if hasattr(each, "__dict__")]
+    return max(found)
 
 
 def guardrail_problems(where: str, decorator: str, named: object, *, of_tool: bool) -> Iterator[Problem]:

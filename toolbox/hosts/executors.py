@@ -16,12 +16,14 @@ from typing import Any, TypeVar, overload
 from typing_extensions import TypeForm
 
 from ..bean_references import BeanReference
+from ..capabilities import named_problems, tool_layers
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
 from ..context import ActiveScope, Cancellation, InContext, InvocationContext, ToolCallScope, in_tool
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution.markers import Execution
 from ..execution.threads import Finish
 from ..introspection import type_name
+from ..services.method_marks import named_at_tool
 from ..tools.codec import cut
 from ..tools.failures import DEFAULTS
 from ..tools.pipeline import NoService, Tool, ToolEnvironment, answer, error_result
@@ -78,6 +80,12 @@ class NamedInstances(_EmptyScope):
             return find()  # type: ignore[no-any-return]  # `provide` takes a function of this type
         found: T = self._instances[wanted] if wanted in self._instances else super().get(wanted, name)
         return found
+
+    async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        """See `ActiveScope`."""
+        owner, seeds = _seeds.get()
+        is_known = wanted in self._found or wanted in self._instances or (owner is self and wanted in seeds)
+        return self.get(wanted, name) if is_known else None
 
     @contextmanager
     def seeded(self, seeds: Mapping[Any, Any]) -> Iterator[None]:
@@ -200,13 +208,11 @@ def _with_own_layers(tool: Tool) -> tuple[ActiveScope, Tool]:
 
     Raises `IllegalConfigurationError`.
     """
-    from ..services.layering import named_at_tool, tool_layers
-
     named = tuple(named_at_tool(tool))
     if not named:
         return NO_SCOPE, tool
     scope = NamedInstances()
-    problems = [problem for each in named for problem in each.problems()]
+    problems = [problem for each in named for problem in named_problems(each)]
     problems = problems or [problem for each in named for problem in scope.add(each.reference, each.where)]
     if problems:
         raise IllegalConfigurationError(problems)

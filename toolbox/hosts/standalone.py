@@ -20,31 +20,27 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import TypeForm
 
 from ..bean_references import BeanReference, global_priority
+from ..capabilities import Capabilities, load, named_problems
 from ..chat import ChatModel
 from ..context import ActiveScope
 from ..di.beans import MISSING, read_class
 from ..errors import IllegalConfigurationError, Problem
-from ..events import Listeners
-from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
 from ..introspection import takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
 from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
-from ..services.invocation import Running, abandon_runs
-from ..services.layering import HostLayers, NamedAt, named_at_method, named_at_tool
-from ..services.memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
+from ..services.method_marks import NamedAt, named_at_method, named_at_tool
 from ..services.methods import implementation_of
 from ..services.planning import as_sources, plan_service, providers_of, service_cycles, services_offered_by
-from ..services.plans import FunctionMessage, MethodPlan, call_may_suspend, services_below, settle
+from ..services.plans import FunctionMessage, MethodPlan, services_below, settle
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import InjectedParameter, Tool, read_injected
 from .executors import NamedInstances
+from .service_hosting import ServiceHosting
 
 if TYPE_CHECKING:
-    from ..runs.run_engines import RunEngine
-    from ..runs.runs_bean import Runs
     from ..runs.store import RunStore
 
 T = TypeVar("T")
@@ -103,28 +99,21 @@ _process = _Process()
 atexit.register(lambda: _process.end())
 
 
-class _Host:
+class _Host(ServiceHosting):
     """Hosts one service: provides its model, its memory and the process's threads."""
 
     loop: asyncio.AbstractEventLoop | None = None
     running_loop: asyncio.AbstractEventLoop | None = None
     max_concurrent_tools = 16
-    listeners: Listeners | None = None
     is_container = False
-    has_cost_estimator = False
-    added_may_suspend = False
 
     def __init__(self, model: ChatModel) -> None:
+        super().__init__()
         self._model = model
-        self._memories = ChatMemories(InMemoryChatMemoryStore())
         self.workers = _process.workers
-        self.running = Running()
-        self.plans: dict[type[Any], Mapping[str, MethodPlan]] = {}
-        self.run_seeds: tuple[Any, ...] = ()
-        self.run_identity: tuple[str, ...] = ()
-        self._runs: Runs | None = None
-        self._run_store: RunStore | None = None
-        self._store_is_open = False
+        self.own_plans: dict[type[Any], Mapping[str, MethodPlan]] = {}
+        self.is_persistent = False
+        """True if there is a store that keeps runs longer than the process."""
         self._instances = NamedInstances()
         self.scope: ActiveScope = self._instances
         self.failures = ToolErrors()
@@ -141,64 +130,13 @@ class _Host:
         fact = f"the call chose the model {name!r}, but a service without a container has only one model"
         raise IllegalConfigurationError([Problem(where, fact, "register the service with a Container(models={…})")])
 
-    async def memories(self) -> ChatMemories:
-        return self._memories
-
     def add(self, reference: BeanReference, where: str) -> Iterator[Problem]:
         """Create the instance of a named class. Yield a problem if its constructor needs arguments."""
         return self._instances.add(reference, where)
 
     @property
-    def runs(self) -> Runs:
-        """The runs of this service."""
-        if self._runs is None:
-            from ..runs.runs_bean import Runs
-
-            self._runs = Runs(self)
-        return self._runs
-
-    @property
-    def is_persistent(self) -> bool:
-        """True if there is a store that keeps runs longer than the process."""
-        return self._run_store is not None and self._run_store.persistent
-
-    async def run_store(self) -> RunStore:
-        if self._run_store is None:
-            from ..runs.store import InMemoryRunStore
-
-            self._run_store = InMemoryRunStore()
-        if not self._store_is_open:
-            await self._run_store.open()
-            self._store_is_open = True
-        return self._run_store
-
-    async def run_engine(self) -> RunEngine:
-        from ..runs.run_engines import LocalRunEngine
-
-        return LocalRunEngine()
-
-    def bound_call(
-        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[MethodPlan, Mapping[str, Any]]:
-        raise TypeError("runs.start: register the service with a Container, which executes runs")
-
-    def tools_added_by(self, place: str) -> None:
-        return None  # only endpoints of a container add tools
-
-    async def application_bean(self, wanted: Any) -> Any:
-        return None
-
-    async def suspended_run(self, key: ChatMemoryKey) -> str | None:
-        return await self.runs.suspended_in(key)
-
-    async def cancel_run(self, run_id: str, reason: str) -> str:
-        return str((await self.runs.cancel(run_id, reason)).service)
-
-    async def abandon_runs(self, error: BaseException) -> list[str]:
-        return await abandon_runs(error, self)
-
-    def tool_may_suspend(self, tool: Tool) -> bool:
-        return call_may_suspend(tool, self.plans)
+    def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
+        return self.own_plans
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service, or of one that it has as a tool, with this qualified name."""
@@ -215,10 +153,6 @@ class _Host:
 
     async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await work()
-
-    async def cost_estimator(self) -> CostEstimator | None:
-        """See `ServiceHost.cost_estimator`."""
-        return self._instances.get(CostEstimator) if self.has_cost_estimator else None
 
     def _instance(self, given: object, where: str, problems: list[Problem]) -> object:
         """Return the instance that was given, or an instance of the class, or None after a problem with the class."""
@@ -239,7 +173,8 @@ class _Host:
         if not all(hasattr(store, each) for each in ("persistent", "load", "append", "acquire")):
             yield Problem(where, f"{given!r} is not a RunStore", "pass an InMemoryRunStore or a SqlRunStore")
         else:
-            self._run_store = store
+            self._instances.provide(load("run store"), lambda: store)
+            self.is_persistent = store.persistent
 
     def use_estimator(self, given: object) -> Iterator[Problem]:
         """Estimate costs with this instance or class. Yield problems with it."""
@@ -274,18 +209,11 @@ class _Host:
     def problems_of(self, named: Iterable[NamedAt]) -> Iterator[Problem]:
         """Create the instances of classes that decorators name. Yield problems with them."""
         for each in named:
-            problems = list(each.problems())
+            problems = list(named_problems(each))
             yield from problems or self._instances.add(each.reference, each.where)
 
-    def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """See `ServiceHost.tool_problems`."""
-        where = f"{where}, tool {tool.specification.name}"
-        if tool.requires_approval is not False:
-            from ..runs.start_checks import hidden_argument_problems
-
-            yield from hidden_argument_problems(where, tool)
-        if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
-            yield unknown_executor(where, tool.execution)
+    def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
+        """See `ServiceHosting.unknown_beans`."""
         if tool.bean is not None:
             yield Problem(where, "is a method of a class, which needs a container", "pass an instance of the class")
         yield from self.problems_of(named_at_tool(tool))
@@ -336,7 +264,7 @@ def create_ai_service(
     settings = options_for(cls, {**options, "tools": given} if given else options)
     around = names_around(cls, sys._getframe(1))
     everywhere = _by_priority(as_sources(interceptors))
-    plans, problems = plan_service(cls, settings, around=around, host=HostLayers(interceptors=everywhere))
+    plans, problems = plan_service(cls, settings, Capabilities(everywhere), around=around)
     host = _Host(chat_model)
     if run_store is not None:
         problems += host.use_run_store(run_store)
@@ -363,7 +291,7 @@ def create_ai_service(
         problems.append(problem)
     if problems:
         raise IllegalConfigurationError(dict.fromkeys(problems))
-    host.plans[cls] = plans
+    host.own_plans[cls] = plans
     settle(host.plans)
     made: T = implementation_of(cls, plans, host)()
     return made
@@ -373,11 +301,9 @@ def _durable_problems(plans: Iterable[MethodPlan], host: _Host) -> Iterator[Prob
     """Yield problems of durable methods."""
     for plan in plans:
         if plan.durable:
-            from ..runs.start_checks import durable_problems, not_persistent
-
-            yield from durable_problems(plan)
+            yield from load("checks of durable methods")(plan)
             if not host.is_persistent:
-                yield not_persistent(plan.where)
+                yield load("check of persistence")(plan.where)
 
 
 def _by_priority(interceptors: Iterable[object]) -> tuple[BeanReference, ...]:

@@ -23,12 +23,12 @@ from ..contents import CONTENT_TYPES, TextContent
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
-from ..hosts.hosting import identity_problems, reference_problems
+from ..hosts.bean_checks import identity_problems, reference_problems
 from ..introspection import EMPTY, Unresolved
 from ..json_text import compact_json
 from ..safe_text import brief
 from ..security import caller_seeds, identity_in
-from ..services.layering import named_at_tool
+from ..services.method_marks import named_at_tool
 from ..services.planning import named_beans
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model

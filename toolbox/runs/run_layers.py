@@ -1,6 +1,6 @@
 """The layers of a run: around model requests and tool calls, what is recorded and what a person approves.
 
-`services/layering` puts them into the order of all layers. Not here: what they do (`run_session`, `tool_records`).
+`capabilities` puts them into the order of all layers. Not here: what they do (`run_session`, `tool_records`).
 """
 
 from __future__ import annotations

@@ -72,6 +72,17 @@ class RunPlace:
         """True if the next attempt of this call has a recorded result, so that the tool does not run."""
         return self.session.next_record(self.call) == "result"
 
+    def enter(self) -> RunPlace | None:
+        """Return the place of a service that runs as the tool here; None if it is taken.
+
+        It is taken if a tool's own code called the service, in addition to the call that the model made.
+        """
+        state = self.session.at(self.path)
+        if state.is_entered:
+            return None
+        state.is_entered = True
+        return RunPlace(self.session, self.call, self.path)  # it stays in this attempt
+
     def to_undo(self, position: int) -> RunPlace:
         """Return the place of the compensation of a tool call of this invocation."""
         place = place_to_undo(place_below(self.path, position))
@@ -117,23 +128,12 @@ class RunSession(RunRecords):
                 session.add(each)
         return session
 
-    # --- entering places
+    # --- invocations
 
     @property
     def root(self) -> RunPlace:
         """The place of the run itself."""
         return RunPlace(self, "", "")
-
-    def enter(self, place: RunPlace) -> RunPlace | None:
-        """Return the place of a service that runs as the tool at `place`; None if it is taken.
-
-        It is taken if a tool's own code called the service, in addition to the call that the model made.
-        """
-        state = self.at(place.path)
-        if state.is_entered:
-            return None
-        state.is_entered = True
-        return RunPlace(self, place.call, place.path)  # it stays in this attempt
 
     def restored(self, path: str) -> Restored | None:
         """Return the stored state of the invocation at this place; None if it begins now."""

@@ -17,7 +17,7 @@ from ..di.graph import BeanGraph, SingleBean, Value, beans_in
 from ..errors import Problem
 from ..introspection import type_name
 from ..security import SecurityIdentity
-from ..services.layering import named_at_method, named_at_tool
+from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
 from ..tools.pipeline import Tool
 from .documents import adapter_of

@@ -31,6 +31,7 @@ from ..tools.pipeline import InjectedParameter, Tool, ToolCall, run_tool
 from ..tools.specification import Role, ToolParameter, read_parameters
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
+from .recording_needs import PlaceInRun
 from .state import State, execution_from_dict, execution_to_dict, identity_of
 
 logger = logging.getLogger("toolbox.services")
@@ -260,8 +261,8 @@ async def _undo_failed(invocation: Invocation, error: BaseException, has_left: b
         if written is not None:
             await _undo(invocation, [_Undo.from_dict(each) for each in written["undo"]], has_left)
         elif listed := _to_undo(invocation):
-            written = [each.to_dict(invocation) for each in listed]
-            await place.session.record_failure(place.path, error, written)
+            undo = [each.to_dict(invocation) for each in listed]
+            await place.session.record_failure(place.path, error, undo)
             await _undo(invocation, listed, has_left)
 
 
@@ -374,12 +375,14 @@ def _compensations_in(invocation: Invocation) -> Mapping[str, Tool]:
     return {**found, **plan.compensations}
 
 
-def _place_of(position: int, invocation: Invocation) -> Any:
+def _place_of(position: int, invocation: Invocation) -> PlaceInRun | None:
     """Return the place of a compensation in the run of the invocation; None without a run."""
     return None if invocation.place is None else invocation.place.to_undo(position)
 
 
-async def _call(compensation: Tool, undo: _Undo, invocation: Invocation, caller_left: bool, place: Any) -> None:
+async def _call(
+    compensation: Tool, undo: _Undo, invocation: Invocation, caller_left: bool, place: PlaceInRun | None
+) -> None:
     """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
     environment, request = invocation.environment, undo.execution.request
     context = replace(in_tool(environment.context, request, Cancellation()), place=place)

@@ -103,10 +103,6 @@ def layered(invocation: Invocation) -> Perform:
         performing = counted(performing)
     for layer in reversed(invocation.plan.layers.effects):
         performing = layer(performing)
-    if invocation.dynamic_providers:
-        from .offering import refreshing
-
-        performing = refreshing(performing)
     if invocation.account is not None:
         performing = limited(performing)
     return performing
@@ -188,9 +184,10 @@ async def _end(effect: Effect, invocation: Invocation) -> None:
 async def _send_end(invocation: Invocation, send: Send) -> None:
     """Send the last events of a stream, after its layers have ended: the conversation is stored by then."""
     if isinstance(invocation.end, Suspend):
-        if not invocation.yields_suspension:
+        if not invocation.yields_suspension or invocation.place is None:
             invocation.value()  # raises
-        await send(RunSuspended(invocation.place.run_id, invocation.place.session.pending))
+        else:
+            await send(RunSuspended(invocation.place.run_id, invocation.place.session.pending))
     if isinstance(invocation.end, Finish):
         if invocation.plan.output.shape is Shape.TEXT_STREAM:
             for text in _immediate_texts(invocation):
@@ -210,7 +207,7 @@ def _immediate_texts(invocation: Invocation) -> Iterator[str]:
 async def _abandon_runs(error: BaseException, invocation: Invocation) -> None:
     """Cancel the suspended runs of services that code of this invocation called, such as a guardrail."""
     own = invocation.place.run_id if invocation.place is not None else None
-    await abandon_runs(error, invocation.host, own)
+    await abandon_runs(error, invocation.host.cancel_run, own)
 
 
 def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> bool:

@@ -86,6 +86,7 @@ from .plans import (
     suspensions_in,
     text_of,
 )
+from .recording_needs import PlaceInRun, StoredInvocation
 from .state import State
 
 # --- open calls
@@ -200,6 +201,10 @@ class ServiceHost(Protocol):
         """
         ...
 
+    def new_run(self, run_id: str | None) -> PlaceInRun:
+        """Return the place of the outermost invocation of a new run; without an id, it gets one."""
+        ...
+
     def tool_may_suspend(self, tool: Tool) -> bool:
         """Return True if a call of this tool may be suspended."""
         ...
@@ -250,7 +255,9 @@ class ServiceHost(Protocol):
         ...
 
 
-async def abandon_runs(error: BaseException, host: ServiceHost, own: str | None = None) -> list[str]:
+async def abandon_runs(
+    error: BaseException, cancel_run: Callable[[str, str], Awaitable[str]], own: str | None = None
+) -> list[str]:
     """Cancel the runs of a `RunSuspendedError`, also those in groups: a tool or guardrail let it through.
 
     The run with the id `own` is kept. Returns the names of the services of the others.
@@ -262,7 +269,7 @@ async def abandon_runs(error: BaseException, host: ServiceHost, own: str | None 
         each.is_abandoned = True
         service = each.pending[0].service if each.pending else "the service"
         with suppress(RunNotFoundError):  # a run of another host
-            service = await host.cancel_run(each.run_id, "the call that needed its result has ended")
+            service = await cancel_run(each.run_id, "the call that needed its result has ended")
         services.append(service.rpartition(".")[2])
     return services
 
@@ -323,17 +330,17 @@ class Invocation:
         as_tool: bool = False,
         on_loop: bool = False,
         state: State | None = None,
-        place: Any = None,
+        place: PlaceInRun | None = None,
     ) -> None:
         outer = current_invocation.get()
         restored = None
         if place is None and (as_tool or plan.may_suspend or plan.has_inner_provider):
-            place = _place_of(plan, outer if as_tool else None, arguments)
+            place = _place_of(plan, host, outer if as_tool else None, arguments)
         if place is not None:
             plan, restored = plan.in_run, place.session.restored(place.path)
             state = state if restored is None else restored.state
         self.plan, self.host, self.arguments, self._resumed = plan, host, arguments, state
-        self.place: Any = place
+        self.place = place
         pool = plan.options.concurrent_tools
         self.together = bool(pool)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
@@ -377,7 +384,7 @@ class Invocation:
             if restored is not None:
                 restored.account_for(self.account)
 
-    def _continue(self, restored: Any) -> None:
+    def _continue(self, restored: StoredInvocation) -> None:
         """Take the user message and the deadline of an invocation that was stored."""
         spoken = restored.state.messages[0]
         assert isinstance(spoken, UserMessage)
@@ -637,7 +644,7 @@ class Invocation:
             raise IllegalConfigurationError(problems)
         may_suspend = self.dynamic_providers or any(self.host.tool_may_suspend(tool) for tool in toolset.tools)
         if self.place is None and may_suspend:
-            self.place = _place_in_new_run(plan, self.arguments)
+            self.place = _place_in_new_run(plan, self.host, self.arguments)
             self.plan = plan.in_run
             toolset = Toolset.of([tool.with_layers(self.plan.layers.tools) for tool in toolset.tools])
         return toolset
@@ -741,6 +748,7 @@ class Invocation:
 
     def _suspended_value(self) -> Any:
         """Return a `Result` with the pending calls, or raise the error that has them."""
+        assert self.place is not None
         session = self.place.session
         if self.place.path:
             raise ToolSuspension({"kind": "service"})
@@ -764,20 +772,18 @@ def is_part_of_run() -> bool:
     return outer is not None and outer.place is not None and not outer.place.is_entered
 
 
-def _place_of(plan: MethodPlan, outer: InvocationContext | None, arguments: Mapping[str, Any]) -> Any:
+def _place_of(
+    plan: MethodPlan, host: ServiceHost, outer: InvocationContext | None, arguments: Mapping[str, Any]
+) -> PlaceInRun | None:
     """Return the place of a service that runs as the tool of `outer`, or of a new run; None if it needs none."""
-    if outer is not None and outer.place is not None:
-        place = outer.place.session.enter(outer.place)
-        if place is not None:
-            return place
-    return _place_in_new_run(plan, arguments) if plan.may_suspend or plan.has_inner_provider else None
+    around: PlaceInRun | None = outer.place if outer is not None else None
+    if around is not None and (place := around.enter()) is not None:
+        return place
+    return _place_in_new_run(plan, host, arguments) if plan.may_suspend or plan.has_inner_provider else None
 
 
-def _place_in_new_run(plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
-    from ..runs.run_session import RunSession
-
-    run_id = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
-    return RunSession(run_id).root
+def _place_in_new_run(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]) -> PlaceInRun:
+    return host.new_run(None if plan.run_id_parameter is None else arguments[plan.run_id_parameter])
 
 
 class StepOfTask(AbstractAsyncContextManager[None]):

@@ -65,7 +65,7 @@ def around(invocation: Invocation) -> AbstractAsyncContextManager[None]:
         *([in_account] if invocation.account is not None else ()),
         *([observed] if invocation.host.listeners is not None else ()),
         *([with_roles] if invocation.plan.access is not None and not invocation.is_admitted else ()),
-        *([_compensating_failure] if invocation.plan.options.compensate_on_failure else ()),
+        *invocation.plan.layers.around_turn,
         *([in_conversation] if invocation.memory_key is not None else ()),
         *invocation.plan.layers.invocation,
     ]
@@ -80,12 +80,6 @@ async def _all_around(layers: list[Any], invocation: Invocation) -> AsyncIterato
         for layer in layers:
             await entered.enter_async_context(layer(invocation))
         yield
-
-
-def _compensating_failure(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    from .compensation import compensating_failure
-
-    return compensating_failure(invocation)
 
 
 # --- the conversation

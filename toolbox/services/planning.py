@@ -60,25 +60,35 @@ from .declaration import (
     repeated_messages,
     service_options_of,
 )
-from .layering import NO_LAYERS, HostLayers, MethodMarks, method_layers, named_at_method
 from .memory import MessageWindow, TokenWindow
+from .method_marks import MethodMarks
 from .outputs import Output, read_output
-from .plans import FunctionMessage, MethodPlan, Provider, Template, Toolset, doubled_names, offer_problems, parse
+from .plans import (
+    FunctionMessage,
+    Layering,
+    MethodPlan,
+    Provider,
+    Template,
+    Toolset,
+    doubled_names,
+    offer_problems,
+    parse,
+)
 
 
 def plan_service(
     cls: type[Any],
     options: ServiceOptions,
+    layering: Layering,
     known: Mapping[str, Any] | None = None,
     around: Mapping[str, Any] | None = None,
     limits: CallLimits = UNSET_LIMITS,
-    host: HostLayers = NO_LAYERS,
 ) -> tuple[dict[str, MethodPlan], list[Problem]]:
     """Return the plans of a service's methods by name, and all problems with its declaration.
 
     `known` are additional classes for annotations, besides those of the module. `around` are local names of the
-    enclosing function. `limits` are the defaults for limits that the service does not set, `host` the capabilities that
-    the host adds. Methods with problems have a plan too, so that their tools are checked; nothing may call them.
+    enclosing function. `limits` are the defaults for limits that the service does not set. `layering` chooses what acts
+    around the methods. Methods with problems have a plan too, so that their tools are checked; nothing may call them.
     """
     if not isinstance(cls, type):
         return {}, [Problem(repr(cls), "is not a class", "pass a Protocol or an ABC")]
@@ -108,7 +118,7 @@ def plan_service(
     problems += handler_problems
     around = {**(around or {}), **local_names_of(cls)}
     for name in names:
-        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, failures, host)
+        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, failures, layering)
         plan = reader.read()
         problems += reader.problems
         if plan is not None:
@@ -129,9 +139,9 @@ class _MethodPlanner:
         class_tools: Sequence[Tool],
         limits: CallLimits,
         failures: ToolErrors,
-        host: HostLayers,
+        layering: Layering,
     ) -> None:
-        self.cls, self.name, self.options, self.limits, self.host = cls, name, options, limits, host
+        self.cls, self.name, self.options, self.limits, self.layering = cls, name, options, limits, layering
         self.failures = failures
         self.known, self.around = known, around
         self.class_tools = class_tools
@@ -169,8 +179,6 @@ class _MethodPlanner:
             self.problem("the first parameter is not `self`", f"declare it `def {self.name}(self{rest})`")
             return None
         marks = MethodMarks(self.cls, self.name)
-        for named in named_at_method(self.cls, self.name):
-            self.problems += named.problems()
         output = self._output()
         memory = self._memory()
         system = self._system()
@@ -181,7 +189,8 @@ class _MethodPlanner:
             if marks.at_method(decorator) and not toolset.tools and not providers_of(self.cls, self.options, self.name):
                 fact = f"@{decorator} checks the tools that the method calls, but the method offers no tools"
                 self.problem(fact, "remove it, or use @input_guardrails or @output_guardrails for the method itself")
-        window = self.options.chat_memory
+        window, providers = self.options.chat_memory, providers_of(self.cls, self.options, self.name)
+        layers = partial(self.layering.of_method, marks, self.options, has_providers=bool(providers))
         return MethodPlan(
             service=self.cls,
             name=self.name,
@@ -199,14 +208,14 @@ class _MethodPlanner:
             spoken=tuple(each for each in self.parameters if each == roles.user or each in roles.contents),
             call_options=roles.call_options,
             toolset=toolset,
-            providers=providers_of(self.cls, self.options, self.name),
+            providers=providers,
             options=self.options,
             call_limits=self.options.call_limits(self.limits),
             access=access_to_member(self.cls, self.name),
             failures=self.failures,
             compensations=self._compensations(toolset),
-            layers=method_layers(marks, self.host, self.options),
-            run_layers=partial(method_layers, marks, self.host, self.options, in_run=True),
+            layers=layers(),
+            run_layers=partial(layers, in_run=True),
             annotations={each.name: each.annotation for each in self.parameters.values()},
             run_id_parameter=roles.run_id,
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),
@@ -408,13 +417,9 @@ class _MethodPlanner:
         return toolset
 
     def _compensations(self, toolset: Toolset) -> Mapping[str, Tool]:
-        options = self.options
-        if not (options.compensate_on_tool_errors or options.compensate_on_failure):
-            return {}
-        from .compensation import compensations_of
-
         own = toolbox_of(self.function)
-        found, problems = compensations_of(toolset.tools, as_sources(options.tools) if own is None else own)
+        sources = as_sources(self.options.tools) if own is None else own
+        found, problems = self.layering.compensations_of(self.options, toolset.tools, sources)
         self.problems += problems
         return found
 
@@ -628,6 +633,15 @@ def named_beans(listed: Iterable[Any]) -> Iterator[type[Any]]:
                 # An interface is bound to a bean. A class of a wrong kind is reported as such.
                 if reference.bean is not None and hasattr(named, DEFAULT_SCOPE_MARK) and not inspect.isabstract(named):
                     yield named
+
+
+def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:
+    """Yield the listed classes to register as beans: all except interfaces, which are bound to a bean."""
+    for cls in listed:
+        if not isinstance(cls, type):
+            continue
+        if not is_interface(cls) or any(name.startswith("__toolbox_") for name in vars(cls)):
+            yield cls
 
 
 def _definitions_in(listed: Any) -> tuple[Any, ...]:

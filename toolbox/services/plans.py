@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from pydantic_core import to_json
@@ -33,6 +33,7 @@ from ..tools.sources import clashes, read_tools
 from .declaration import CallLimits, MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window
+from .method_marks import MethodMarks
 from .outputs import ANSWER_TOOL, Output, OutputMode, can_be
 
 MAX_VISIBLE_TOOLSETS = 256
@@ -140,17 +141,35 @@ class Layers:
     """The layers of a method, outermost first. They are chosen once, and a method has only those that it needs.
 
     `invocation` layers wrap the whole invocation, `effects` layers each model request and each tool call, and `tools`
-    layers each tool call with decoded arguments. With `whole_replies`, tools start only when the reply is complete,
+    layers each tool call with decoded arguments. `around_turn` layers wrap the invocation and its turn in the
+    conversation. With `whole_replies`, tools start only when the reply is complete,
     because a layer may change it. `check_answer` performs a `CheckAnswer`, and `max_answer_retries` is how often the
     model is asked again after a refused answer.
     """
 
+    around_turn: tuple[InvocationLayer, ...] = ()
     invocation: tuple[InvocationLayer, ...] = ()
     effects: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
     whole_replies: bool = False
     check_answer: Callable[[Any, Any], Awaitable[Any]] | None = None
     max_answer_retries: int = 0
+
+
+class Layering(Protocol):
+    """Chooses what acts around the methods of a service: guardrails, interceptors, recording, compensation, search."""
+
+    def of_method(
+        self, marks: MethodMarks, options: ServiceOptions, *, has_providers: bool = False, in_run: bool = False
+    ) -> Layers:
+        """Return the layers of a method; `in_run` for calls that can be suspended, or are recorded."""
+        ...
+
+    def compensations_of(
+        self, options: ServiceOptions, tools: Sequence[Tool], sources: Iterable[object]
+    ) -> tuple[Mapping[str, Tool], Sequence[Problem]]:
+        """Return what undoes each tool, by the tool's name, and the problems with it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,194 @@
+"""The capabilities that act around invocations, model requests and tool calls: all of them, in their order.
+
+The order of one tool call, outermost first: error handlers, roles, and arguments decoded and validated (these three are
+in `tools.pipeline`), then `tool_layers`: tool input guardrails, approval, interceptors, recording; then the tool. Tool
+output guardrails are outside of the interceptors: they have the last word on what a model reads. Of one model request:
+limits (`services.driver`), then `Capabilities.of_method`: recording, interceptors. Of one invocation: roles, the turn
+of the conversation (`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
+
+A new capability is a function in a module of its own, a line in `LATE`, and a place in one of the lists below. Not
+here: the layers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from .bean_references import BeanReference
+from .errors import Problem
+from .services.declaration import ServiceOptions
+from .services.method_marks import GUARDRAILS, MethodMarks, NamedAt
+from .services.plans import EffectLayer, Layers
+from .tools.pipeline import Tool, ToolLayer, ToolStep
+
+LATE: Mapping[str, str] = {
+    "input guardrails": "toolbox.guardrails.guard_layers:InputCheck",
+    "output guardrails": "toolbox.guardrails.guard_layers:OutputCheck",
+    "retries of output guardrails": "toolbox.guardrails.kinds:answer_retries",
+    "tool input guardrails": "toolbox.guardrails.guard_layers:guarded_input",
+    "tool output guardrails": "toolbox.guardrails.guard_layers:guarded_output",
+    "checks of guardrails": "toolbox.guardrails.kinds:guardrail_problems",
+    "interceptors of models": "toolbox.interceptors:model_layers",
+    "interceptors of tools": "toolbox.interceptors:intercepted_tool",
+    "checks of interceptors": "toolbox.interceptors:interceptor_problems",
+    "tool search": "toolbox.services.offering:searching",
+    "dynamic tool providers": "toolbox.services.offering:refreshing",
+    "compensation of failures": "toolbox.services.compensation:compensating_failure",
+    "compensation of rounds": "toolbox.services.compensation:compensating",
+    "what undoes the tools": "toolbox.services.compensation:compensations_of",
+    "recording of effects": "toolbox.runs.run_layers:in_run",
+    "recorded replies": "toolbox.runs.run_layers:replaying",
+    "answers of people": "toolbox.runs.run_layers:answered",
+    "checks before the first run": "toolbox.runs.run_layers:unless_run",
+    "approval": "toolbox.runs.run_layers:approval",
+    "recording of judgements": "toolbox.runs.run_layers:judging",
+    "recording of results": "toolbox.runs.run_layers:recording",
+    "a new run": "toolbox.runs.run_session:RunSession",
+    "runs": "toolbox.runs.runs_bean:Runs",
+    "run store": "toolbox.runs.store:RunStore",
+    "run store in memory": "toolbox.runs.store:InMemoryRunStore",
+    "run engine": "toolbox.runs.run_engines:RunEngine",
+    "run engine of this process": "toolbox.runs.run_engines:LocalRunEngine",
+    "checks of runs": "toolbox.runs.start_checks:run_problems",
+    "checks of durable methods": "toolbox.runs.start_checks:durable_problems",
+    "check of persistence": "toolbox.runs.start_checks:not_persistent",
+    "checks of approved arguments": "toolbox.runs.start_checks:hidden_argument_problems",
+}
+"""The functions of capabilities that are imported when a plan needs them: a program loads only what it uses."""
+
+
+@cache
+def load(name: str) -> Any:
+    """Return a function of `LATE`. Its module is imported now."""
+    module, _, function = LATE[name].partition(":")
+    return getattr(import_module(module), function)
+
+
+# --- the lists
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Chooses the layers of all methods of a host. `interceptors` are the global ones, outermost first."""
+
+    interceptors: tuple[BeanReference, ...] = ()
+
+    def of_method(
+        self, marks: MethodMarks, options: ServiceOptions, *, has_providers: bool = False, in_run: bool = False
+    ) -> Layers:
+        """Return the layers of a service method; `in_run` for calls that can be suspended, or are recorded."""
+        interceptors = (*self.interceptors, *marks.named_by("interceptors"))
+        checks, output_checks = marks.named_by("input_guardrails"), marks.named_by("output_guardrails")
+        models: tuple[EffectLayer, ...] = load("interceptors of models")(interceptors) if interceptors else ()
+        effects: list[EffectLayer] = [
+            *_when(has_providers, "dynamic tool providers"),
+            *_when(_compensates(options), "compensation of rounds"),
+            *([load("tool search")(BeanReference.to(options.tool_search))] if options.tool_search is not None else ()),
+            *_when(in_run, "recording of effects"),
+            *models,
+            *_when(in_run, "recorded replies"),
+        ]
+        return Layers(
+            around_turn=_when(options.compensate_on_failure, "compensation of failures"),
+            invocation=(load("input guardrails")(checks),) if checks else (),
+            effects=tuple(effects),
+            tools=tool_layers(interceptors, marks, in_run=in_run),
+            whole_replies=bool(models or output_checks),  # the reply may be changed, or asked for again
+            check_answer=load("output guardrails")(output_checks) if output_checks else None,
+            max_answer_retries=load("retries of output guardrails")(marks.definitions) if output_checks else 0,
+        )
+
+    def compensations_of(
+        self, options: ServiceOptions, tools: Sequence[Tool], sources: Iterable[object]
+    ) -> tuple[Mapping[str, Tool], Sequence[Problem]]:
+        """Return what undoes each tool, by the tool's name, and the problems with it."""
+        found: tuple[Mapping[str, Tool], Sequence[Problem]] = {}, ()
+        return load("what undoes the tools")(tools, sources) if _compensates(options) else found
+
+
+def tool_layers(
+    interceptors: Sequence[BeanReference] = (),
+    marks: MethodMarks | None = None,
+    *,
+    in_run: bool = False,
+) -> tuple[ToolLayer, ...]:
+    """Return the layers of the tools of a method, or of tools without a service.
+
+    Each layer of guardrails or interceptors adds what decorators name at the tool itself.
+    """
+
+    def named(decorator: str) -> tuple[BeanReference, ...]:
+        return marks.named_by(decorator) if marks is not None else ()
+
+    input_guardrails = _NamedLayer("tool input guardrails", "tool_input_guardrails", named("tool_input_guardrails"))
+    output_guardrails = _NamedLayer("tool output guardrails", "tool_output_guardrails", named("tool_output_guardrails"))
+    checks: tuple[ToolLayer, ...] = (input_guardrails, _approval)
+    judgement: ToolLayer = output_guardrails
+    if in_run:  # a recorded call has passed the checks, and its result was judged
+        checks = tuple(_InRunLayer("checks before the first run", each) for each in checks)
+        judgement = _InRunLayer("recording of judgements", output_guardrails)
+    return (
+        *_when(in_run, "answers of people"),
+        *checks,
+        judgement,
+        # Arguments that an interceptor has changed pass through the checks again.
+        _NamedLayer("interceptors of tools", "interceptors", tuple(interceptors), (checks,)),
+        *_when(in_run, "recording of results"),
+    )
+
+
+def named_problems(named: NamedAt) -> Iterator[Problem]:
+    """Yield problems with the class that a decorator names."""
+    checks = load("checks of guardrails" if named.decorator in GUARDRAILS else "checks of interceptors")
+    yield from checks(named.where, named.decorator, named.reference.type, of_tool=named.is_at_tool)
+
+
+def _compensates(options: ServiceOptions) -> bool:
+    return options.compensate_on_tool_errors or options.compensate_on_failure
+
+
+# --- layers whose module is imported when the first tool needs them
+
+
+def _when(needed: bool, name: str) -> tuple[Any, ...]:
+    return (load(name),) if needed else ()
+
+
+def _approval(step: ToolStep, tool: Tool) -> ToolStep:
+    approved: Callable[[ToolStep, Tool], ToolStep] | None = load("approval") if tool.requires_approval else None
+    return step if approved is None else approved(step, tool)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedLayer:
+    """The layer of what a decorator names: `named` for all tools, then what it names at the tool."""
+
+    name: str
+    decorator: str
+    named: tuple[BeanReference, ...]
+    more: tuple[Any, ...] = ()
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        if not (named := (*self.named, *tool.named_by(self.decorator))):
+            return step
+        wrapped: ToolStep = load(self.name)(step, tool, named, *self.more)
+        return wrapped
+
+
+@dataclass(frozen=True, slots=True)
+class _InRunLayer:
+    """A layer in a run: the function `name` chooses, for each call, between the layer's step and the one within."""
+
+    name: str
+    layer: ToolLayer
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        layered = self.layer(step, tool)
+        if layered is step:
+            return step
+        chosen: ToolStep = load(self.name)(layered, step)
+        return chosen

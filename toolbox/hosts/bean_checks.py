@@ -1,0 +1,256 @@
+"""Checks at start: the beans that services, tools and the container itself use, and the roles.
+
+Not here: checks of declarations (`services.planning`), of runs (`runs.start_checks`), of beans in general (`di.graph`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from ..bean_references import BeanReference, global_priority
+from ..capabilities import named_problems
+from ..di.beans import MISSING, point_of
+from ..di.decorators import Named, Scope
+from ..di.graph import BeanGraph, NotFound, SingleBean, beans_in, look_alikes
+from ..errors import Problem
+from ..events import EventListener
+from ..introspection import class_of, may_be_marked_in, method_takes, type_name
+from ..limits import CostEstimator
+from ..security import OF_KNOWN, SecurityIdentity, access_to_member, class_access, marked_access
+from ..services.declaration import method_names, service_options_of
+from ..services.memory import ChatMemoryStore
+from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
+from ..services.plans import MethodPlan
+from ..tools.marks import mcp_marked, toolbox_of
+from ..tools.pipeline import InjectedParameter, Tool, read_injected
+from ..tools.sources import bean_types, members_of, read_tools
+
+if TYPE_CHECKING:
+    from ..models.selection import NamedModels
+
+ReadTools: TypeAlias = tuple[tuple[Tool, ...], tuple[Problem, ...]]
+
+
+def tools_of_beans(graph: BeanGraph) -> tuple[ReadTools, ...]:
+    """Return the tools of each registered class, whether or not a service offers them, and the problems with them."""
+    classes = bean_types(dict.fromkeys(each.provides for each in graph.definitions))
+    return tuple(read_tools([cls], cls.__name__) for cls in classes)
+
+
+def tool_problems(graph: BeanGraph, read: Iterable[ReadTools]) -> Iterator[Problem]:
+    """Yield problems with the tools that `tools_of_beans` has read."""
+    for tools, problems in read:
+        yield from problems
+        for tool in tools:
+            yield from reference_problems(named_at_tool(tool), graph)
+    for cls in dict.fromkeys(each.provides for each in graph.definitions):
+        if not isinstance(cls, type) or service_options_of(cls) is not None:
+            continue
+        for name, member in may_be_marked_in(cls):
+            if toolbox_of(member) is not None:
+                what = "@toolbox has no effect here: the class is not an AI service"
+                yield Problem(
+                    f"{cls.__name__}.{name}", what, "put @toolbox on a method of an AI service, or on an endpoint"
+                )
+
+
+def listener_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the event listeners."""
+    point = point_of(list[EventListener], "the listeners of events")
+    yield from graph.problems_of(point)
+    for key in beans_in(graph.value_of(point)):
+        definition = graph.definitions[key]
+        if definition.scope in (Scope.REQUEST, Scope.CALL):
+            fact = f"{definition.label} is {definition.scope.value}-scoped, but listeners live as long as the container"
+            yield Problem(point.where, fact, "mark it @application_scoped")
+        if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "on_event", None)):
+            fact = f"{definition.label}.on_event is async def, which is not supported"
+            yield Problem(point.where, fact, "declare it `def`, and hand slow work to a task or a queue")
+
+
+ESTIMATOR = point_of(CostEstimator | None, "the estimator of costs")
+
+
+def estimator_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the bean that estimates costs."""
+    yield from graph.problems_of(ESTIMATOR)
+    value = graph.value_of(ESTIMATOR)
+    if not isinstance(value, SingleBean):
+        return
+    definition = graph.definitions[value.bean]
+    estimator = class_of(definition.provides)
+    if inspect.iscoroutinefunction(getattr(estimator, "estimate", None)):
+        fact = f"{definition.label}.estimate is async def, which is not supported"
+        yield Problem(ESTIMATOR.where, fact, "declare it `def`, and keep the prices in memory")
+    elif not method_takes(estimator, "estimate", 2):
+        fact = f"{definition.label}.estimate does not take two arguments, the model's name and the usage"
+        yield Problem(ESTIMATOR.where, fact, "declare it `def estimate(self, model, usage)`")
+
+
+_IDENTITY = point_of(SecurityIdentity | None, "the identity of the caller")
+
+
+def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[Problem]:
+    """Yield problems with the identity, if one of these places needs it."""
+    places = list(dict.fromkeys(restricted))
+    if not places:
+        return
+    yield from graph.problems_of(_IDENTITY)
+    if not isinstance(graph.value_of(_IDENTITY), SingleBean):
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        fact = f"{', '.join(places[:3])}{more}: roles are used, but no bean provides a SecurityIdentity"
+        fix = (
+            "pass identity= to install(…), register a producer, or declare a seed: Container(seeds=[SecurityIdentity])"
+        )
+        yield Problem(_IDENTITY.where, fact, fix)
+
+
+def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan], read: Iterable[ReadTools]) -> Iterator[str]:
+    """Yield the places of all tools and methods that are not for everyone; `read` is what `tools_of_beans` returned."""
+    for tools, _ in read:
+        yield from (tool.where for tool in tools if _is_restricted(tool))
+    for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
+        for name in mcp_marked(cls) if isinstance(cls, type) else ():
+            if access_to_member(cls, name) is not None:
+                yield f"{cls.__name__}.{name}"
+    for plan in plans:
+        if plan.access is not None:
+            yield plan.where
+        yield from (tool.where for tool in plan.toolset.tools if _is_restricted(tool))
+
+
+def _is_restricted(tool: Tool) -> bool:
+    """Return True for a tool with a mark of roles. With `not_self`, a program may have no identity."""
+    return tool.access is not None and tool.access is not OF_KNOWN
+
+
+def access_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each mark of roles that has no effect."""
+    for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
+        if not isinstance(cls, type):
+            continue
+        marked = [  # without `object`
+            (base, name)
+            for base in cls.__mro__[:-1]
+            for name, member in may_be_marked_in(base)
+            if not isinstance(member, type) and marked_access(member) is not None
+        ]
+        if not marked and class_access(cls) is None:
+            continue
+        effective = {each.attribute for each in members_of(cls)} | set(mcp_marked(cls))
+        if service_options_of(cls) is not None:
+            effective |= set(method_names(cls))
+        fix = "put it on a tool, on a class with tools, or on a method of an AI service that has no body"
+        if not effective and class_access(cls) is not None:
+            yield Problem(
+                cls.__name__, "the roles have no effect: the class has no tools and is not an AI service", fix
+            )
+        for base, name in marked:
+            if name not in effective:
+                fact = "the roles have no effect: the method is neither a tool nor answered by a model"
+                yield Problem(f"{base.__name__}.{name}", fact, fix)
+
+
+def store_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the bean that stores the conversations of all services."""
+    point = point_of(ChatMemoryStore | None, "the store of the conversations")
+    yield from graph.problems_of(point)
+    value = graph.value_of(point)
+    if not isinstance(value, SingleBean) and (near := look_alikes(ChatMemoryStore, graph.definitions)):
+        fix = f"inherit from ChatMemoryStore, or call bind(ChatMemoryStore, {near[0]})"
+        yield Problem(point.where, f"{near[0]} has the methods of a ChatMemoryStore but is not used as one", fix)
+    if isinstance(value, SingleBean) and (definition := graph.definitions[value.bean]).scope in (
+        Scope.REQUEST,
+        Scope.CALL,
+    ):
+        yield Problem(
+            point.where,
+            f"{definition.label} is {definition.scope.value}-scoped, but conversations live longer than that",
+            "mark it @application_scoped",
+        )
+
+
+def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the beans that a tool needs."""
+    if tool.bean is not None:
+        yield from graph.problems_of(point_of(tool.bean, where))
+    yield from reference_problems(named_at_tool(tool), graph)
+    yield from injection_problems(where, tool.injected, graph)
+
+
+def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the classes that decorators name, and with their beans."""
+    for each in named:
+        problems = list(named_problems(each))
+        yield from problems
+        if problems or each.reference.bean is None:
+            continue
+        point = point_of(each.reference.bean, each.where)
+        value = graph.value_of(point)
+        name = type_name(each.reference.type)
+        is_missing = isinstance(value, NotFound) and not value.candidates
+        if is_missing and inspect.isabstract(each.reference.type):
+            fact = f"no bean provides {name}, which is abstract"
+            missing = ", ".join(sorted(each.reference.type.__abstractmethods__))
+            yield Problem(each.where, fact, f"name a class that implements {missing}")
+        elif is_missing and isinstance(each.reference.bean, type):  # at start, named classes are registered
+            fix = f"register {name}; classes that the tools of a provider name are not registered implicitly"
+            yield Problem(each.where, f"no bean provides {name}", fix)
+        else:
+            yield from graph.problems_with(point, value)
+
+
+def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each guardrail of a service that depends on it, and so would call itself without end."""
+    for named in dict.fromkeys(each for method in methods for each in named_at_method(cls, method)):
+        if named.decorator not in GUARDRAILS or named.reference.bean is None:
+            continue
+        first = beans_in(graph.value_of(point_of(named.reference.bean, named.where)))
+        pending, seen = list(first), set(first)
+        while pending:
+            bean = graph.beans[pending.pop()]
+            if bean.definition.source is cls or bean.definition.provides is cls:
+                fact = (
+                    f"{type_name(named.reference.type)} depends on {cls.__name__}, so it would call itself without end"
+                )
+                yield Problem(named.where, fact, "ask another service in the guardrail")
+                break
+            new = {*bean.held} - seen
+            seen |= new
+            pending += new
+
+
+def global_interceptors(graph: BeanGraph) -> tuple[BeanReference, ...]:
+    """Return the global interceptors among the beans, outermost first."""
+    found: list[tuple[float, BeanReference]] = []
+    for each in graph.definitions[: graph.registered]:
+        cls = class_of(each.provides)
+        for marked in (cls, type(each.source)):
+            if (priority := global_priority(marked)) is not None:
+                wanted = each.provides if each.name is None else Annotated[each.provides, Named(each.name)]
+                found.append((priority, BeanReference(bean=wanted)))
+                break
+    return tuple(reference for _, reference in sorted(found, key=lambda pair: pair[0]))
+
+
+def global_interceptor_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the global interceptors."""
+    for each in global_interceptors(graph):
+        yield from named_problems(NamedAt(type_name(each.type), "global_interceptor", each, is_at_tool=False))
+
+
+def key_function_problems(models: NamedModels, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the parameters of functions that return the keys of models."""
+    for where, function in models.key_functions():
+        injected, problems = read_injected(function, where)
+        yield from problems
+        yield from injection_problems(where, injected, graph)
+
+
+def injection_problems(where: str, injected: Iterable[InjectedParameter], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the injected parameters of a function."""
+    for each in injected:
+        default = None if each.optional else MISSING
+        yield from graph.problems_of(point_of(each.wanted, f"{where}, parameter {each.name}", default=default))

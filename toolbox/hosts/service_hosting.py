@@ -1,0 +1,135 @@
+"""What every host of services does alike: conversations, runs, and the beans that services ask for.
+
+A container has its own loop, its scopes and many services (`hosting`); a service without a container runs on its
+caller's loop and needs nothing started (`standalone`). Everything that does not depend on that is here, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..capabilities import load
+from ..context import ActiveScope
+from ..di.scopes import outside_scopes
+from ..errors import IllegalConfigurationError, Problem
+from ..events import Listeners
+from ..execution.markers import ExecutionModel, unknown_executor
+from ..execution.threads import Workers
+from ..limits import CostEstimator
+from ..services.invocation import Running, abandon_runs
+from ..services.memory import ChatMemories, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
+from ..services.plans import MethodPlan, call_may_suspend
+from ..services.recording_needs import PlaceInRun
+from ..tools.failures import ToolErrors
+from ..tools.pipeline import Tool
+
+if TYPE_CHECKING:
+    from ..runs.run_engines import RunEngine
+    from ..runs.runs_bean import Runs
+    from ..runs.store import RunStore
+
+
+class ServiceHosting(ABC):
+    """The common part of `ServiceHost`, `MemoryHost`, `RunsHost` and `StoringHost`. `scope` has the beans."""
+
+    scope: ActiveScope
+    workers: Workers
+    failures: ToolErrors
+    listeners: Listeners | None = None
+    has_cost_estimator = False
+    added_may_suspend = False
+
+    def __init__(self, run_seeds: tuple[Any, ...] = (), run_identity: tuple[str, ...] = ()) -> None:
+        self.running = Running()
+        self.run_seeds, self.run_identity = run_seeds, run_identity
+        self._memories: ChatMemories | None = None
+        self._runs: Runs | None = None
+        self._run_store: RunStore | None = None
+
+    @property
+    @abstractmethod
+    def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
+        """The method plans of all services, by class."""
+
+    @abstractmethod
+    def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
+        """Yield problems with the beans that a tool needs."""
+
+    async def application_bean(self, wanted: Any) -> Any:
+        """Return a bean from outside of all requests, or None."""
+        with outside_scopes():
+            return await self.scope.find(wanted)
+
+    async def cost_estimator(self) -> CostEstimator | None:
+        """See `ServiceHost.cost_estimator`."""
+        return await self.scope.aget(CostEstimator) if self.has_cost_estimator else None
+
+    async def memories(self) -> ChatMemories:
+        """See `ServiceHost.memories`. Uses the `ChatMemoryStore` bean, or the memory of this process without one."""
+        if self._memories is None:
+            # Conversations outlive requests.
+            store: ChatMemoryStore | None = await self.application_bean(ChatMemoryStore)
+            if self._memories is None:
+                self._memories = ChatMemories(InMemoryChatMemoryStore() if store is None else store)
+        return self._memories
+
+    def tool_may_suspend(self, tool: Tool) -> bool:
+        """See `ServiceHost.tool_may_suspend`."""
+        return call_may_suspend(tool, self.plans)
+
+    def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
+        """See `ServiceHost.tool_problems`."""
+        where = f"{where}, tool {tool.specification.name}"
+        if tool.requires_approval is not False:
+            yield from load("checks of approved arguments")(where, tool)
+        if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
+            yield unknown_executor(where, tool.execution)
+        yield from self.unknown_beans(where, tool)
+
+    # --- runs
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of these services."""
+        if self._runs is None:
+            self._runs = load("runs")(self)
+        return self._runs
+
+    def new_run(self, run_id: str | None) -> PlaceInRun:
+        """See `ServiceHost.new_run`."""
+        place: PlaceInRun = load("a new run")(run_id).root
+        return place
+
+    async def run_engine(self) -> RunEngine:
+        """Return the `RunEngine` bean, or an engine that executes runs in this process."""
+        engine: RunEngine | None = await self.application_bean(load("run engine"))
+        local: Callable[[], RunEngine] = load("run engine of this process")
+        return local() if engine is None else engine
+
+    async def run_store(self) -> RunStore:
+        """Return the `RunStore` bean, or the store in memory without one; opened."""
+        if self._run_store is None:
+            found: RunStore | None = await self.application_bean(load("run store"))
+            in_memory: Callable[[], RunStore] = load("run store in memory")
+            store = in_memory() if found is None else found
+            durable = [plan.where for methods in self.plans.values() for plan in methods.values() if plan.durable]
+            if durable and not store.persistent:
+                raise IllegalConfigurationError([load("check of persistence")(durable[0])])
+            await store.open()
+            if self._run_store is None:
+                self._run_store = store
+        return self._run_store
+
+    async def suspended_run(self, key: ChatMemoryKey) -> str | None:
+        """See `ServiceHost.suspended_run`."""
+        return await self.runs.suspended_in(key)
+
+    async def cancel_run(self, run_id: str, reason: str) -> str:
+        """See `ServiceHost.cancel_run`."""
+        return str((await self.runs.cancel(run_id, reason)).service)
+
+    async def abandon_runs(self, error: BaseException) -> list[str]:
+        """See `ServiceHost.abandon_runs`."""
+        return await abandon_runs(error, self.cancel_run)
