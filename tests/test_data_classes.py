@@ -328,6 +328,19 @@ def test_errors_are_toolbox_errors_except_retry_and_abort() -> None:
         "ContainerNotStartedError",
         "BlockingCallNotAllowedError",
         "MemoryInUseError",
+        "UnauthenticatedError",
+        "ForbiddenError",
+        "ConversationSuspendedError",
+        "LeaseLostError",
+        "RunSuspendedError",
+        "RunNotFoundError",
+        "RunStateError",
+        "RunConflictError",
+        "RunBusyError",
+        "RunIncompatibleError",
+        "RunStoreError",
+        "RunAnswerError",
+        "AnswerForbiddenError",
     }
     errors = {name: each for name in dir(toolbox) if isinstance(each := getattr(toolbox, name), type)}
     errors = {name: each for name, each in errors.items() if issubclass(each, Exception)}
@@ -336,6 +349,7 @@ def test_errors_are_toolbox_errors_except_retry_and_abort() -> None:
     assert {name for name, each in errors.items() if not issubclass(each, ToolboxError)} == {"ToolRetry", "ToolAbort"}
     assert {name for name, each in errors.items() if issubclass(each, TimeoutError)} == {
         "InvocationTimeoutError",
+        "McpTimeoutError",
         "ModelTimeoutError",
         "RestTimeoutError",
         "ToolTimeoutError",

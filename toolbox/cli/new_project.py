@@ -48,7 +48,7 @@ def new_project(folder: Path) -> list[Path]:
         "title": title,
         "quoted_title": json.dumps(title, ensure_ascii=False),  # a JSON string is also a Python string
     }
-    templates = files(__package__) / "template"
+    templates = files("toolbox.cli") / "template"
     written = []
     for path, template in FILES.items():
         file = folder / path.format(package=package)
