@@ -65,41 +65,47 @@ def without_secrets(text: str, secrets: Collection[str]) -> str:
     Secrets are also found percent-encoded, escaped as in JSON, HTML or Python, and in base64. Secrets with fewer than
     `SHORTEST_SECRET` characters are ignored: they would hide ordinary words.
     """
-    return _Sought(secrets).hidden_in(text)
+    return _SecretSearch(secrets).hide_in(text)
 
 
 def hide_secrets(error: BaseException, secrets: Collection[str]) -> None:
     """Hide the secrets in the arguments, attributes and notes of an error; remove causes that contain one."""
-    sought = _Sought(secrets)
-    error.args = tuple(_hidden_in(each, sought) for each in error.args)
+    sought = _SecretSearch(secrets)
+    error.args = tuple(_hide_in(each, sought) for each in error.args)
     for name, value in list(vars(error).items()):
-        setattr(error, name, _hidden_in(value, sought))
+        setattr(error, name, _hide_in(value, sought))
     shown: BaseException = error
     while (below := shown.__cause__ or shown.__context__) is not None:
         text = f"{below!r} {below}"
-        if len(text) > LONGEST_CAUSE or sought.hidden_in(text) != text:
+        if len(text) > LONGEST_CAUSE or sought.hide_in(text) != text:
             shown.__cause__ = shown.__context__ = None
             return
         shown = below
 
 
-def _hidden_in(value: Any, sought: _Sought) -> Any:
+def _hide_in(value: Any, sought: _SecretSearch) -> Any:
     if isinstance(value, str):
-        return sought.hidden_in(value)
+        return sought.hide_in(value)
     if type(value) in (list, tuple):
-        return type(value)(_hidden_in(each, sought) for each in value)
+        return type(value)(_hide_in(each, sought) for each in value)
     return value
 
 
-class _Sought:
-    """The secrets to find, as pieces of `PIECE` bytes: a cut text may contain only a part of a secret."""
+class _SecretSearch:
+    """Finds secrets in texts that others wrote, such as the reply of a server that repeats the request.
+
+    Such a text may have cut a secret or escaped it. Therefore a secret is sought as pieces of `PIECE` bytes, each of
+    which is enough to recognize it, and also in base64; a shorter beginning counts at the end of the text, or before
+    `…`, where it was cut. Escapes are removed from the text instead, because there are too many ways to write them: the
+    positions of what is found are then translated back.
+    """
 
     def __init__(self, secrets: Collection[str]) -> None:
         self._pieces: dict[int, set[bytes]] = {}
         self._beginnings: dict[int, set[bytes]] = {}
         self.longest = 0
         for secret in {each for each in secrets if len(each) >= SHORTEST_SECRET}:
-            for spelled in {*_spellings(secret)}:
+            for spelled in {*_spell(secret)}:
                 self._add(spelled)
 
     def _add(self, secret: bytes) -> None:
@@ -110,16 +116,13 @@ class _Sought:
         for short in range(SHORTEST_SECRET, length):
             self._beginnings.setdefault(short, set()).add(secret[:short])
 
-    def hidden_in(self, text: str) -> str:
+    def hide_in(self, text: str) -> str:
         """Return the text with the secrets replaced by `***`."""
         if not self.longest or not text:
             return text
-        if text.isascii():
-            hidden = self._covered(text.encode())
-        else:
-            hidden = self.positions(_encoded(text), range(len(text) + 1))
+        hidden = self._find_characters(_encode_each(text), range(len(text) + 1))
         if "%" in text or "\\" in text or "&" in text:
-            hidden |= self.positions(*_unescaped(text))
+            hidden |= self._find_characters(*_unescape(text))
         if not hidden:
             return text
         shown: list[str] = []
@@ -130,18 +133,18 @@ class _Sought:
                 shown.append(HIDDEN)
         return "".join(shown)
 
-    def positions(self, characters: list[bytes], places: Sequence[int]) -> set[int]:
+    def _find_characters(self, characters: list[bytes], places: Sequence[int]) -> set[int]:
         """Return the positions in the text that belong to a secret.
 
         `characters` are the unescaped characters in UTF-8; character `i` is at `places[i]` to `places[i + 1]`.
         """
-        covered = self._covered(b"".join(characters))
+        covered = self._find_bytes(b"".join(characters))
         if not covered:
             return covered
         owner = [at for at, character in enumerate(characters) for _ in character]
         return {place for at in {owner[each] for each in covered} for place in range(places[at], places[at + 1])}
 
-    def _covered(self, whole: bytes) -> set[int]:
+    def _find_bytes(self, whole: bytes) -> set[int]:
         """Return the positions of the bytes that belong to a secret."""
         covered: set[int] = set()
         for length, pieces in self._pieces.items():
@@ -160,7 +163,7 @@ class _Sought:
         return covered
 
 
-def _spellings(secret: str) -> Iterator[bytes]:
+def _spell(secret: str) -> Iterator[bytes]:
     """Yield the encodings of a secret; escapes are removed from the text instead."""
     plain = secret.encode("utf-8", "surrogatepass")
     yield plain
@@ -183,26 +186,26 @@ _ESCAPE = re.compile(
 _SHORT_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-def _unescaped(text: str) -> tuple[list[bytes], list[int]]:
-    """Return the unescaped characters of a text and their positions, for `_Sought.positions`."""
+def _unescape(text: str) -> tuple[list[bytes], list[int]]:
+    """Return the unescaped characters of a text and their positions, for `_SecretSearch`."""
     characters: list[bytes] = []
     places: list[int] = []
     end = 0
     for match in _ESCAPE.finditer(text):
         start = match.start()
-        characters += _encoded(text[end:start])
-        characters.append(_meaning(match[0]))
+        characters += _encode_each(text[end:start])
+        characters.append(_read_escape(match[0]))
         places += range(end, start + 1)
         end = match.end()
-    return [*characters, *_encoded(text[end:])], [*places, *range(end, len(text) + 1)]
+    return [*characters, *_encode_each(text[end:])], [*places, *range(end, len(text) + 1)]
 
 
-def _encoded(text: str) -> list[bytes]:
+def _encode_each(text: str) -> list[bytes]:
     """Return each character in UTF-8."""
     return [character.encode("utf-8", "surrogatepass") for character in text]
 
 
-def _meaning(escape: str) -> bytes:
+def _read_escape(escape: str) -> bytes:
     if escape[0] == "%":
         return bytes.fromhex(escape[1:])
     if escape[0] == "&":
@@ -254,24 +257,24 @@ LOGGERS = tuple(
 
 def for_terminal(text: str) -> str:
     r"""Return the text with visible control characters, such as `\x1b`; line breaks and tabs stay."""
-    return _FOR_TERMINAL.sub(_visible, text.replace("\r\n", "\n"))
+    return _FOR_TERMINAL.sub(_show_escaped, text.replace("\r\n", "\n"))
 
 
 def for_line(text: str) -> str:
     r"""Return the text as one line with visible control characters; line breaks become `\n`."""
-    return _FOR_LINE.sub(_visible, text)
+    return _FOR_LINE.sub(_show_escaped, text)
 
 
 def for_json(text: str) -> str:
     """Return equivalent JSON without characters that are unsafe on a terminal."""
-    return _FOR_TERMINAL.sub(_escaped, text)
+    return _FOR_TERMINAL.sub(_write_for_json, text)
 
 
-def _visible(found: re.Match[str]) -> str:
+def _show_escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _write_for_json(found: re.Match[str]) -> str:
     number = ord(found[0])
     if number > 0xFFFF:
         number -= 0x10000
