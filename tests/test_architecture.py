@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from toolbox.capabilities import LATE, load
+
 ROOT = Path(__file__).parent.parent
 OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 
@@ -253,6 +255,86 @@ def test_packages_of_one_layer_do_not_import_each_other() -> None:
     ]
 
     assert wrong == []
+
+
+def package_of(module: str) -> str:
+    """Return the package or module directly below a root package, such as `toolbox.services`."""
+    return ".".join(module.split(".")[:2]) if module.startswith("toolbox.") else module.partition(".")[0]
+
+
+def test_packages_do_not_import_each_other() -> None:
+    """Also not inside functions, and not for type checking: one of the two says what it needs as a Protocol."""
+    edges: dict[tuple[str, str], str] = {}
+    for each in within_packages(all_imports()):
+        if (here := package_of(each.importer)) != (there := package_of(each.imported)):
+            edges[here, there] = str(each)
+    edges = {pair: where for pair, where in edges.items() if "toolbox" not in pair}  # the root loads names lazily
+
+    assert [where for (here, there), where in edges.items() if (there, here) in edges] == []
+
+
+def test_capabilities_that_are_imported_late_exist_in_lower_layers() -> None:
+    homes = [function.partition(":")[0] for function in LATE.values()]
+
+    assert [name for name in LATE if not callable(load(name))] == []
+    assert [each for each in homes if LAYERS[room_of(each)] >= LAYERS["toolbox.capabilities"]] == []
+
+
+def test_services_and_their_hosts_load_other_capabilities_from_the_table_only() -> None:
+    """Imports inside functions would hide the order of the capabilities, and what a program loads."""
+    behind = {package_of(function.partition(":")[0]) for function in LATE.values()} - {"toolbox.services"}
+    wrong = [
+        str(each)
+        for each in within_packages(all_imports())
+        if lies_in(each.importer, ("toolbox.services", "toolbox.hosts", "toolbox.capabilities"))
+        and package_of(each.imported) in behind
+        and not (each.typing and lies_in(each.importer, ("toolbox.hosts",)))
+        and not (each.importer == "toolbox.services.offering" and each.imported == "toolbox.search")
+    ]
+
+    assert wrong == []
+
+
+# Uses of private parts of other libraries that are still to go.
+KNOWN_PRIVATE_PARTS: frozenset[str] = frozenset(
+    {
+        "toolbox.cli.terminal: _exit",
+        "toolbox.dbos: _dbos",
+        "toolbox.execution.threads: _get_running_loop",
+        "toolbox.rest.connections: _class swap",
+        "toolbox.services.invocation: _get_running_loop",
+        "toolbox.tools.pipeline: _get_running_loop",
+        "toolbox_fastapi.exchanges: _get_running_loop",
+    }
+)
+
+
+def private_parts_in(module: str, path: Path) -> Iterator[str]:
+    """Yield imported names, and attributes of imported modules, that begin with one underscore."""
+    tree = tree_of(path)
+    foreign = {each.imported.partition(".")[0] for each in all_imports() if each.importer == module} - set(OURS)
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] not in OURS:
+            names = [*(node.module or "").split("."), *(each.name for each in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [part for each in node.names for part in each.name.split(".")]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in foreign:
+            names = [node.attr]
+        elif isinstance(node, ast.Assign) and any(
+            isinstance(each, ast.Attribute) and each.attr == "__class__" for each in node.targets
+        ):
+            names = ["_class swap"]
+        for name in names:
+            # `sys._getframe` is documented.
+            if name.startswith("_") and not name.startswith("__") and name != "_getframe":
+                yield f"{module}: {name}"
+
+
+def test_no_private_parts_of_other_libraries_are_used() -> None:
+    found = {each for module, path in LIBRARY.items() for each in private_parts_in(module, path)}
+
+    assert found - KNOWN_PRIVATE_PARTS == set()
 
 
 def test_there_are_no_circular_imports() -> None:
