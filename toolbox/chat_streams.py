@@ -5,9 +5,8 @@ Not here: reading the stream of a model server (`models`), the stream of a servi
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
 
 from .chat import (
     ChatResponse,
@@ -75,51 +74,6 @@ def no_response(model: ChatModel) -> RuntimeError:
     return RuntimeError(
         f"{type(model).__name__}: stream() ended without a CompleteResponse; yield one as its last event"
     )
-
-
-TEXT_PIECES = frozenset({PartialResponse, PartialReasoning})
-"""The events that only have to be passed on."""
-
-
-class TextPieces(list[StreamEvent]):
-    """Pieces of text that arrived together, each one of `TEXT_PIECES`."""
-
-
-def pieces_in(event: Any) -> Sequence[Any]:
-    """Return the events of `TextPieces`; another event alone."""
-    return event if isinstance(event, TextPieces) else (event,)
-
-
-class PieceStream(AsyncIterator[StreamEvent]):
-    """A model's stream of events, some of which arrive together.
-
-    `pieces` yields the same events, but pieces of text that arrived together as one `TextPieces`.
-    """
-
-    __slots__ = ("_ready", "pieces")
-
-    def __init__(self, pieces: AsyncGenerator[StreamEvent | TextPieces, None]) -> None:
-        self.pieces = pieces
-        self._ready: deque[StreamEvent] = deque()
-
-    async def __anext__(self) -> StreamEvent:
-        while not self._ready:
-            found = await self.pieces.__anext__()
-            if not isinstance(found, TextPieces):
-                return found
-            self._ready.extend(found)
-        return self._ready.popleft()
-
-    async def aclose(self) -> None:
-        """Close the connection of the stream."""
-        self._ready.clear()
-        await self.pieces.aclose()
-
-
-def answer_pieces(model: ChatModel, request: ChatRequest) -> AsyncGenerator[StreamEvent | TextPieces, None]:
-    """Return the answer of `model` as events; pieces of text that arrived together may be one `TextPieces`."""
-    stream = answer_stream(model, request)
-    return stream.pieces if isinstance(stream, PieceStream) else stream
 
 
 def answer_stream(model: ChatModel, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:

@@ -457,38 +457,6 @@ def test_similar_events_mean_the_same_as_events_that_are_read_line_by_line(
     assert outcome(wire, values, "\n\n", at, is_ascii=is_ascii) == outcome(wire, values, "\r\r", [], is_ascii=is_ascii)
 
 
-def test_only_the_text_of_similar_events_is_read_until_one_differs() -> None:
-    reader = EventReader()
-    first, *more = [{"text": each, "key": "text", "n": 1} for each in ("one", "two", '"\\', "")]
-    other = {"text": "three", "key": "text", "n": 2}
-    values = iter(reader.feed(b"".join(sse(first, *more, other, first, done=False))))
-
-    assert next(values) == first
-    assert reader.can_expect
-    reader.expect("one", lambda value: value["text"])
-    assert list(values) == ["two", '"\\', "", other, first]
-    assert reader.with_text("four") == {"text": "four", "key": "text", "n": 1}
-    reader.expect("one", lambda value: value["text"])
-    assert list(reader.feed(sse({**first, "text": "five"}, done=False)[0])) == ["five"]
-    assert list(reader.feed(b"".join(sse(first, first, done=False)))) == ["one", "one"]
-    assert list(reader.feed(sse(other, done=False)[0])) == [other]
-    for text in ("text", "key", "n"):  # also the name of a key, or another string
-        *_, last = reader.feed(sse({"a": "key", "text": text, "key": "text"}, done=False)[0])
-        assert isinstance(last, dict)
-        reader.expect(text, lambda value: value["text"])
-        assert list(reader.feed(sse(other, done=False)[0])) == [other]
-
-
-def test_similar_events_are_not_expected_for_ever_if_each_event_differs() -> None:
-    reader = EventReader()
-    for number in range(3):
-        list(reader.feed(sse({"text": "a", "n": number}, done=False)[0]))
-        assert reader.can_expect
-        reader.expect("a", lambda value: value["text"])
-    list(reader.feed(sse({"text": "a", "n": 4}, done=False)[0]))
-    assert not reader.can_expect
-
-
 def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
     reader = EventReader()
     line = b'data: {"choices": [], "pad": "' + b"x" * 2_000_000 + b'"}\n\n'

@@ -1,6 +1,6 @@
 """Pieces of text that arrive together: order, closing and deadlines inside a batch, streams of lists."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -14,21 +14,18 @@ from toolbox import (
     CompleteResponse,
     FinishReason,
     InvocationTimeoutError,
-    PartialReasoning,
     PartialResponse,
     StreamEvent,
     TokenStream,
-    UserMessage,
     create_ai_service,
     time_limit,
 )
-from toolbox.chat_streams import PieceStream, TextPieces
 
 pytestmark = pytest.mark.anyio
 
 
 class Batching:
-    """A model that sends each batch of texts as one `TextPieces`, like a server that sends several chunks at once."""
+    """A model that yields several pieces without waiting, like a server that sends several chunks at once."""
 
     def __init__(self, *batches: list[str]) -> None:
         self.batches, self.sent, self.is_closed = batches, 0, False
@@ -40,14 +37,12 @@ class Batching:
         text = "".join(piece for batch in self.batches for piece in batch)
         return ChatResponse(AiMessage(text), finish_reason=FinishReason.STOP)
 
-    def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        return PieceStream(self._pieces())
-
-    async def _pieces(self) -> AsyncGenerator[StreamEvent | TextPieces, None]:
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         try:
             for batch in self.batches:
                 self.sent += 1
-                yield TextPieces(map(PartialResponse, batch))
+                for piece in batch:
+                    yield PartialResponse(piece)
             yield CompleteResponse(self._response())
         finally:
             self.is_closed = True
@@ -119,23 +114,3 @@ async def test_a_deadline_that_passes_inside_a_batch_ends_the_stream(taken: int,
 )
 async def test_items_that_are_lists_are_not_mistaken_for_batches(batches: tuple[list[str], ...]) -> None:
     assert [item async for item in streaming(Batching(*batches)).lists("give")] == [[1, 2], [3], []]
-
-
-async def test_the_stream_of_a_model_yields_single_events() -> None:
-    model = Batching(*BATCHES)
-    events = [event async for event in model.stream(ChatRequest((UserMessage("count"),)))]
-
-    assert [type(event) for event in events] == [PartialResponse] * 4 + [CompleteResponse]
-
-
-async def test_closing_the_stream_of_a_model_drops_the_rest_of_a_batch() -> None:
-    async def pieces() -> AsyncGenerator[StreamEvent | TextPieces, None]:
-        yield TextPieces([PartialReasoning("hm"), PartialResponse("a"), PartialResponse("b")])
-        raise AssertionError("closing must not request the next piece")
-
-    stream = PieceStream(pieces())
-
-    assert await anext(stream) == PartialReasoning("hm")
-    await stream.aclose()
-    with pytest.raises(StopAsyncIteration):
-        await anext(stream)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from ..chat import AiMessage, ChatRequest, ChatResponse, Reasoning, StreamEvent, SystemMessage
-from ..chat_streams import TEXT_PIECES, PieceStream, TextPieces
 from ..errors import IllegalConfigurationError, ModelError, ModelProtocolError, Problem
 from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
@@ -273,12 +272,8 @@ class AnthropicChatModel:
             self._transport.hide_secrets(error, self._secrets_of(request))
             raise
 
-    def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
-        return PieceStream(self._pieces(request))
-
-    async def _pieces(self, request: ChatRequest) -> AsyncGenerator[StreamEvent | TextPieces, None]:
-        """Yield the events of the reply; pieces of text that arrive together are one `TextPieces`."""
         interpreter = self._interpreter(request)
         size = 0
         try:
@@ -290,11 +285,8 @@ class AnthropicChatModel:
                     try:
                         while (block := await next_block(stream, reader, bool(events))) is not None:
                             events = reader.feed(block)
-                            if len(events) > 1 and TEXT_PIECES.issuperset(map(type, events)):
-                                yield TextPieces(events)
-                            else:
-                                for event in events:
-                                    yield event
+                            for event in events:
+                                yield event
                             size += len(block)
                             self._check_size(size)
                         for event in reader.flush():

@@ -534,7 +534,6 @@ class AnthropicInterpreter:
         self._is_over = False
         self._blocks: list[_Block] = []
         self._at: dict[object, _Block] = {}
-        self._texts: list[str] = []  # of the block of the last piece of text
         self._latest: _Block | None = None
         self._stopped: _Block | None = None
         self._usage: dict[str, Any] = {}
@@ -575,23 +574,6 @@ class AnthropicInterpreter:
             case _:
                 if (error := error_in(value)) is not None:
                     raise _with_status(error, value)
-
-    def text_of(self, value: dict[str, Any]) -> str | None:
-        """See `Interpreter.text_of`."""
-        delta, index = value.get("delta"), key_of(value.get("index"))
-        block = self._at.get(index) if index is not None else self._latest
-        if value.get("type") != "content_block_delta" or block is None or block.type != "text" or self._is_over:
-            return None
-        if not isinstance(delta, dict) or delta.get("type") != "text_delta":
-            return None
-        self._texts, text = block.fragments, delta.get("text")
-        return text if isinstance(text, str) else None
-
-    def add_text(self, text: str) -> None:
-        """See `Interpreter.add_text`."""
-        if text:
-            self._texts.append(text)
-            self.reply.text(text)
 
     # --- events
 

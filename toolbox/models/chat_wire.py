@@ -383,25 +383,6 @@ class ChatInterpreter:
             if isinstance(choice, dict):
                 self._one_choice(choice, is_document, is_document or value.get("object") == "chat.completion")
 
-    def text_of(self, value: dict[str, Any]) -> str | None:
-        """See `Interpreter.text_of`."""
-        choices = value.get("choices")
-        if value.get("usage") or value.get("x_groq") or not isinstance(choices, list) or len(choices) != 1:
-            return None
-        choice = choices[0]
-        if not isinstance(choice, dict) or not _OF_PIECE.issuperset(choice) or choice.get("finish_reason"):
-            return None
-        delta = choice.get("delta")
-        if not isinstance(delta, dict) or len(delta) != 1 or (choice.get("index") or 0) != self._choice:
-            return None
-        text = delta.get("content")
-        return text if isinstance(text, str) else None
-
-    def add_text(self, text: str) -> None:
-        """See `Interpreter.add_text`."""
-        if text:
-            self.reply.text(text)
-
     def _about(self, value: dict[str, Any]) -> None:
         if isinstance(found := value.get("id"), str):
             self.reply.id = found or None

@@ -7,7 +7,7 @@ A wire encodes requests and interprets replies, a transport sends and receives. 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protoco
 from pydantic_core import from_json
 
 from ..chat import ChatRequest, ChatResponse, StreamEvent
-from ..chat_streams import TEXT_PIECES, PieceStream, TextPieces
 from ..errors import (
     IllegalConfigurationError,
     ModelConnectionError,
@@ -64,14 +63,6 @@ class Interpreter(Protocol):
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
         """Read one object. Raises `ModelHttpError` if it is an error."""
-        ...
-
-    def text_of(self, value: dict[str, Any]) -> str | None:
-        """Return the text of an object that was only a piece of the reply's text; None for all others."""
-        ...
-
-    def add_text(self, text: str) -> None:
-        """Read an object that is equal to the last one but for its text."""
         ...
 
     def close(self) -> None:
@@ -178,12 +169,8 @@ class OpenAiChatModel:
             self._transport.hide_secrets(error, self._secrets_of(request))
             raise
 
-    def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
-        return PieceStream(self._pieces(request))
-
-    async def _pieces(self, request: ChatRequest) -> AsyncGenerator[StreamEvent | TextPieces, None]:
-        """Yield the events of the reply; pieces of text that arrive together are one `TextPieces`."""
         said = False
         while True:
             body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
@@ -195,11 +182,8 @@ class OpenAiChatModel:
                         while (block := await next_block(stream, reader, bool(events))) is not None:
                             events = reader.feed(block)
                             said = said or bool(events)
-                            if len(events) > 1 and TEXT_PIECES.issuperset(map(type, events)):
-                                yield TextPieces(events)
-                            else:
-                                for event in events:
-                                    yield event
+                            for event in events:
+                                yield event
                         for event in reader.flush():
                             said = True
                             yield event
@@ -465,17 +449,12 @@ class ReplyReader:
             self._take(self._events.finish())
         self._check_end()
 
-    def _take(self, values: Iterable[dict[str, Any] | str]) -> None:
+    def _take(self, values: Iterable[dict[str, Any]]) -> None:
         events, interpreter = self._events, self._interpreter
         for value in values:
             self._latest = value
-            if isinstance(value, str):
-                interpreter.add_text(value)
-                continue
             self.begun = True
             interpreter.take(value, events.is_document)
-            if events.can_expect and (text := interpreter.text_of(value)) is not None:
-                events.expect(text, interpreter.text_of)
         if self._events.broken is not None and not self.is_ended:
             raise ModelProtocolError("an event of the model's stream is not valid JSON", self._events.broken)
 
@@ -498,6 +477,4 @@ class ReplyReader:
     def _excerpt(self) -> str:
         """Return the unknown lines, else the last object."""
         strange, latest = self._events.excerpt(), self._latest
-        if isinstance(latest, str):
-            latest = self._events.with_text(latest)
         return strange or (excerpt(compact_json(latest).encode()) if latest is not None else "")

@@ -281,14 +281,6 @@ class ResponsesInterpreter:
         elif (error := error_in(value)) is not None:
             raise error
 
-    def text_of(self, value: dict[str, Any]) -> str | None:
-        """Return None: each event has another number."""
-        return None
-
-    def add_text(self, text: str) -> None:
-        """Not called: `text_of` returns None for all objects."""
-        raise NotImplementedError
-
     # --- events
 
     def _event(self, kind: str, value: dict[str, Any]) -> None:

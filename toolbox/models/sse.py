@@ -10,12 +10,10 @@ Not here: the meaning of the objects (`chat_wire`, `responses_wire`).
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import islice
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 DONE = "[DONE]"
 EXCERPT = 500
@@ -23,12 +21,6 @@ EXCERPT = 500
 KEPT = 4096
 """Bytes of a body that an error keeps until secrets are hidden. Cutting earlier could leave a part of a secret."""
 
-ATTEMPTS = 3
-"""After so many events in vain, no similar events are expected: each event of this server differs."""
-
-_EVENT = re.compile(rb"((?:event:(?!\s*error\s)[^\n]*\n)?data: ?)(\{[^\n]*)\n\n|(.+)", re.DOTALL)
-"""An event with one line of data that begins an object, and perhaps with a name; or the rest from another one on."""
-_OTHER = "a text that no server sends"
 _MARK = b"\xef\xbb\xbf"
 _SILENT = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat", b"done", b"end", b"close"})
 _decoder = json.JSONDecoder(strict=False)
@@ -59,19 +51,9 @@ class EventReader:
         self._document: list[bytes] = []
         self._pending: list[bytes] = []  # the data of an incomplete event
         self._strange: list[bytes] = []  # unknown lines, for the error
-        self._head = b""  # what is before the last object
-        self._whole = b""  # the last object, if it was a separate event
-        self._is_similar = False  # the next events may begin and end in the same way
-        self._before = self._after = b""  # its text
-        self._attempts = ATTEMPTS
 
-    def feed(self, block: bytes) -> Iterable[dict[str, Any] | str]:
-        """Return the objects of the events that ended in this block; only the text of some of them after `expect`."""
-        head = self._head
-        if self._is_similar and not self._tail and block.startswith(head) and block.find(b"\n\n") == len(block) - 2:
-            text = self._expected_text(block[len(head) : -2])  # often, a block is one event
-            if text is not None:
-                return (text,)
+    def feed(self, block: bytes) -> list[dict[str, Any]]:
+        """Return the objects of the events that ended in this block."""
         if not self._begun:
             block = self._first(block)
         if self.is_document:
@@ -89,7 +71,7 @@ class EventReader:
             lines = block[:end]
         if end < len(block):
             self._tail.append(block[end:])
-        return self._lines(lines)
+        return self._by_line(lines)
 
     def finish(self) -> list[dict[str, Any]]:
         """Return the objects of the remaining bytes."""
@@ -119,71 +101,8 @@ class EventReader:
         self.is_document = text[:1] in b"{[<"
         return text
 
-    @property
-    def can_expect(self) -> bool:
-        """True if the last object was a separate event, and similar ones may follow."""
-        return bool(self._whole and self._attempts)
-
-    def expect(self, text: str, text_of: Callable[[dict[str, Any]], str | None]) -> None:
-        """Return only the texts of the next events that are equal to the last one but for its `text`.
-
-        `text_of` returns the text of an object. Most events of a reply differ only in the text, and reading the text
-        alone takes a third of the time.
-        """
-        quoted = to_json(text)
-        if self._whole.count(quoted) != 1:
-            return
-        self._attempts -= 1
-        before, _, after = self._whole.partition(quoted)
-        if text_of(from_json(before + to_json(_OTHER) + after)) == _OTHER:  # it was the text, not another string
-            self._before, self._after, self._is_similar = before, after, True
-
-    def with_text(self, text: str) -> dict[str, Any]:
-        """Return the object of an event of which only the text was returned."""
-        value: dict[str, Any] = from_json(self._before + to_json(text) + self._after)
-        return value
-
-    def _lines(self, lines: bytes) -> Iterator[dict[str, Any] | str]:
-        lines = lines.replace(b"\r\n", b"\n")
-        if self._event is None and not (self._pending or self.done or self.broken) and b"\r" not in lines:
-            lines = yield from self._whole_events(lines)
-        if lines:
-            yield from self._by_line(lines)
-
-    def _whole_events(self, lines: bytes) -> Generator[dict[str, Any] | str, None, bytes]:
-        """Read the events at the beginning that are one line with an object, as nearly all are. Return the rest."""
-        for number, (head, data, rest) in enumerate(_EVENT.findall(lines)):
-            if rest:
-                return cast("bytes", rest)
-            if self._is_similar and (text := self._expected_text(data)) is not None:
-                yield text
-                continue
-            self._is_similar = False
-            try:
-                value = from_json(data)
-            except ValueError:
-                return lines[next(islice(_EVENT.finditer(lines), number, None)).start() :]
-            self._head, self._whole = head, data
-            yield value
-        return b""
-
-    def _expected_text(self, data: bytes) -> str | None:
-        """Return the text of an object that is equal to the last one but for its text, or None for other data."""
-        before, after = self._before, self._after
-        if not (data.startswith(before) and data.endswith(after)):
-            return None
-        try:
-            text = from_json(data[len(before) : len(data) - len(after)])
-        except ValueError:  # more than a text differs
-            return None
-        if type(text) is not str:
-            return None
-        self._attempts = ATTEMPTS
-        return text
-
     def _by_line(self, lines: bytes) -> list[dict[str, Any]]:
         objects: list[dict[str, Any]] = []
-        self._whole, self._is_similar = b"", False
         for line in lines.splitlines():
             if self.done or self.broken is not None:
                 break

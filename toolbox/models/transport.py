@@ -16,12 +16,11 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import httpx2
 
-from ..context import InContext
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution.threads import keep_inherited, renewed_after_fork
 from ..http_replies import BoundedBody, RefusedBody, read_retry_after
@@ -380,14 +379,9 @@ class Stream:
     async def next_block(self) -> bytes | None:
         """Return the next bytes, or None at the end."""
         assert self._blocks is not None
-        step: Any = self._blocks.__anext__()
         try:
-            try:
-                waits_for = step.send(None)
-            except StopIteration as stop:  # the bytes are there; they need no timer
-                return cast("bytes", stop.value)
             async with asyncio.timeout_at(self._deadline):
-                return await InContext(None, step, waits_for)
+                return await anext(self._blocks)
         except StopAsyncIteration:
             pass
         except Exception as error:
