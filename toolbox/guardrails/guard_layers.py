@@ -28,7 +28,7 @@ from ..errors import (
     ToolGuardrailError,
 )
 from ..events import GuardrailExecutedEvent, GuardrailOutcome, Listeners
-from ..execution.cancellation import own_code
+from ..execution.cancellation import CancellationsHere, own_code
 from ..execution.markers import EXECUTION_MARK, execution_of, is_async
 from ..execution.runners import Runner
 from ..services.invocation import Invocation
@@ -83,8 +83,7 @@ async def _judged(
     """
     began = perf_counter()
     outcome: GuardrailOutcome = "fatal"
-    task = _current_task()
-    cancelling = 0 if task is None else task.cancelling()
+    cancellations = CancellationsHere()
     token = find_model.set(place.model)
     try:
         try:
@@ -107,7 +106,7 @@ async def _judged(
             if isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None:
                 raise
             result = GuardrailResult("fatal", message_of(error), cause=error)
-        if task is not None and task.cancelling() > cancelling:  # the guardrail has caught it
+        if cancellations.came:  # the guardrail has caught it
             raise asyncio.CancelledError
         return result
     finally:
@@ -115,14 +114,6 @@ async def _judged(
         if place.listeners is not None:
             event = GuardrailExecutedEvent(place.context, named.type, outcome, perf_counter() - began)
             place.listeners.tell(event)
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    """Return the current task; None without an event loop, for a tool without a service."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 def _checked(result: object, named: BeanReference, asks_again: bool) -> GuardrailResult:

@@ -18,6 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..errors import LeaseLostError
+from ..execution.cancellation import CancellationsHere
 from .store import RenewsApart, RunStore
 
 logger = logging.getLogger("toolbox.runs")
@@ -61,16 +62,16 @@ class RunLeases:
 
         Raises `LeaseLostError` at the next `await` inside the block if another process has taken the run.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        held = _Held(run_id, generation, task)
+        cancellations = CancellationsHere()
+        assert cancellations.task is not None
+        held = _Held(run_id, generation, cancellations.task)
         self._held.add(held)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.get_running_loop().create_task(self._renew(), context=Context())
         try:
             yield
         except asyncio.CancelledError:
-            if not held.is_lost or task.uncancel() > 0:
+            if not held.is_lost or not cancellations.take_back():
                 raise
             raise LeaseLostError(run_id) from None
         finally:

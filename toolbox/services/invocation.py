@@ -51,6 +51,7 @@ from ..errors import (
     RunSuspendedError,
 )
 from ..events import Listeners
+from ..execution.cancellation import CancellationsHere
 from ..execution.markers import BLOCKING, COROUTINE, is_async
 from ..execution.runners import CallerRunner, LoopRunner
 from ..execution.threads import Workers
@@ -792,11 +793,10 @@ class StepOfTask(AbstractAsyncContextManager[None]):
     def __init__(self, invocation: Invocation) -> None:
         self._invocation = invocation
         self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None, "an invocation runs in a task"
-        self._task: asyncio.Task[Any] = task
+        self._cancellations = CancellationsHere()
+        assert self._cancellations.task is not None, "an invocation runs in a task"
+        self._task: asyncio.Task[Any] = self._cancellations.task
         self._context = copy_context()  # in which it cancels: for the code in between this comes from outside
-        self._cancelling = task.cancelling()
         self._is_interrupted = self._has_ended = False
 
     def interrupt(self) -> None:
@@ -829,7 +829,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
             if kind is None or not issubclass(kind, asyncio.CancelledError):
                 with suppress(asyncio.CancelledError):  # other code has swallowed it, or it is still to come
                     await asyncio.sleep(0)
-            if self._task.uncancel() > self._cancelling and kind is asyncio.CancelledError:
+            if not self._cancellations.take_back() and kind is asyncio.CancelledError:
                 return  # other code cancelled the task as well
         if error is not refused and not isinstance(error, GeneratorExit):
             raise refused from None

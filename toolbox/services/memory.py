@@ -30,6 +30,7 @@ from ..chat import (
 )
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, bytes_of
 from ..errors import InvalidMemoryIdError, MemoryInUseError
+from ..execution.cancellation import CancellationsHere
 from ..execution.threads import keep_inherited, on_event_loop, renewed_after_fork
 
 T = TypeVar("T")
@@ -510,13 +511,11 @@ class Leases:
                 await asyncio.shield(self._begin(self._give_back(key, token, keeping)))
 
     async def _take(self, key: ChatMemoryKey, token: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        pause, cancelled = _FIRST_PAUSE, task.cancelling()
+        pause, cancellations = _FIRST_PAUSE, CancellationsHere()
         while True:
             taken = await self._keeper.take(key, token, self._seconds)
             # In Python 3.11, `asyncio.wait_for` can lose a cancellation, and redis sends commands with it.
-            if task.cancelling() > cancelled:
+            if cancellations.came:
                 raise asyncio.CancelledError
             if taken:
                 return

@@ -67,7 +67,7 @@ from ..events import (
     ToolStartedEvent,
     ToolSuspendedEvent,
 )
-from ..execution.cancellation import own_code
+from ..execution.cancellation import CancellationsHere, own_code
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..introspection import EMPTY, read_signature
@@ -718,13 +718,11 @@ async def _result_of(value: Awaitable[Any], call: ToolCall) -> Any:
 
     A `CancelledError` of a task or future that the tool awaited is a failure of the tool, if nobody cancelled the call.
     """
-    task = asyncio.current_task()
-    cancelling = 0 if task is None else task.cancelling()
+    cancellations = CancellationsHere()
     try:
         return await own_code(value)
     except asyncio.CancelledError as error:
-        is_cancelled = task is None or task.cancelling() > cancelling
-        if is_cancelled or call.environment.context.cancellation.cancelled:
+        if cancellations.task is None or cancellations.came or call.environment.context.cancellation.cancelled:
             raise
         raise RuntimeError("something that the tool awaited was cancelled, but not the call itself") from error
 
