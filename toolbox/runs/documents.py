@@ -330,7 +330,7 @@ def state_to_json(state: State, before: State | None) -> str:
 
 def state_from_dict(written: Mapping[str, Any], before: State | None) -> State:
     """Read a state written by `state_to_json`."""
-    state = State.from_json(json.dumps(written["state"]))
+    state = State.from_dict(written["state"])
     if before is None:
         return state
     changes: dict[str, Any] = {name: getattr(before, name) for name in written["kept"]}
@@ -358,7 +358,7 @@ def reply_to_json(
 
 def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
     """Read the reply in a record written by `reply_to_json`."""
-    reply = State.from_json(json.dumps(written["reply"]))
+    reply = State.from_dict(written["reply"])
     assert reply.response is not None
     return ModelReplied(reply.response, reply.messages, sent=reply.sent)
 

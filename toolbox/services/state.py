@@ -163,7 +163,11 @@ class State:
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
         """Read a state written by `to_json`. Raises `TranscriptError` if it is invalid."""
-        written = read_json(text, VERSION)
+        return cls.from_dict(read_json(text, VERSION))
+
+    @classmethod
+    def from_dict(cls, written: Json) -> State:
+        """Read a state from the object in a text that `to_json` wrote. Raises `TranscriptError` if it is invalid."""
         try:
             executions = tuple(execution_from_dict(each) for each in written["executions"])
             failed = frozenset(written.get("failed", ()))
