@@ -314,7 +314,7 @@ def test_messages_have_a_text() -> None:
     assert ToolExecutionResultMessage.of(REQUEST, "3") == ToolExecutionResultMessage("1", "add", "3")
 
 
-def test_errors_are_toolbox_errors_except_retry_and_abort() -> None:
+def test_errors_are_toolbox_errors_except_what_tools_raise_on_purpose() -> None:
     assert not issubclass(ToolRetry, ToolboxError)
     assert not issubclass(ToolAbort, ToolboxError)
     assert issubclass(ToolRetry, Exception)
@@ -346,7 +346,8 @@ def test_errors_are_toolbox_errors_except_retry_and_abort() -> None:
     errors = {name: each for name, each in errors.items() if issubclass(each, Exception)}
 
     assert {name for name, each in errors.items() if issubclass(each, FrameworkError)} == framework | {"FrameworkError"}
-    assert {name for name, each in errors.items() if not issubclass(each, ToolboxError)} == {"ToolRetry", "ToolAbort"}
+    signals = {"ToolRetry", "ToolAbort", "ToolDeferred"}  # what tools raise on purpose
+    assert {name for name, each in errors.items() if not issubclass(each, ToolboxError)} == signals
     assert {name for name, each in errors.items() if issubclass(each, TimeoutError)} == {
         "InvocationTimeoutError",
         "McpTimeoutError",
