@@ -43,7 +43,10 @@ class _EmptyScope:
         return self.get(wanted, name)
 
     async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        return None
+        try:
+            return self.get(wanted, name)
+        except MissingBeanError:
+            return None
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
 
