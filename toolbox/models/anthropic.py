@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from ..chat import AiMessage, ChatRequest, ChatResponse, Reasoning, StreamEvent, SystemMessage
@@ -19,7 +19,7 @@ from ..errors import IllegalConfigurationError, ModelError, ModelProtocolError, 
 from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
 from .anthropic_wire import CONTAINER, AnthropicInterpreter, AnthropicWire, closed_schema, tool_choice
-from .openai import ReplyReader, added_tools, located, names_of, next_block, taking
+from .openai import ReplyReader, added_tools, located, next_block, taking
 from .openai_settings import (
     LARGEST_REPLY,
     ApiKey,
@@ -31,8 +31,9 @@ from .openai_settings import (
     reasoning_problems,
     server_problems,
 )
-from .server_errors import secrets_in, too_large
-from .wire_encoding import Fields, ToolNames, joined, json_bytes
+from .server_errors import too_large
+from .server_model import ServerChatModel, names_of
+from .wire_encoding import Fields, joined, json_bytes
 
 _logger = logging.getLogger("toolbox.models")
 
@@ -189,7 +190,7 @@ def missing_package(where: str) -> Problem:
     return Problem(where, "the package anthropic is missing", "install it with: pip install 'toolbox-di[anthropic]'")
 
 
-class AnthropicChatModel:
+class AnthropicChatModel(ServerChatModel):
     """A Claude model, or another model behind Anthropic's Messages API.
 
         model = AnthropicChatModel("claude-sonnet-4-6", max_tokens=16_000, reasoning="medium")  # key: ANTHROPIC_API_KEY
@@ -202,17 +203,11 @@ class AnthropicChatModel:
 
     @taking(AnthropicSettings)
     def __init__(self, given: AnthropicSettings) -> None:
-        from .transport import Transport  # loads the HTTP library, like the package
-
         settings = given.with_environment()
-        if problems := list(problems_of(settings)):
-            raise IllegalConfigurationError(problems)
-        self.model = settings.model
-        self.fallback = names_of(settings.fallback)
+        super().__init__(settings, problems_of(settings), AnthropicPackage)
         self._abilities = abilities = Abilities.of(settings.model)
         supported = settings.supports_response_format
         self.supports_response_format = abilities.formats if supported is None else supported
-        self._parameters = settings.body_parameters()
         self._settings = settings
         mark = {"type": "ephemeral"} | ({"ttl": "1h"} if settings.cache == "1h" else {})
         self._wire = AnthropicWire(
@@ -222,100 +217,60 @@ class AnthropicChatModel:
             keeps_unsigned=not is_public(settings.address),
         )
         self._path = self._wire.path if settings.address.rstrip("/").endswith("/v1") else f"/v1{self._wire.path}"
-        self._transport = Transport(settings, AnthropicPackage())
-        self._tool_names = ToolNames()
         self._warned: set[str] = set()
 
-    def __repr__(self) -> str:
-        address = self._settings.address.partition("?")[0]  # the query may contain a key
-        return f"AnthropicChatModel({self.model!r}, base_url={address!r})"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"cannot pickle or copy {self!r}, which holds connections and a key; create a new model instead"
-        )
-
-    @property
-    def key_function(self) -> Callable[..., Any] | None:
-        """The function that returns the key, or None."""
-        return None if isinstance(self._settings.key, str) else self._settings.key
-
-    @property
-    def base_url(self) -> str:
-        """The address of the server."""
-        return self._settings.address
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The parameters that are sent with every request."""
-        return MappingProxyType(self._parameters)
-
-    async def chat(self, request: ChatRequest) -> ChatResponse:
-        """Send a request and return the whole reply. Raises `ModelError`."""
+    async def _send(self, request: ChatRequest) -> ChatResponse:
         interpreter = self._interpreter(request)
         size = 0
-        try:
-            for _ in range(1 + MOST_CONTINUATIONS):
-                body, headers = self._body(request, interpreter)
-                received = await self._transport.post(self._path, body, headers)
+        for _ in range(1 + MOST_CONTINUATIONS):
+            body, headers = self._body(request, interpreter)
+            received = await self._transport.post(self._path, body, headers)
+            reader = ReplyReader(interpreter)
+            size += len(received.body)
+            try:
+                self._check_size(size)
+                reader.load(received.body)
+                if not interpreter.is_paused:
+                    return reader.end()
+            except ModelError as error:
+                raise located(error, received.status, received.request_id) from error.__cause__
+        raise _still_paused()
+
+    async def _send_stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
+        interpreter = self._interpreter(request)
+        size = 0
+        for _ in range(1 + MOST_CONTINUATIONS):
+            body, headers = self._body(request, interpreter, {"stream": b"true"})
+            async with self._transport.open(self._path, body, headers) as stream:
                 reader = ReplyReader(interpreter)
-                size += len(received.body)
+                events: list[StreamEvent] = []
                 try:
-                    self._check_size(size)
-                    reader.load(received.body)
-                    if not interpreter.is_paused:
-                        return reader.end()
-                except ModelError as error:
-                    raise located(error, received.status, received.request_id) from error.__cause__
-            raise _still_paused()
-        except ModelError as error:
-            self._transport.hide_secrets(error, self._secrets_of(request))
-            raise
-
-    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
-        interpreter = self._interpreter(request)
-        size = 0
-        try:
-            for _ in range(1 + MOST_CONTINUATIONS):
-                body, headers = self._body(request, interpreter, {"stream": b"true"})
-                async with self._transport.open(self._path, body, headers) as stream:
-                    reader = ReplyReader(interpreter)
-                    events: list[StreamEvent] = []
-                    try:
-                        while (block := await next_block(stream, reader, bool(events))) is not None:
-                            events = reader.feed(block)
-                            for event in events:
-                                yield event
-                            size += len(block)
-                            self._check_size(size)
-                        for event in reader.flush():
+                    while (block := await next_block(stream, reader, bool(events))) is not None:
+                        events = reader.feed(block)
+                        for event in events:
                             yield event
-                        reader.raise_failure()
-                        if not interpreter.is_paused:
-                            reader.end()
-                        last = interpreter.reply.take_events()
-                    except ModelError as error:
-                        raise located(error, 200, stream.request_id) from error.__cause__
-                    await stream.drain()
-                    for event in last:
+                        size += len(block)
+                        self._check_size(size)
+                    for event in reader.flush():
                         yield event
+                    reader.raise_failure()
                     if not interpreter.is_paused:
-                        return
-            raise _still_paused()
-        except ModelError as error:
-            self._transport.hide_secrets(error, self._secrets_of(request))
-            raise
+                        reader.end()
+                    last = interpreter.reply.take_events()
+                except ModelError as error:
+                    raise located(error, 200, stream.request_id) from error.__cause__
+                await stream.drain()
+                for event in last:
+                    yield event
+                if not interpreter.is_paused:
+                    return
+        raise _still_paused()
 
     def _check_size(self, size: int) -> None:
         """Raise an error if the parts of a continued reply are too large together."""
         limit = self._settings.max_reply_bytes
         if limit is not None and size > limit:
             raise too_large(limit)
-
-    async def aclose(self) -> None:
-        """Close the connections. The model can be used again with new connections."""
-        await self._transport.aclose()
 
     # --- sending
 
@@ -394,10 +349,6 @@ class AnthropicChatModel:
         if text not in self._warned:
             self._warned.add(text)
             _logger.warning("model %s: %s", self.model, text)
-
-    def _secrets_of(self, request: ChatRequest) -> list[str]:
-        """Return the credentials in the parameters and headers of a request."""
-        return list(secrets_in([self._parameters, request.parameters]))
 
 
 # Names of the OpenAI APIs that have another name here.

@@ -7,16 +7,15 @@ A wire encodes requests and interprets replies, a transport sends and receives. 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pydantic_core import from_json
 
 from ..chat import ChatRequest, ChatResponse, StreamEvent
 from ..errors import (
-    IllegalConfigurationError,
     ModelConnectionError,
     ModelError,
     ModelHttpError,
@@ -34,9 +33,9 @@ from .openai_settings import (
     key_provider,
     problems_of,
 )
-from .server_errors import secrets_in
+from .server_model import ServerChatModel, names_of
 from .sse import EventReader, excerpt
-from .wire_encoding import Fields, SendReasoning, ToolNames, joined, json_bytes
+from .wire_encoding import Fields, SendReasoning, joined, json_bytes
 
 if TYPE_CHECKING:
     from .transport import Stream
@@ -104,7 +103,7 @@ def taking(settings: Callable[P, S]) -> Callable[[Callable[[M, S], None]], Calla
     return decorate
 
 
-class OpenAiChatModel:
+class OpenAiChatModel(ServerChatModel):
     """A model behind an OpenAI-compatible API: OpenAI, Azure, vLLM, Ollama, llama.cpp and many others.
 
         model = OpenAiChatModel("gpt-5", timeout=60)  # key: OPENAI_API_KEY
@@ -116,61 +115,22 @@ class OpenAiChatModel:
 
     @taking(OpenAiSettings)
     def __init__(self, given: OpenAiSettings) -> None:
-        from .transport import Transport  # loads the HTTP library, like the package
-
         settings = given.with_environment()
-        if problems := list(problems_of(settings)):
-            raise IllegalConfigurationError(problems)
-        self.model = settings.model
-        self.fallback = names_of(settings.fallback)
+        super().__init__(settings, problems_of(settings), OpenAiPackage)
         self.supports_response_format = settings.supports_response_format
-        self._parameters = settings.body_parameters()
-        self._settings = settings
         metadata, thoughts = names_of(settings.send_tool_metadata), settings.sent_reasoning
         self._wire: Wire = _wire(settings.wire, metadata, settings.strict_tools, thoughts)
         self._stream_usage = settings.stream_usage
-        self._tool_names = ToolNames()
-        self._transport = Transport(settings, OpenAiPackage())
 
-    def __repr__(self) -> str:
-        address = self._settings.address.partition("?")[0]  # the query may contain a key
-        return f"OpenAiChatModel({self.model!r}, base_url={address!r})"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"cannot pickle or copy {self!r}, which holds connections and a key; create a new model instead"
-        )
-
-    @property
-    def key_function(self) -> Callable[..., Any] | None:
-        """The function that returns the key, or None."""
-        return None if isinstance(self._settings.key, str) else self._settings.key
-
-    @property
-    def base_url(self) -> str:
-        """The base URL of the server's API."""
-        return self._settings.address
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The parameters that are sent with every request."""
-        return MappingProxyType(self._parameters)
-
-    async def chat(self, request: ChatRequest) -> ChatResponse:
-        """Send a request and return the whole reply. Raises `ModelError`."""
+    async def _send(self, request: ChatRequest) -> ChatResponse:
         body, headers = self._body(request, {})
+        received = await self._transport.post(self._wire.path, body, headers)
         try:
-            received = await self._transport.post(self._wire.path, body, headers)
-            try:
-                return self._reader(request).read(received.body)
-            except ModelError as error:
-                raise located(error, received.status, received.request_id) from error.__cause__
+            return self._reader(request).read(received.body)
         except ModelError as error:
-            self._transport.hide_secrets(error, self._secrets_of(request))
-            raise
+            raise located(error, received.status, received.request_id) from error.__cause__
 
-    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
+    async def _send_stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
         said = False
         while True:
             body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
@@ -195,7 +155,6 @@ class OpenAiChatModel:
                         yield event
                     return
             except ModelError as error:
-                self._transport.hide_secrets(error, self._secrets_of(request))
                 if said or not self._refuses_usage(error):
                     raise
                 self._stream_usage = False
@@ -205,20 +164,13 @@ class OpenAiChatModel:
 
         Raises `ModelError`.
         """
-        try:
+        with self._hide_secrets():
             received = await self._transport.post(path, json_bytes(fields))
             try:
                 return from_json(received.body)
             except ValueError as error:
                 what = f"the reply of {path} is not JSON"
                 raise ModelProtocolError(what, excerpt(received.body), received.status, received.request_id) from error
-        except ModelError as error:
-            self._transport.hide_secrets(error)
-            raise
-
-    async def aclose(self) -> None:
-        """Close the connections. The model can be used again with new connections."""
-        await self._transport.aclose()
 
     # --- sending
 
@@ -258,12 +210,8 @@ class OpenAiChatModel:
     def _output_limit(self, parameters: Mapping[str, Any]) -> str:
         """Return the server's name of the token limit: the name in use, else OpenAI's, which few others accept."""
         used = [name for name in OUTPUT_LIMITS if parameters.get(name) is not None]
-        newest = "max_completion_tokens" if is_openai_address(self._settings.address) else "max_tokens"
+        newest = "max_completion_tokens" if is_openai_address(self._server.address) else "max_tokens"
         return used[0] if used else newest
-
-    def _secrets_of(self, request: ChatRequest) -> list[str]:
-        """Return the credentials in the parameters and headers of a request."""
-        return list(secrets_in([self._parameters, request.parameters]))
 
     def _reader(self, request: ChatRequest) -> ReplyReader:
         names = self._tool_names.of(request.tool_specifications)
@@ -346,11 +294,6 @@ def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool, se
 
         return ResponsesWire(send_tool_metadata, strict_tools, send_reasoning)
     raise ValueError(f"wire={name!r}; use 'chat' or 'responses'")
-
-
-def names_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a setting, which may be a single one."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 # --- reading a reply
