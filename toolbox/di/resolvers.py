@@ -215,18 +215,18 @@ class _Writing:
         if definition.is_stored and definition.scope is Scope.REQUEST:
             made = self._find_stored(key, "request", instead)
         else:
-            made = self._make_for_holder(self._graph[key])
+            made = self._make_for_holder(self._graph[key], apart=True)  # it needs a request, this function does not
         return f"({self._resolvers.name_object('outside', outside)} if request is None else {made})"
 
-    def _make_for_holder(self, bean: Bean) -> str:
-        """Return an expression that creates a bean that is not stored."""
+    def _make_for_holder(self, bean: Bean, apart: bool = False) -> str:
+        """Return an expression that creates a bean that is not stored; with `apart`, in another function."""
         if self._planner.is_made_for_one(bean.key):
             if self.awaits:
                 return f"(await {self._resolvers.name_maker(bean.key, True)}(scope))"
             if bean.key not in self._planner.asked:
                 return f"must_await({bean.key})"
         # Written into the call of its holder if it holds only stored beans, so that no function gets long.
-        if all(self._graph.definitions[held].is_stored for held in bean.held):
+        if not apart and all(self._graph.definitions[held].is_stored for held in bean.held):
             return self.create(bean)
         return f"{self._resolvers.name_maker(bean.key, False)}(scope)"
 
