@@ -105,7 +105,7 @@ def test_lists_of_errors_and_events_are_complete() -> None:
         defined = {name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__}
         names = {name for name in defined if inspect.isclass(getattr(module, name)) and not name.startswith("_")}
 
-        assert set(module.__all__) == names - {"EndsInvocation"} - PRIVATE_EVENTS
+        assert set(module.__all__) == names - PRIVATE_EVENTS
 
 
 @pytest.mark.parametrize("package", ["toolbox", "toolbox_fastapi"])

@@ -6,7 +6,7 @@ output guardrails are outside of the interceptors: they have the last word on wh
 limits (`services.driver`), then `Capabilities.of_method`: recording, interceptors. Of one invocation: roles, the turn
 of the conversation (`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
 
-A new capability is a function in a module of its own, a line in `LATE`, and a place in one of the lists below. Not
+A new capability is a function in its module, a line in `LATE`, and a place in one of the lists below. Not
 here: the layers themselves.
 """
 

@@ -22,6 +22,7 @@ __all__ = [
     "BlockingCallNotAllowedError",
     "ContainerNotStartedError",
     "ConversationSuspendedError",
+    "EndsInvocation",
     "FrameworkError",
     "IllegalConfigurationError",
     "InputGuardrailError",

@@ -222,7 +222,7 @@ class Rounds:
     """Performs the effects of one invocation: model requests, tool calls, and checks of the answer.
 
     Each method performs one effect, passes the result to the loop, and returns the next effect. In a stream, they also
-    send the events. A round and its events are told in one place, so that a stream does what a call does.
+    send the events. A round and its events are in one place, so that a stream does what a call does.
     """
 
     def __init__(self, invocation: Invocation, send: Send | None, cancellations: CancellationsHere) -> None:

@@ -19,7 +19,7 @@ class StoredInvocation(Protocol):
 
     @property
     def state(self) -> State:
-        """Where the invocation continues."""
+        """The state from which the invocation continues."""
         ...
 
     @property
@@ -113,7 +113,7 @@ class PlaceInRun(Protocol):
 
     @property
     def path(self) -> str:
-        """Where in the run."""
+        """The place in the run."""
         ...
 
     @property
