@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import toolbox
 from toolbox import (
     AiMessage,
     AiServiceTool,
@@ -21,7 +20,6 @@ from toolbox import (
     CompleteResponse,
     CompleteToolCall,
     FinishReason,
-    FrameworkError,
     ImageContent,
     IntermediateResponse,
     InvocationContext,
@@ -39,7 +37,6 @@ from toolbox import (
     TokenUsage,
     TokenWindow,
     ToolAbort,
-    ToolboxError,
     ToolErrors,
     ToolExecuted,
     ToolExecution,
@@ -312,49 +309,6 @@ def test_messages_have_a_text() -> None:
     assert AiMessage(None, [REQUEST]).has_tool_execution_requests
     assert not AiMessage("x").has_tool_execution_requests
     assert ToolExecutionResultMessage.of(REQUEST, "3") == ToolExecutionResultMessage("1", "add", "3")
-
-
-def test_errors_are_toolbox_errors_except_what_tools_raise_on_purpose() -> None:
-    assert not issubclass(ToolRetry, ToolboxError)
-    assert not issubclass(ToolAbort, ToolboxError)
-    assert issubclass(ToolRetry, Exception)
-    assert issubclass(ToolAbort, Exception)
-    framework = {
-        "IllegalConfigurationError",
-        "MissingBeanError",
-        "AmbiguousBeanError",
-        "AsyncBeanError",
-        "ScopeNotActiveError",
-        "ContainerNotStartedError",
-        "BlockingCallNotAllowedError",
-        "MemoryInUseError",
-        "UnauthenticatedError",
-        "ForbiddenError",
-        "ConversationSuspendedError",
-        "LeaseLostError",
-        "RunSuspendedError",
-        "RunNotFoundError",
-        "RunStateError",
-        "RunConflictError",
-        "RunBusyError",
-        "RunIncompatibleError",
-        "RunStoreError",
-        "RunAnswerError",
-        "AnswerForbiddenError",
-    }
-    errors = {name: each for name in dir(toolbox) if isinstance(each := getattr(toolbox, name), type)}
-    errors = {name: each for name, each in errors.items() if issubclass(each, Exception)}
-
-    assert {name for name, each in errors.items() if issubclass(each, FrameworkError)} == framework | {"FrameworkError"}
-    signals = {"ToolRetry", "ToolAbort", "ToolDeferred"}  # what tools raise on purpose
-    assert {name for name, each in errors.items() if not issubclass(each, ToolboxError)} == signals
-    assert {name for name, each in errors.items() if issubclass(each, TimeoutError)} == {
-        "InvocationTimeoutError",
-        "McpTimeoutError",
-        "ModelTimeoutError",
-        "RestTimeoutError",
-        "ToolTimeoutError",
-    }
 
 
 def test_retry_and_abort_survive_pickling() -> None:
