@@ -258,7 +258,6 @@ class BlockingCallNotAllowedError(_WithFacts, FrameworkError):
     template = (
         "{what} would block the event loop of this thread; "
         "declare it `async def` and await it, or call it on a worker thread (`await asyncio.to_thread(…)`)"
-        "declare it `async def` and await it, or call it on a worker thread (`await asyncio.to_thread(…)`)"
     )
 
 
@@ -269,8 +268,6 @@ class MemoryInUseError(_WithFacts, FrameworkError):
     memory_id: str
     template = (
         "conversation {memory_id!r} of {service} is in use by an outer call or by an open stream of the "
-        "same caller; use another memory id or a service without a MemoryId parameter, "
-        "or close the stream first (`async with`, `aclose()`)"
         "same caller; use another memory id or a service without a MemoryId parameter, "
         "or close the stream first (`async with`, `aclose()`)"
     )
@@ -410,9 +407,7 @@ class ToolCallsLimitExceededError(_WithFacts, ToolboxError):
     attempted: int
     transcript: Sequence[Message] = ()
     template = (
-        "the model asked for {attempted} tools in one reply; the limit is {limit}; "
-        "raise max_tool_calls_per_response="
-        "raise max_tool_calls_per_response="
+        "the model asked for {attempted} tools in one reply; the limit is {limit}; raise max_tool_calls_per_response="
     )
 
 
@@ -496,7 +491,6 @@ class MemoryLeaseLostError(_WithFacts, ToolboxError):
     memory_id: str
     template = (
         "conversation {memory_id!r} of {service} was not saved: this process could not renew its lease "
-        "in time, so another process may use it now; call again, or give the memory store a longer lease="
         "in time, so another process may use it now; call again, or give the memory store a longer lease="
     )
 
@@ -631,7 +625,6 @@ class ConversationSuspendedError(_WithFacts, FrameworkError):
     run_id: str
     template = (
         "this conversation of {service} has the suspended run {run_id}; resume or cancel that run, "
-        'or use on_suspended="cancel"'
         'or use on_suspended="cancel"'
     )
 
