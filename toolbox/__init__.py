@@ -48,12 +48,14 @@ from .contents import (
     TextContent,
 )
 from .context import (
-    Inject,
     InvocationContext,
-    MemoryId,
-    Progress,
     invocation_attributes,
     time_limit,
+)
+from .parameters import (
+    Inject,
+    MemoryId,
+    Progress,
 )
 from .di.decorators import (
     Instance,

@@ -1,4 +1,4 @@
-"""Context of the current call: invocation, attributes, time limit, bean scope, and marks of injected parameters.
+"""Context of the current call: invocation, attributes, time limit and bean scope.
 
 Context variables carry it, so it is available in tasks, threads and streams. Not here: beans of scopes (`di.scopes`),
 running a call on another thread (`execution`).
@@ -6,27 +6,22 @@ running a call on another thread (`execution`).
 
 from __future__ import annotations
 
-import asyncio
 import operator
 import os
 import pickle
-import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from itertools import count
-from math import isfinite
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import TypeForm
 
 from .chat import ToolExecutionRequest, UserMessage
-from .errors import IllegalConfigurationError, Problem
 
 T = TypeVar("T")
 
@@ -68,146 +63,6 @@ class InContext(Awaitable[T]):
                 asked = run(step.send, answer) if error is None else run(step.throw, error)
             except StopIteration as stop:
                 return cast("T", stop.value)
-
-
-# --- parameters that the library fills and models do not see
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryIdMark:
-    """Marks the parameter with the conversation's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunIdMark:
-    """Marks the parameter with the id of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class IdempotencyKeyMark:
-    """Marks the parameter with a key that is the same for each execution of the same tool call."""
-
-
-RunId: TypeAlias = Annotated[str, RunIdMark()]
-"""The id of a run, as a parameter of a durable method or of a tool. Models never see it."""
-
-IdempotencyKey: TypeAlias = Annotated[str, IdempotencyKeyMark()]
-"""A key that stays the same for the same tool call of a run, over retries and processes. Models never see it."""
-
-
-@dataclass(frozen=True, slots=True)
-class InjectMark:
-    """Marks a parameter that receives a bean of the current scope."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> object:
-        # Only FastAPI asks for this, on a route whose annotations were evaluated before FastAPI was imported.
-        raise IllegalConfigurationError(
-            [
-                Problem(
-                    where=f"a parameter Inject[{getattr(source, '__name__', source)}]",
-                    what="FastAPI was imported after this annotation was evaluated, so it does not know Inject",
-                    fix="import fastapi or toolbox_fastapi above it, or write `from toolbox_fastapi import Inject`",
-                )
-            ]
-        )
-
-
-_endpoint_metadata: Callable[[object], tuple[object, ...]] | None = None
-
-
-def support_endpoints(metadata: Callable[[object], tuple[object, ...]]) -> None:
-    """Set the function that returns what a web framework needs in the metadata of `Inject[T]`, given T."""
-    global _endpoint_metadata
-    _endpoint_metadata = metadata
-
-
-MEMORY_ID = MemoryIdMark()
-INJECT = InjectMark()
-
-if TYPE_CHECKING:
-    MemoryId = Annotated[T, MEMORY_ID]
-    Inject = Annotated[T, INJECT]
-else:
-
-    class MemoryId:
-        """`MemoryId[T]`: the parameter with the conversation's id.
-
-            async def chat(self, room: MemoryId[str], question: str) -> str: ...
-
-        In a tool it receives the id of the calling service's conversation.
-        """
-
-        def __class_getitem__(cls, item: object) -> object:
-            return Annotated[item, MEMORY_ID]
-
-    class Inject:
-        """A parameter that the container fills: `Inject[T]` receives a bean of type T from the current scope.
-
-        Works in tools, in functions that the container calls, and in FastAPI endpoints and dependencies. A model and an
-        HTTP client never see the parameter.
-
-            @tool
-            def my_orders(self, user: Inject[User]) -> list[Order]: ...
-        """
-
-        def __class_getitem__(cls, item: object) -> object:
-            if _endpoint_metadata is None and "fastapi" in sys.modules:
-                import_module("toolbox_fastapi")  # calls support_endpoints; by name, because it lies above this package
-            return Annotated[item, INJECT, *(_endpoint_metadata(item) if _endpoint_metadata is not None else ())]
-
-
-class Progress:
-    """A hidden tool parameter that reports how far the tool is, to streams, listeners and MCP clients.
-
-        @tool
-        async def import_rows(rows: list[Row], progress: Progress) -> str:
-            for number, row in enumerate(rows):
-                await progress(number, len(rows), "importing")
-
-    `progress(…)` reports at once, on any thread. It returns an awaitable, which you may ignore; awaiting it lets other
-    tasks run. After the tool's end it does nothing. In a test, `Progress()` does nothing, and `Progress(report)` calls
-    `report(done, total, message)`.
-    """
-
-    __slots__ = ("_report",)
-
-    def __init__(self, report: Callable[[float, float | None, str | None], object] | None = None) -> None:
-        self._report = report
-
-    def __call__(self, done: float, total: float | None = None, message: str | None = None) -> Awaitable[None]:
-        """Report that `done` of `total` units are done.
-
-        Raises `TypeError` unless they are numbers, and `ValueError` for infinite numbers and NaN.
-        """
-        for number in (done,) if total is None else (done, total):
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise TypeError(f"invalid progress {number!r}; use a number")
-            if isinstance(number, float) and not isfinite(number):
-                raise ValueError(f"invalid progress {number!r}; use a finite number")
-        if self._report is not None:
-            self._report(done, total, message)
-        return _OneTurn()
-
-    def end(self) -> None:
-        """Ignore all later calls."""
-        self._report = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Progress, ()  # another process cannot report
-
-
-current_progress: ContextVar[Progress | None] = ContextVar("toolbox.progress", default=None)
-"""The `Progress` of the running tool, for executors with the attribute `TAKES_PROGRESS`."""
-TAKES_PROGRESS = "__toolbox_takes_progress__"
-
-
-class _OneTurn(Awaitable[None]):
-    """Awaiting it lets the event loop run other tasks once."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
 
 
 # --- the active scope
@@ -493,134 +348,3 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         current_limit.reset(token)
-
-
-# --- recording in a transaction
-
-
-TRANSACTIONAL_MARK = "__toolbox_transactional__"
-"""At functions made by `@transactional`: the function itself."""
-
-
-class TransactionRecorder(Protocol):
-    """Records the result of a tool call in the database transaction of the tool."""
-
-    def belongs_to(self, function: object) -> bool:
-        """Return True if this function, made by `@transactional`, is the tool of the call."""
-        ...
-
-    def writes_to(self, bind: Any) -> bool:
-        """Return True if the records are in this database."""
-        ...
-
-    async def outside(self) -> None:
-        """Note that the transaction cannot contain the record. Raises if that cannot be written."""
-        ...
-
-    def outside_waiting(self) -> None:
-        """Do the same as `outside`, on a thread without an event loop."""
-        ...
-
-    def outside_in(self, connection: Any) -> None:
-        """Note the same in a transaction that is about to be committed."""
-        ...
-
-    def record_in(self, connection: Any, value: Any) -> None:
-        """Record the value that the tool returned, or its `ToolDeferred`, with a synchronous connection."""
-        ...
-
-
-current_recorder: ContextVar[TransactionRecorder | None] = ContextVar("toolbox.recorder", default=None)
-
-
-# --- callers that can disconnect
-
-
-class Caller(Protocol):
-    """The caller that waits for an invocation and can disconnect before its end: the client of a web request.
-
-    If it has an attribute `headers`, REST clients can pass them on.
-    """
-
-    def watch(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
-        """Call `leave(error)` on any thread when the caller disconnects. Return a function that stops watching."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeferredAnswer:
-    """The answer to a deferred call, for a tool that continues with it.
-
-    `attributes` are those of the `ToolDeferred`; `value` is that of `respond`.
-    """
-
-    attributes: Mapping[str, Any]
-    value: Any
-
-
-current_answer: ContextVar[DeferredAnswer | None] = ContextVar("toolbox.answer", default=None)
-"""Set while a deferred tool runs again with its answer."""
-
-TAKES_ANSWERS = "__toolbox_takes_answers__"
-"""The attribute of tools that run again with the answer to a deferred call; for others, it is the result."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOrigin:
-    """The MCP server that a call goes to, and a fingerprint of the tool as that server listed it."""
-
-    mcp_server: str
-    fingerprint: str
-
-
-TOOL_ORIGIN = "__toolbox_origin__"
-"""The attribute of tools of other servers: a function that takes the request of a call and returns its `ToolOrigin`."""
-
-current_caller: ContextVar[Caller | None] = ContextVar("toolbox.caller", default=None)
-
-
-class WhileCallerWaits:
-    """Context manager that ends the awaited code with the caller's error when the caller disconnects.
-
-    As in `asyncio.timeout`, the task is cancelled, and the `CancelledError` is replaced by the caller's error. Only the
-    outermost invocation gets this error; invocations of its tools are cancelled. A stream enters it for each step,
-    because between steps the task belongs to the stream's consumer.
-    """
-
-    _loop: asyncio.AbstractEventLoop
-    _task: asyncio.Task[Any] | None = None
-    _cancelling = 0
-    _context: Context
-    _end: Callable[[], object] | None = None
-    _error: Exception | None = None
-
-    def __enter__(self) -> None:
-        caller = current_caller.get()
-        if caller is None or current_invocation.get() is not None:
-            return
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
-        self._context = copy_context()  # in which it cancels: for the awaited code this comes from outside
-        self._end = caller.watch(self._leave)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._end is None:
-            return
-        self._end()
-        task, self._task = self._task, None
-        if self._error is None or task is None:
-            return
-        # If other code cancelled the task as well, it stays cancelled.
-        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise self._error from error
-
-    def _leave(self, error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, error, context=self._context)
-
-    def _cancel(self, error: Exception) -> None:
-        if self._task is not None and self._error is None:
-            self._error = error
-            self._task.cancel()

@@ -9,7 +9,7 @@ except ModuleNotFoundError as _error:
         "toolbox_fastapi needs FastAPI; install it with: pip install 'toolbox-di[fastapi]'", name=_error.name
     ) from None
 
-from toolbox.context import Inject
+from toolbox.parameters import Inject
 
 from .application import install
 from .dev_ui.access import DevUi

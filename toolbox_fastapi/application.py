@@ -27,8 +27,8 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from toolbox.callers import current_caller
 from toolbox.container import APPLICATION_CONTAINER, Container, internals_of
-from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
 from toolbox.overview import ENTRIES
 from toolbox.security import SecurityIdentity

@@ -32,7 +32,6 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from toolbox.bean_references import is_rest_client
 from toolbox.container import Offered
-from toolbox.context import Inject, InjectMark, support_endpoints
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.decorators import scope_mark_of
 from toolbox.di.graph import BeanGraph
@@ -40,6 +39,11 @@ from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
 from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
 from toolbox.introspection import EMPTY, Unresolved, metadata_of, names_around, resolve, unwrapped
 from toolbox.overview import Entry, services_behind
+from toolbox.parameters import (
+    Inject,
+    InjectMark,
+    support_endpoints,
+)
 from toolbox.security import SecurityIdentity, identity_from, marked_access
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.planning import named_beans, registrable

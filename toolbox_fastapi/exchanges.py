@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
-from toolbox.context import current_caller
+from toolbox.callers import current_caller
 from toolbox.di.beans import MISSING, Missing
 from toolbox.errors import ToolboxError
 from toolbox.security import SecurityIdentity, caller_of_request

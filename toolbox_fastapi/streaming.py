@@ -22,8 +22,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from toolbox.callers import WhileCallerWaits
 from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
-from toolbox.context import WhileCallerWaits
 from toolbox.runs.event_log import RunEnded, RunEvent, RunEvents
 from toolbox.runs.resuming import ResumedEvents
 from toolbox.services.outputs import Result

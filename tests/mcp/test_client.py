@@ -24,7 +24,6 @@ from toolbox import (
     register_ai_service,
     return_to_model,
 )
-from toolbox.context import current_progress
 from toolbox.events import EventListener, InvocationEvent, ToolProgressEvent
 from toolbox.mcp import (
     McpConnectionError,
@@ -40,6 +39,7 @@ from toolbox.mcp import (
     mcp_tools,
 )
 from toolbox.mcp.connection import McpConnection
+from toolbox.parameters import current_progress
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes

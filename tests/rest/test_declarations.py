@@ -8,8 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from toolbox import rest
-from toolbox.context import Inject, InvocationContext, MemoryId
+from toolbox.context import InvocationContext
 from toolbox.errors import IllegalConfigurationError, Problem
+from toolbox.parameters import Inject, MemoryId
 
 pytestmark = pytest.mark.anyio
 

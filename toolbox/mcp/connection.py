@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from ..chat import Message
-from ..context import current_progress
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, McpTimeoutError
+from ..parameters import current_progress
 from ..safe_text import brief, hide_secrets, without_secrets
 from ..settings import McpSettings
 from .blocks import messages_of

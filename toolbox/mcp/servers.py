@@ -18,12 +18,11 @@ from pydantic import SecretStr
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from ..container import Container, internals_of
-from ..context import (
+from ..context import InvocationContext
+from ..deferred_answers import (
     TAKES_ANSWERS,
-    TAKES_PROGRESS,
     TOOL_ORIGIN,
     DeferredAnswer,
-    InvocationContext,
     ToolOrigin,
     current_answer,
 )
@@ -32,6 +31,7 @@ from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
+from ..parameters import TAKES_PROGRESS
 from ..rest.encoding import header_value, is_header_name
 from ..safe_text import brief
 from ..services.declaration import provided_by

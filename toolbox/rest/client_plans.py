@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
 
-from ..context import INJECT, InvocationContext
+from ..context import InvocationContext
 from ..di.beans import MISSING, InjectionPoint, point_of, points_of
 from ..errors import MissingBeanError, Problem
 from ..introspection import (
@@ -34,6 +34,7 @@ from ..introspection import (
     substitute,
     unwrapped,
 )
+from ..parameters import INJECT
 from .annotations import (
     MAPPER_MARK,
     ClientMark,

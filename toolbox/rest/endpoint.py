@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ..context import Caller, current_caller
+from ..callers import Caller, current_caller
 from ..errors import Problem
 from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_name, secrets_in_header
 

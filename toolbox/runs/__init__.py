@@ -11,7 +11,6 @@ from ..first_use import names_on_first_use
 
 if TYPE_CHECKING:
     from ..chat import PendingCall, RunSuspended
-    from ..context import IdempotencyKey, RunId
     from ..errors import (
         AnswerForbiddenError,
         ConversationSuspendedError,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         RunSuspendedError,
         ToolDeferred,
     )
+    from ..parameters import IdempotencyKey, RunId
     from ..services.declaration import durable
     from .event_log import RunEnded, RunEvent, RunEvents
     from .prepared_runs import IdentityLoader

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..chat import PendingCall, ToolExecutionRequest
-from ..context import TAKES_ANSWERS
+from ..deferred_answers import TAKES_ANSWERS
 from ..errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
 from ..introspection import type_name
 from ..safe_text import faults_of

@@ -18,7 +18,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..chat import AiMessage, PendingCall, ToolExecutionResultMessage
-from ..context import ActiveScope, ToolOrigin
+from ..context import ActiveScope
+from ..deferred_answers import ToolOrigin
 from ..errors import (
     EndsInvocation,
     IllegalConfigurationError,

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ..context import TRANSACTIONAL_MARK, TransactionRecorder
 from ..errors import ToolDeferred, TransactionRolledBackError
 from ..tools.codec import Encoded
 from ..tools.pipeline import Tool, ToolCall
+from ..transaction_recorder import TRANSACTIONAL_MARK, TransactionRecorder
 from .places import RecordKey
 from .run_records import RunRecords
 from .store import StoredRecord

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..chat import ToolExecutionRequest, ToolSpecification
-from ..context import TOOL_ORIGIN, ToolOrigin
+from ..deferred_answers import TOOL_ORIGIN, ToolOrigin
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
 from ..execution.markers import COROUTINE
 from ..tools.codec import Encoded

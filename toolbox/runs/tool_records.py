@@ -15,11 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..chat import PendingCall
-from ..context import TAKES_ANSWERS, DeferredAnswer, current_answer, current_recorder
+from ..deferred_answers import (
+    TAKES_ANSWERS,
+    DeferredAnswer,
+    current_answer,
+)
 from ..errors import EndsInvocation, LeaseLostError, RunCancelledError, RunStoreError, ToolArgumentsError, ToolDeferred
 from ..services.answers import restored_result, supplied_result
 from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
 from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension
+from ..transaction_recorder import current_recorder
 from .documents import (
     GivenAnswer,
     WaitingCall,

@@ -12,10 +12,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..context import (
-    WhileCallerWaits,
-    given_up_with_outer,
-)
+from ..callers import WhileCallerWaits
+from ..context import given_up_with_outer
 from ..execution.threads import refuse_on_event_loop
 from ..tools.marks import OWN_TOOL_CALLS, SERVICE_MARK
 from .driver import run

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from ..bean_references import DEFAULT_SCOPE_MARK, BeanReference, all_named
 from ..chat import REASONING, ChatRequestParameters, Message, ToolSpecification, UserMessage
 from ..contents import Content
-from ..context import InjectMark, MemoryId, MemoryIdMark, RunIdMark
 from ..errors import Problem
 from ..introspection import (
     EMPTY,
@@ -36,6 +35,12 @@ from ..introspection import (
     unwrapped,
 )
 from ..limits import UsageLimits
+from ..parameters import (
+    InjectMark,
+    MemoryId,
+    MemoryIdMark,
+    RunIdMark,
+)
 from ..security import access_to_member
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of

@@ -12,8 +12,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar, cast
 
+from ..callers import WhileCallerWaits
 from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
-from ..context import WhileCallerWaits, given_up_with_outer
+from ..context import given_up_with_outer
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
 from .driver import stream

@@ -18,7 +18,7 @@ from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ..context import TRANSACTIONAL_MARK, ActiveScope, TransactionRecorder, current_invocation, current_recorder
+from ..context import ActiveScope, current_invocation
 from ..di.scopes import innermost_scope
 from ..errors import (
     IllegalConfigurationError,
@@ -29,6 +29,11 @@ from ..errors import (
     TransactionRolledBackError,
 )
 from ..tools.marks import with_effects
+from ..transaction_recorder import (
+    TRANSACTIONAL_MARK,
+    TransactionRecorder,
+    current_recorder,
+)
 from .engines import FOR_WRITING, prepare_to_write
 
 logger = logging.getLogger("toolbox.sql")

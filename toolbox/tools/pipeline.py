@@ -38,12 +38,9 @@ from ..context import (
     ActiveScope,
     Cancellation,
     InContext,
-    InjectMark,
     InvocationContext,
-    Progress,
     ToolCallScope,
     current_invocation,
-    current_progress,
     in_tool,
 )
 from ..errors import (
@@ -71,6 +68,11 @@ from ..execution.cancellation import CancellationsHere, own_code
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..introspection import EMPTY, read_signature
+from ..parameters import (
+    InjectMark,
+    Progress,
+    current_progress,
+)
 from ..security import Access, SecurityIdentity, identity_in
 from .codec import (
     Encoded,

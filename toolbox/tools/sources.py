@@ -19,10 +19,11 @@ from weakref import WeakKeyDictionary, ref
 
 from ..bean_references import definitions_of
 from ..chat import Message, ToolExecutor, ToolSpecification, UserMessage
-from ..context import TAKES_PROGRESS, InvocationContext
+from ..context import InvocationContext
 from ..errors import McpConnectionError, Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked_in, takes
+from ..parameters import TAKES_PROGRESS
 from ..safe_text import brief
 from ..security import OF_KNOWN, access_to
 from .codec import ArgumentDecoder, ResultEncoder

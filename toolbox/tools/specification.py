@@ -21,16 +21,7 @@ from uuid import UUID
 from typing_extensions import Doc, TypedDict, TypeIs
 
 from ..chat import ChatRequestParameters, ToolSpecification, no_parameters
-from ..context import (
-    IdempotencyKeyMark,
-    Inject,
-    InjectMark,
-    InvocationContext,
-    MemoryId,
-    MemoryIdMark,
-    Progress,
-    RunIdMark,
-)
+from ..context import InvocationContext
 from ..errors import FrameworkError, Problem
 from ..introspection import (
     EMPTY,
@@ -44,6 +35,15 @@ from ..introspection import (
     type_name,
     unwrapped,
     with_lists,
+)
+from ..parameters import (
+    IdempotencyKeyMark,
+    Inject,
+    InjectMark,
+    MemoryId,
+    MemoryIdMark,
+    Progress,
+    RunIdMark,
 )
 from ..safe_text import brief
 from ..schemas import Schema, schema_of, without_null

@@ -16,10 +16,10 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from toolbox.callers import WhileCallerWaits
 from toolbox.chat import PartialReasoning, PartialResponse, PendingCall, RunSuspended, ToolExecutionRequest
 from toolbox.container import Container, internals_of
 from toolbox.contents import media_in
-from toolbox.context import WhileCallerWaits
 from toolbox.errors import FrameworkError, RunSuspendedError, ToolAbort
 from toolbox.services.outputs import Result
 from toolbox.tools.failures import ToolErrors, return_to_model

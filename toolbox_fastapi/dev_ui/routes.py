@@ -24,8 +24,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from toolbox.callers import WhileCallerWaits
 from toolbox.container import Container, internals_of
-from toolbox.context import WhileCallerWaits
 from toolbox.json_text import parse_json
 from toolbox.runs.store import Answer, Run
 from toolbox.settings import ToolboxSettings
