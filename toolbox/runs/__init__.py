@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "..chat": ("PendingCall", "RunSuspended"),
-    "..context": ("IdempotencyKey", "RunId"),
+    "..parameters": ("IdempotencyKey", "RunId"),
     "..errors": (
         "AnswerForbiddenError",
         "ConversationSuspendedError",
