@@ -94,7 +94,8 @@ class ServiceHosting(ABC):
     def runs(self) -> Runs:
         """The runs of these services."""
         if self._runs is None:
-            self._runs = load("runs")(self)
+            made: Runs = load("runs")(self)
+            self._runs = made
         return self._runs
 
     def new_run(self, run_id: str | None) -> PlaceInRun:
