@@ -582,10 +582,10 @@ def test_large_numbers_and_hidden_characters_reach_the_tool_as_they_are(
 ) -> None:
     page = calm_tab
     page.goto(address_of_the_desk)
-    for edited in (False, True):
+    for turn, edited in enumerate((False, True)):
         page.get_by_label("question").fill("note")
         page.get_by_role("button", name="Send").click()
-        page.get_by_role("link", name="Open the inbox").last.click()
+        page.get_by_role("link", name="Open the inbox").nth(turn).click()  # the answer of this turn
         field = page.get_by_role("textbox", name="Arguments", exact=True)
         assert field.input_value() == '{\n  "order": 9007199254740993,\n  "text": "ab\\u202ecd"\n}'
         assert '"text": "abU+202Ecd"' in page.get_by_role("group", name="Arguments of note").inner_text()
