@@ -475,6 +475,7 @@ class PendingCall:
     - `arguments`: the validated arguments as JSON values, by the model's names.
     - `service`: the qualified name (`module.Class`) of the service whose model made the call.
     - `kind`: `"approval"`, `"deferred"` or `"unknown_outcome"`. `reason` and `attributes` come from `ToolDeferred`.
+    - `started_by`: the name of the identity that asked for the run; None for an anonymous one.
     """
 
     id: str
@@ -484,6 +485,7 @@ class PendingCall:
     kind: Literal["approval", "deferred", "unknown_outcome"]
     reason: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    started_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

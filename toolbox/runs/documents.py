@@ -112,6 +112,7 @@ class RunDocument:
     - `added_by`: the endpoint whose `@toolbox` adds tools to the call, or an empty text.
     - `cancels`: the run was cancelled, and its tools are being undone; then it ends.
     - `limits`: what the limits around the call that started the run left for it; they are the run's own.
+    - `memory_id`: the conversation's id as text.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -131,6 +132,12 @@ class RunDocument:
     added_by: str = ""
     cancels: bool = False
     limits: UsageLimits | None = None
+    memory_id: str | None = None
+
+    @property
+    def started_by(self) -> str | None:
+        """The name of the identity that asked for the run; None for an anonymous one."""
+        return _name_of(self.identity)
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
@@ -163,6 +170,7 @@ class RunDocument:
                 "added_by": self.added_by,
                 "cancels": self.cancels,
                 "limits": _limits_to_dict(self.limits),
+                "memory_id": self.memory_id,
             }
         )
 
@@ -178,7 +186,7 @@ class RunDocument:
                 seeds=written["seeds"],
                 identity=written["identity"],
                 attributes=written["attributes"],
-                waiting=tuple(_waiting(each) for each in written["waiting"]),
+                waiting=tuple(_waiting(each, written["identity"]) for each in written["waiting"]),
                 answers=tuple(_given(each) for each in written["answers"]),
                 history=tuple(_entry(each) for each in written["history"]),
                 result=written["result"],
@@ -189,6 +197,7 @@ class RunDocument:
                 added_by=written.get("added_by", ""),  # runs of earlier versions have none
                 cancels=written.get("cancels", False),
                 limits=_limits(written.get("limits")),
+                memory_id=written.get("memory_id"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error
@@ -218,12 +227,24 @@ def call_to_dict(call: PendingCall) -> dict[str, Any]:
         "kind": call.kind,
         "reason": call.reason,
         "attributes": dict(call.attributes),
+        "started_by": call.started_by,
     }
+
+
+def stored_call_to_dict(call: PendingCall) -> dict[str, Any]:
+    """Return a pending call as JSON values for a store. Older programs refuse fields that they do not know."""
+    return {name: value for name, value in call_to_dict(call).items() if name != "started_by"}
+
+
+def call_from_dict(written: Mapping[str, Any], started_by: str | None) -> PendingCall:
+    """Return a pending call that `stored_call_to_dict` wrote, without fields of newer programs."""
+    known = {name: value for name, value in written.items() if name in PendingCall.__slots__}
+    return PendingCall(**{**known, "started_by": started_by})
 
 
 def _waiting_to_dict(waiting: WaitingCall) -> dict[str, Any]:
     return {
-        "call": call_to_dict(waiting.call),
+        "call": stored_call_to_dict(waiting.call),
         "method": waiting.method,
         "approvers": list(waiting.approvers),
         "not_self": waiting.not_self,
@@ -241,9 +262,9 @@ def _read_origin(written: Mapping[str, Any]) -> ToolOrigin | None:
     return None if origin is None else ToolOrigin(**origin)
 
 
-def _waiting(written: Any) -> WaitingCall:
+def _waiting(written: Any, identity: Mapping[str, Any] | None) -> WaitingCall:
     return WaitingCall(
-        call=PendingCall(**written["call"]),
+        call=call_from_dict(written["call"], _name_of(identity)),
         method=written["method"],
         approvers=tuple(written["approvers"]),
         not_self=written["not_self"],
@@ -694,6 +715,10 @@ def write_identity(identity: Any) -> dict[str, Any] | None:
     }
 
 
+def _name_of(identity: Mapping[str, Any] | None) -> str | None:
+    return None if identity is None else str(identity["name"])
+
+
 def read_identity(written: Mapping[str, Any] | None) -> Any:
     """Return the identity that `write_identity` wrote."""
     from ..security import SecurityIdentity
@@ -794,6 +819,7 @@ async def describe(
     Raises `IllegalConfigurationError` for seeds and attributes that pydantic cannot write.
     """
     written, read_again = _write_arguments(plan, arguments)
+    memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
     written_seeds, seeds = await _write_seeds(host.scope, host.run_seeds, plan.where)
     document = RunDocument(
         arguments=written,
@@ -804,5 +830,6 @@ async def describe(
         attributes=write_attributes(attributes, plan.where),
         added_by=added_by,
         limits=limits,
+        memory_id=None if memory_id is None else str(memory_id),
     )
     return DescribedRun(document, read_again, seeds)

@@ -22,7 +22,6 @@ from ..chat import (
     PartialReasoning,
     PartialResponse,
     PartialToolCall,
-    PendingCall,
     RunSuspended,
     ServiceEvent,
     ToolExecuted,
@@ -38,6 +37,7 @@ from ..services.state import (
     response_to_dict,
 )
 from ..transcripts import Json, read_json, write_json
+from .documents import call_from_dict, stored_call_to_dict
 from .store import ENDED, RunStatus, RunStore, StoredRun
 
 VERSION = 1
@@ -64,7 +64,8 @@ def event_from_json(text: str) -> ServiceEvent:
         if kind is ToolExecuted:
             return ToolExecuted(execution_from_dict(values["execution"]))
         if kind is RunSuspended:
-            return RunSuspended(values["run_id"], tuple(PendingCall(**each) for each in values["pending"]))
+            started_by = values.get("started_by")  # events of earlier versions have none
+            return RunSuspended(values["run_id"], tuple(call_from_dict(each, started_by) for each in values["pending"]))
         if "request" in values:
             values["request"] = request_from_dict(values["request"])
         return cast("ServiceEvent", kind(**values))
@@ -93,12 +94,9 @@ def _fields(event: ServiceEvent) -> Json:
         case ToolExecuted():
             return {"execution": execution_to_dict(event.execution)}
         case RunSuspended():
-            return {"run_id": event.run_id, "pending": [_call(each) for each in event.pending]}
-
-
-def _call(call: PendingCall) -> Json:
-    values = {name: getattr(call, name) for name in PendingCall.__slots__}
-    return {**values, "arguments": dict(call.arguments), "attributes": dict(call.attributes)}
+            pending = [stored_call_to_dict(each) for each in event.pending]
+            started_by = event.pending[0].started_by if event.pending else None
+            return {"run_id": event.run_id, "pending": pending, "started_by": started_by}
 
 
 # --- writing

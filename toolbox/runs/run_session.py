@@ -390,8 +390,11 @@ class RunSession(RunRecords):
 
     def _waiting_calls(self) -> dict[str, WaitingCall]:
         """Return the calls that wait, those of earlier suspensions too, in the order in which they were made."""
+        started_by = None if self.document is None else self.document.started_by
         waiting = {each.call.id: each for each in (self.document.waiting if self.document is not None else ())}
-        waiting |= {path: place.waiting for path, place in self.places.items() if place.waiting is not None}
+        for path, place in self.places.items():
+            if (new := place.waiting) is not None:
+                waiting[path] = replace(new, call=replace(new.call, started_by=started_by))
         return {place: waiting[place] for place in sorted(waiting, key=place_order)}
 
     def _with_outer(self, waiting: WaitingCall) -> WaitingCall:

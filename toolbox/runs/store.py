@@ -517,6 +517,8 @@ class Run(Generic[T_co]):
     - `pending`: the calls that wait for an answer. `history`: the answers so far, oldest first.
     - `error`: type and text of the error of a failed run, or the reason of a cancelled one; else None. Also why this
       program cannot read the run: then `pending` and `history` are empty, and the run can still be cancelled.
+    - `started_by`: the name of the identity that asked for it; None for an anonymous one.
+    - `memory_id`: the conversation's id as text; None for a method without one.
     """
 
     id: str
@@ -528,3 +530,5 @@ class Run(Generic[T_co]):
     updated_at: datetime
     history: tuple[HistoryEntry, ...] = ()
     error: str | None = None
+    started_by: str | None = None
+    memory_id: str | None = None

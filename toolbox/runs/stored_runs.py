@@ -169,6 +169,8 @@ def show_run(stored: StoredRun) -> Run[Any]:
         updated_at=stored.updated_at,
         history=document.history,
         error=error_text_of(document),
+        started_by=document.started_by,
+        memory_id=document.memory_id,
     )
 
 
