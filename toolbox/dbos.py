@@ -88,7 +88,8 @@ class DbosRunEngine(RunEngine):
             raise IllegalConfigurationError([Problem("DbosRunEngine", what, "use one container, or another queue=")])
         _attached[self._queue] = self
         try:
-            await asyncio.to_thread(self._launch, await self._system_database())
+            if not await asyncio.to_thread(self._join):
+                await asyncio.to_thread(self._launch, await self._system_database())
         except BaseException:
             _attached.pop(self._queue, None)
             raise
@@ -104,31 +105,46 @@ class DbosRunEngine(RunEngine):
         await asyncio.gather(*running, return_exceptions=True)
         await asyncio.to_thread(self._end)
 
-    def _launch(self, url: str | None) -> None:
-        """Join or launch DBOS, and register the workflow and the queue."""
-        from dbos import DBOS, DBOSPortableJSONSerializer, WorkflowSerializationFormat
+    def _join(self) -> bool:
+        """Join the DBOS instance of this program, and launch it if necessary. Return False if there is none."""
+        from dbos import DBOS, WorkflowSerializationFormat, error
 
-        if _instance() is None:
-            # A new executor id for each start: DBOS then recovers nothing by itself; runs are taken over by lease.
-            assert self._runs is not None
-            config: dict[str, Any] = {
-                "name": "toolbox",
-                "system_database_url": url,
-                "application_version": "toolbox",
-                "executor_id": self._runs.owner,
-                "log_level": "WARNING",
-                "serializer": DBOSPortableJSONSerializer(),
-            }
-            DBOS(config=config)  # type: ignore[arg-type]  # a TypedDict of optional keys
-            self._has_launched = True
         DBOS.workflow(name=WORKFLOW, serialization_type=WorkflowSerializationFormat.PORTABLE)(execute_run)
-        try:
-            if not _is_launched():
+        if not _is_launched():
+            try:
                 DBOS.launch()
-            DBOS.register_queue(self._queue, worker_concurrency=self._concurrency, polling_interval_sec=self._polling)
+            except error.DBOSException:  # the program has created no instance
+                return False
+        self._register_queue()
+        return True
+
+    def _launch(self, url: str) -> None:
+        """Launch DBOS for the runs alone."""
+        from dbos import DBOS, DBOSPortableJSONSerializer
+
+        # A new executor id for each start: DBOS then recovers nothing by itself; runs are taken over by lease.
+        assert self._runs is not None
+        config: dict[str, Any] = {
+            "name": "toolbox",
+            "system_database_url": url,
+            "application_version": "toolbox",
+            "executor_id": self._runs.owner,
+            "log_level": "WARNING",
+            "serializer": DBOSPortableJSONSerializer(),
+        }
+        DBOS(config=config)  # type: ignore[arg-type]  # a TypedDict of optional keys
+        self._has_launched = True
+        try:
+            DBOS.launch()
+            self._register_queue()
         except BaseException:
             self._end()
             raise
+
+    def _register_queue(self) -> None:
+        from dbos import DBOS
+
+        DBOS.register_queue(self._queue, worker_concurrency=self._concurrency, polling_interval_sec=self._polling)
 
     def _end(self) -> None:
         from dbos import DBOS
@@ -140,9 +156,9 @@ class DbosRunEngine(RunEngine):
             self._has_launched = False
             DBOS.destroy()
 
-    async def _system_database(self) -> str | None:
-        """Return the URL of DBOS's database; None to use that of the instance of this process."""
-        if self._url is not None or _instance() is not None:
+    async def _system_database(self) -> str:
+        """Return the URL of DBOS's database, which is by default that of the run store."""
+        if self._url is not None:
             return self._url
         assert self._runs is not None
         url = getattr(await self._runs.store(), "system_database_url", None)
@@ -175,7 +191,7 @@ class DbosRunEngine(RunEngine):
             delivery = f"{run_id}:{generation}:{number}"
 
     async def _enqueue(self, options: Any, run_id: str) -> None:
-        if self._uses_instance():
+        if await self._uses_instance():
             from dbos import DBOS
 
             enqueue: Any = DBOS.enqueue_workflow_with_options
@@ -184,7 +200,7 @@ class DbosRunEngine(RunEngine):
         await asyncio.to_thread(enqueue, options, self._queue, run_id)
 
     async def _status(self, workflow_id: str) -> str | None:
-        if self._uses_instance():
+        if await self._uses_instance():
             from dbos import DBOS
 
             find: Any = DBOS.list_workflows
@@ -193,8 +209,11 @@ class DbosRunEngine(RunEngine):
         found = await asyncio.to_thread(find, workflow_ids=[workflow_id], load_input=False, load_output=False)
         return str(found[0].status) if found else None
 
-    def _uses_instance(self) -> bool:
-        return _attached.get(self._queue) is self or (self._url is None and _is_launched())
+    async def _uses_instance(self) -> bool:
+        """Return True to write with the DBOS instance of this process instead of a client."""
+        if _attached.get(self._queue) is self:
+            return True
+        return self._url is None and await asyncio.to_thread(_is_launched)
 
     async def _opened_client(self) -> DBOSClient:
         if self._client is None:
@@ -237,20 +256,19 @@ async def execute_run(queue: str, run_id: str) -> None:
             raise
 
 
-def _instance() -> Any:
-    """Return the DBOS instance of this process, or None."""
-    from dbos import _dbos
-
-    return _dbos._dbos_global_instance
-
-
 def _is_launched() -> bool:
-    return bool(getattr(_instance(), "_launched", False))
+    """Return True if the program has launched DBOS. DBOS has no function for it; a query fails before the launch."""
+    from dbos import DBOS, error
+
+    try:
+        DBOS.retrieve_queue(WORKFLOW)
+    except error.DBOSException:
+        return False
+    return True
 
 
-def _client_of(url: str | None) -> DBOSClient:
+def _client_of(url: str) -> DBOSClient:
     from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
 
-    assert url is not None
     DBOS.migrate(url)
     return DBOSClient(system_database_url=url, serializer=DBOSPortableJSONSerializer())

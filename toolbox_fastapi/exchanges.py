@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from toolbox.callers import current_caller
 from toolbox.di.beans import MISSING, Missing
 from toolbox.errors import ToolboxError
+from toolbox.execution.threads import call_on
 from toolbox.security import SecurityIdentity, caller_of_request
 
 if TYPE_CHECKING:
@@ -180,11 +181,7 @@ class ClientExchange:
         watchers[key] = leave
         if self.reader is None or self.reader.done():
             assert self.task is not None, "an ASGI application runs in a task"
-            loop = self.task.get_loop()
-            if asyncio._get_running_loop() is loop:
-                self._read_ahead()
-            else:
-                loop.call_soon_threadsafe(self._read_ahead)
+            call_on(self.task.get_loop(), self._read_ahead)
         return partial(watchers.pop, key, None)
 
     def _read_ahead(self) -> None:

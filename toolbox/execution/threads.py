@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent import futures
 from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -105,9 +106,26 @@ def is_of_an_executor(thread: threading.Thread) -> bool:
     return is_worker and not thread.name.startswith("asyncio_")
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that this thread runs, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def on_event_loop() -> bool:
     """Return True on a thread that runs an event loop."""
-    return asyncio._get_running_loop() is not None
+    return running_loop() is not None
+
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: Any) -> None:
+    """Call a function at once on the thread of `loop`, and soon from another thread; not if the loop is closed."""
+    if running_loop() is loop:
+        function(*arguments)
+        return
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(function, *arguments)
 
 
 def refuse_on_event_loop(what: str) -> None:

@@ -54,7 +54,7 @@ from ..events import Listeners
 from ..execution.cancellation import CancellationsHere
 from ..execution.markers import BLOCKING, COROUTINE, is_async
 from ..execution.runners import CallerRunner, LoopRunner
-from ..execution.threads import Workers
+from ..execution.threads import Workers, call_on
 from ..introspection import type_name
 from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
 from ..security import identity_in
@@ -801,11 +801,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
 
     def interrupt(self) -> None:
         """Cancel the task, from any thread."""
-        if asyncio._get_running_loop() is self._loop:
-            self._cancel()
-        else:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._cancel)
+        call_on(self._loop, self._cancel)
 
     def _cancel(self) -> None:
         if not (self._has_ended or self._is_interrupted):

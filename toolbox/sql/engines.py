@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 from sqlalchemy import (
@@ -186,10 +187,13 @@ async def _connect_to_sqlite(*arguments: Any, **options: Any) -> Any:
     """
     import aiosqlite
 
-    connection: Any = aiosqlite.connect(*arguments, **options)
-    # As SQLAlchemy does it: a connection that nobody closes does not keep the process alive.
-    connection._thread.daemon = True
-    opening = asyncio.ensure_future(connection)
+    created: list[Any] = []
+    # A connection has a thread. Created on a daemon thread, it is a daemon thread too, and so a connection that nobody
+    # closes does not keep the process alive.
+    creating = Thread(target=lambda: created.append(aiosqlite.connect(*arguments, **options)), daemon=True)
+    creating.start()
+    creating.join()
+    opening = asyncio.ensure_future(created.pop())
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

@@ -67,6 +67,7 @@ from ..events import (
 from ..execution.cancellation import CancellationsHere, own_code
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
+from ..execution.threads import call_on
 from ..introspection import EMPTY, read_signature
 from ..parameters import (
     InjectMark,
@@ -642,12 +643,7 @@ def _reporter(call: ToolCall) -> Callable[[float, float | None, str | None], Non
             on_progress(event)
 
     def report(done: float, total: float | None, message: str | None) -> None:
-        event = ToolProgress(call.request, done, total, message)
-        if asyncio._get_running_loop() is loop:
-            send(event)
-        else:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(send, event)
+        call_on(loop, send, ToolProgress(call.request, done, total, message))
 
     return report
 
@@ -909,15 +905,7 @@ def _start_of(limit: asyncio.Timeout, timeout: float) -> Callable[[], None]:
         with suppress(RuntimeError):  # the caller is no longer waiting
             limit.reschedule(at)
 
-    def start() -> None:
-        at = loop.time() + timeout
-        if asyncio._get_running_loop() is loop:
-            begin(at)
-        else:
-            with suppress(RuntimeError):  # the loop is closed, so the caller is no longer waiting
-                loop.call_soon_threadsafe(begin, at)
-
-    return start
+    return lambda: call_on(loop, begin, loop.time() + timeout)
 
 
 def has_own_tool_calls(bean: Any) -> bool:
