@@ -27,13 +27,13 @@ from ..chat import (
     ToolExecutionRequest,
     ToolProgress,
 )
-from ..chat_streams import answer_stream, events_of, no_response, response_of
+from ..chat_streams import events_of, no_response
 from ..context import current_bean_caller, current_invocation
-from ..execution.cancellation import CancellationsHere, own_code
+from ..execution.cancellation import CancellationsHere
 from ..tools.codec import SUCCESS
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform, abandon_runs
-from .layers import ObservedModel, around, counted, limited, within
+from .layers import around, counted, limited, within
 from .loop import (
     AnswerChecked,
     CallModel,
@@ -53,6 +53,7 @@ from .loop import (
     may_end,
     with_early_call,
 )
+from .model_calls import ask_model, model_stream
 from .outputs import ANSWER_TOOL, Shape
 from .tool_tasks import News, ToolTasks
 
@@ -73,17 +74,17 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
-    model, request, sent = invocation.model, effect.request, sent_tools(effect, invocation)
+    asked = invocation.model, effect.request, invocation.context, invocation.host
+    sent = sent_tools(effect, invocation)
     if invocation.pieces is None:
-        response = await own_code(model.chat(request))
-        return ModelReplied(response if type(response) is ChatResponse else response_of(model, response), sent=sent)
+        return ModelReplied(await ask_model(*asked), sent=sent)
     invocation.environment.sent = sent  # tools may start before the reply is complete
-    async with aclosing(answer_stream(model, request)) as events:
+    async with aclosing(model_stream(*asked)) as events:
         async for event in events:
             if isinstance(event, CompleteResponse):
-                return ModelReplied(response_of(model, event.response), sent=sent)
+                return ModelReplied(event.response, sent=sent)
             await invocation.pieces.put(event)
-    raise no_response(model)
+    raise no_response(invocation.model)
 
 
 def sent_tools(effect: CallModel, invocation: Invocation) -> tuple[str, ...]:
@@ -96,8 +97,6 @@ def sent_tools(effect: CallModel, invocation: Invocation) -> tuple[str, ...]:
 
 def layered(invocation: Invocation) -> Perform:
     """Return the function that performs the effects of an open invocation: `perform` inside the layers it needs."""
-    if invocation.host.listeners is not None:
-        invocation.model = ObservedModel(invocation.model, invocation.host.listeners, invocation.context)
     performing: Perform = perform
     if invocation.account is not None:
         performing = counted(performing)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
-    aclosing,
     asynccontextmanager,
     nullcontext,
     suppress,
@@ -21,17 +20,10 @@ from contextlib import (
 from time import perf_counter
 from typing import Any, NoReturn
 
-from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
-from ..chat_streams import answer_stream, no_response, response_of
-from ..context import InvocationContext
+from ..chat import ChatResponse, Message
 from ..errors import AsyncBeanError, ConversationSuspendedError, IllegalConfigurationError
 from ..events import (
-    InvocationEvent,
-    Listeners,
     MemoryWrittenEvent,
-    ModelFailedEvent,
-    ModelRequestEvent,
-    ModelResponseEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
@@ -52,6 +44,7 @@ from ..security import identity_in, identity_now
 from .invocation import Invocation, Perform
 from .loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from .memory import ChatMemoryKey
+from .model_calls import reported
 from .outputs import ANSWER_TOOL
 
 logger = logging.getLogger("toolbox.limits")
@@ -269,8 +262,7 @@ def counted(perform: Perform) -> Perform:
 
 
 def _model_of(response: ChatResponse, invocation: Invocation) -> str:
-    model: object = invocation.model
-    return model_name(response, model.observed if isinstance(model, ObservedModel) else model, invocation.model_name)
+    return model_name(response, invocation.model, invocation.model_name)
 
 
 def _tool_calls(response: ChatResponse, invocation: Invocation) -> int:
@@ -337,7 +329,7 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
         yield
     except BaseException as error:
         late = invocation.deadline is not None and time.monotonic() >= invocation.deadline.at
-        failure = _reported(error)
+        failure = reported(error)
         if isinstance(error, asyncio.CancelledError):
             failure = invocation.refused or (invocation.timed_out() if late else error)
         listeners.tell(ServiceFailedEvent(context, failure, perf_counter() - began))
@@ -353,51 +345,3 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
         listeners.tell(
             ServiceCompletedEvent(context, end.response, invocation.value(), state.token_usage, executions, taken)
         )
-
-
-class ObservedModel:
-    """Wraps a model and sends its requests and replies to the listeners."""
-
-    def __init__(self, model: ChatModel, listeners: Listeners, context: InvocationContext) -> None:
-        self._model, self._context = model, context
-        self.observed = model
-        self._tell: Callable[[InvocationEvent], None] = listeners.tell
-
-    async def chat(self, request: ChatRequest) -> ChatResponse:
-        """See `ChatModel`."""
-        began = perf_counter()
-        self._tell(ModelRequestEvent(self._context, request, self._model, streaming=False))
-        try:
-            response = response_of(self._model, await self._model.chat(request))
-        except BaseException as error:
-            self._tell(ModelFailedEvent(self._context, request, error, perf_counter() - began))
-            raise
-        self._tell(ModelResponseEvent(self._context, request, response, perf_counter() - began))
-        return response
-
-    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """See `StreamingChatModel`."""
-        began, first = perf_counter(), None
-        response: ChatResponse | None = None
-        self._tell(ModelRequestEvent(self._context, request, self._model, streaming=True))
-        try:
-            async with aclosing(answer_stream(self._model, request)) as events:
-                async for event in events:
-                    if first is None:
-                        first = perf_counter() - began
-                    if isinstance(event, CompleteResponse):
-                        response = response_of(self._model, event.response)
-                        taken = perf_counter() - began
-                        self._tell(ModelResponseEvent(self._context, request, response, taken, first))
-                    yield event
-            if response is None:
-                raise no_response(self._model)
-        except BaseException as error:
-            if response is None:
-                self._tell(ModelFailedEvent(self._context, request, _reported(error), perf_counter() - began))
-            raise
-
-
-def _reported(error: BaseException) -> BaseException:
-    """Return the error for listeners: a stream that is left counts as cancelled."""
-    return asyncio.CancelledError("the stream was left") if isinstance(error, GeneratorExit) else error
