@@ -100,7 +100,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "toolbox.tls",
         "toolbox.http_replies",
     ),
-    "stamina": ("toolbox.rest",),
+    "stamina": ("toolbox.interceptors", "toolbox.rest"),
     "jsonschema": ("toolbox.openapi", "toolbox.mcp"),
     "openapi_pydantic": ("toolbox.openapi",),
     "referencing": ("toolbox.openapi",),

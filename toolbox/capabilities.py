@@ -1,10 +1,10 @@
 """The capabilities that act around invocations, model requests and tool calls: all of them, in their order.
 
 The order of one tool call, outermost first: error handlers, roles, and arguments decoded and validated (these three are
-in `tools.pipeline`), then `tool_layers`: tool input guardrails, approval, interceptors, recording; then the tool. Tool
-output guardrails are outside of the interceptors: they have the last word on what a model reads. Of one model request:
-limits (`services.driver`), then `Capabilities.of_method`: recording, interceptors. Of one invocation: roles, the turn
-of the conversation (`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
+in `tools.pipeline`), then `tool_layers`: tool input guardrails, approval, interceptors, recording, `RetryOnError`; then
+the tool. Tool output guardrails are outside of the interceptors: they have the last word on what a model reads. Of one
+model request: limits (`services.driver`), then `Capabilities.of_method`: recording, interceptors. Of one invocation:
+roles, the turn of the conversation (`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
 
 A new capability is a function in its module, a line in `LATE`, and a place in one of the lists below. Not
 here: the layers themselves.
@@ -32,9 +32,10 @@ LATE: Mapping[str, str] = {
     "tool input guardrails": "toolbox.guardrails.guard_layers:guarded_input",
     "tool output guardrails": "toolbox.guardrails.guard_layers:guarded_output",
     "checks of guardrails": "toolbox.guardrails.kinds:guardrail_problems",
-    "interceptors of models": "toolbox.interceptors:model_layers",
-    "interceptors of tools": "toolbox.interceptors:intercepted_tool",
-    "checks of interceptors": "toolbox.interceptors:interceptor_problems",
+    "interceptors of models": "toolbox.interceptors.intercepted_calls:model_layers",
+    "interceptors of tools": "toolbox.interceptors.intercepted_calls:intercepted_tool",
+    "innermost interceptors of tools": "toolbox.interceptors.intercepted_calls:retried_tool",
+    "checks of interceptors": "toolbox.interceptors.interception:interceptor_problems",
     "tool search": "toolbox.services.offering:searching",
     "dynamic tool providers": "toolbox.services.offering:refreshing",
     "compensation of failures": "toolbox.services.compensation:compensating_failure",
@@ -138,6 +139,8 @@ def tool_layers(
         # Arguments that an interceptor has changed pass through the checks again.
         _NamedLayer("interceptors of tools", "interceptors", tuple(interceptors), (checks,)),
         *_when(in_run, "recording of results"),
+        # Inside of the record: all attempts of a call are one effect of its run.
+        _NamedLayer("innermost interceptors of tools", "interceptors", tuple(interceptors)),
     )
 
 
