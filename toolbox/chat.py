@@ -200,6 +200,10 @@ class UserMessage(Encodable):
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "attributes", attributes if attributes is not None else {})
 
+    def __post_init__(self) -> None:
+        # For pydantic, which sets the fields of a message that it reads without calling `__init__`.
+        object.__setattr__(self, "contents", _checked(self.contents))
+
     @property
     def text(self) -> str:
         """The texts, joined by line breaks."""

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 from typing import Protocol
 from pydantic import BaseModel
-from toolbox import AiMessage, Container, MemoryId, register_ai_service, tool
+from toolbox import AiMessage, Container, MemoryId, Message, register_ai_service, tool
 from toolbox.testing import ScriptedChatModel, tool_call
 
 class Calculator:
@@ -36,6 +36,7 @@ class Sum(BaseModel):
 class Assistant(Protocol):
     async def chat(self, session: MemoryId[str], question: str) -> str: ...
     async def total(self, question: str) -> Sum: ...
+    async def go_on(self, history: list[Message]) -> str: ...
 
 replies = [AiMessage(None, [tool_call("add", {"a": 2, "b": 3})]), "It is [five].", "You asked for a sum."]
 model = ScriptedChatModel(replies)
@@ -81,6 +82,15 @@ def test_an_error_is_shown_and_the_conversation_continues(tmp_path: Path) -> Non
 
     assert done.returncode == 1, done.stderr  # for a script that pipes questions into it
     assert "503" in done.stdout
+    assert "It is [five]." in done.stdout
+
+
+def test_a_method_that_takes_only_a_history_gets_the_text_as_its_message(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    done = toolbox("chat", "program:Assistant", "--method", "go_on", folder=tmp_path, typed="What is 2 + 3?\n")
+
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "It is [five]." in done.stdout
 
 

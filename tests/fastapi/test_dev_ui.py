@@ -24,6 +24,7 @@ from toolbox import (
     ImageContent,
     InvocationContext,
     MemoryId,
+    Message,
     OpenAiChatModel,
     PdfContent,
     Result,
@@ -910,3 +911,18 @@ async def test_programs_with_async_producers_are_shown(running: Any) -> None:
 
     async with running(restaurant(register=(numbers,))) as client:
         assert "numbers" in json.dumps((await program_of(client))["beans"])
+
+
+async def test_a_text_is_the_message_of_a_method_that_takes_only_a_history(running: Any) -> None:
+    @register_ai_service
+    class Guide(Protocol):
+        async def go_on(self, history: list[Message]) -> str: ...
+
+    async with running(restaurant("To the left.", register=(Guide,))) as client:
+        [entry] = [each for each in await asked(client, "Guide.go_on", history="Where?") if "value" in each]
+        reply = await client.post(
+            "/dev-ui/api/ask", json={"method": "Guide.go_on", "arguments": '{"history": 3}'}, headers=HERE
+        )
+
+    assert entry["value"] == "To the left."
+    assert "history: must be a text" in reply.text

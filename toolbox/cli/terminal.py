@@ -362,7 +362,8 @@ class Conversation:
     async def say(self, text: str) -> bool:
         """Send a message in its own request scope; show an error and return False if the call fails."""
         host = internals_of(self._container).host
-        events, value_of_call = watched_call(self._plan, host, {**self._arguments, self._parameter: text})
+        said = [UserMessage(text)] if self._parameter in self._plan.history else text
+        events, value_of_call = watched_call(self._plan, host, {**self._arguments, self._parameter: said})
         is_structured = self._plan.output.kind is Kind.STRUCTURED
         is_suspended = False
         async with self._container.request_scope():

@@ -147,7 +147,8 @@ class InputCheck:
 
     @asynccontextmanager
     async def __call__(self, invocation: Invocation) -> AsyncIterator[None]:
-        if not invocation.is_resumed:  # a resumed invocation has passed them
+        # A resumed invocation has passed them. Results of tools at the end of a history are not the user's words.
+        if not invocation.is_resumed and invocation.ends_with_user_message:
             await self._run(invocation)
         yield
 

@@ -36,7 +36,7 @@ from ..security import identity_in
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
 from ..services.memory import ChatMemory, ChatMemoryKey
 from ..services.method_marks import named_at_method
-from ..services.methods import bound_arguments, implementation_of
+from ..services.methods import implementation_of
 from ..services.planning import (
     named_beans,
     plan_service,
@@ -302,7 +302,7 @@ class ContainerHost(ServiceHosting):
         plan = self.plans[found[0]][name]
         if not plan.is_coroutine:
             raise TypeError(f"runs.start: {plan.where} is not `async def`; only async methods can be started")
-        return plan, bound_arguments(plan, args, kwargs)
+        return plan, plan.bind(args, kwargs)
 
     def open_request(self, seeds: Mapping[Any, Any]) -> Any:
         """Return a new request scope with these seeds."""

@@ -387,9 +387,7 @@ class Invocation:
 
     def _continue(self, restored: StoredInvocation) -> None:
         """Take the user message and the deadline of an invocation that was stored."""
-        spoken = restored.state.messages[0]
-        assert isinstance(spoken, UserMessage)
-        self.user_message = spoken
+        self.user_message = _last_user_message((*restored.state.history, *restored.state.messages[:1]))
         if restored.remaining is None:
             around = current_limit.get()
             self.deadline = None if around is None else Deadline(around.deadline, around.seconds)
@@ -453,8 +451,10 @@ class Invocation:
 
     @property
     def transcript(self) -> tuple[Message, ...]:
-        """The messages so far."""
-        return self.state.all_messages if self.has_begun else (self.user_message,)
+        """The messages of this call so far."""
+        if self.has_begun:
+            return self.state.all_messages
+        return () if self.plan.continues_history else (self.user_message,)
 
     @property
     def is_resumed(self) -> bool:
@@ -464,10 +464,16 @@ class Invocation:
     @property
     def conversation(self) -> tuple[Message, ...]:
         """The messages before the user message: those of the conversation, then those of parameters."""
-        history = self.history
-        for name in self.plan.history:
-            history = (*history, *(self.arguments[name] or ()))
-        return history
+        history = (*self.history, *self._given_history())
+        return history[:-1] if self.plan.continues_history and self.ends_with_user_message else history
+
+    def _given_history(self) -> tuple[Message, ...]:
+        return tuple(each for name in self.plan.history for each in self.arguments[name] or ())
+
+    @property
+    def ends_with_user_message(self) -> bool:
+        """True if the first request ends with the user message; else a history that ends with results of tools."""
+        return not self.plan.continues_history or isinstance(self._given_history()[-1], UserMessage)
 
     def replace_user_message(self, message: UserMessage) -> None:
         """Replace the user message before anything is sent. The context has the new one from now on."""
@@ -519,11 +525,14 @@ class Invocation:
         mode: OutputMode = "prompt"
         prompted, structure = None, plan.output.structure
         if structure is not None and (mode := self._mode()) == "prompt":
-            user = self.user_message
+            user = self.user_message if self.ends_with_user_message else UserMessage(())
             prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
         system = await self._system_message() if plan.system is not None else None
         history = self.conversation if plan.history else self.history
-        self.state, effect = begin(rules, system, history, self.user_message, prompted=prompted, mode=mode)
+        asked: UserMessage | None = self.user_message
+        if plan.continues_history:
+            history, asked = (*history, self.user_message) if self.ends_with_user_message else history, None
+        self.state, effect = begin(rules, system, history, asked, prompted=prompted, mode=mode)
         self.has_begun = True
         return effect
 
@@ -557,6 +566,8 @@ class Invocation:
     def _user_message(self) -> UserMessage:
         """Return the user message. Raises `TypeError` if it is None."""
         plan = self.plan
+        if plan.continues_history:
+            return _last_user_message(self._given_history())
         given = self.arguments[plan.user_parameter] if plan.user is None and plan.user_parameter is not None else None
         if isinstance(given, str) and not plan.contents:
             return UserMessage(given)
@@ -765,6 +776,11 @@ class Invocation:
         if self.has_begun:
             for record in _records.get():
                 record.add(self.state)
+
+
+def _last_user_message(messages: Sequence[Message]) -> UserMessage:
+    """Return the last user message; an empty one if there is none."""
+    return next((each for each in reversed(messages) if isinstance(each, UserMessage)), UserMessage(()))
 
 
 def is_part_of_run() -> bool:

@@ -49,8 +49,9 @@ class Rules:
     single value of this type does. `structure` is the structure of a structured answer.
     `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters`,
     `temperature`, `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
-    before the reply is complete. With `checks_answers`, the answer is checked after it was parsed; the model is asked
-    again up to `max_answer_retries` times.
+    before the reply is complete. With `continues_history`, the history is sent without a new user message. With
+    `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
+    times.
     """
 
     max_rounds: int = 10
@@ -67,6 +68,7 @@ class Rules:
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     whole_replies: bool = False
+    continues_history: bool = False
     checks_answers: bool = False
     max_answer_retries: int = 0
     temperature: float | None = None
@@ -212,13 +214,14 @@ def begin(
     rules: Rules,
     system: SystemMessage | None,
     history: Sequence[Message],
-    user_message: UserMessage,
+    user_message: UserMessage | None,
     *,
     prompted: UserMessage | None = None,
     mode: OutputMode = "prompt",
 ) -> tuple[State, Effect]:
-    """Return the first state and the first effect of an invocation."""
-    state = State(system, tuple(history), (user_message,), prompted, mode, rules.names)
+    """Return the first state and the first effect of an invocation; without a user message, the history has it."""
+    messages = () if user_message is None else (user_message,)
+    state = State(system, tuple(history), messages, prompted, mode, rules.names)
     return state, CallModel(request_of(rules, state))
 
 
@@ -256,7 +259,7 @@ def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -
 
 def next_effect(rules: Rules, state: State) -> Effect:
     """Return the next effect for a state that was stored and read again."""
-    last = state.messages[-1]
+    last = state.last_message
     if isinstance(last, AiMessage) and state.response is not None:
         if state.pending:
             return _after_tools(rules, state, 0)[1]
@@ -285,10 +288,9 @@ def request_of(rules: Rules, state: State) -> ChatRequest:
             choice = choice or "required"
         elif state.mode == "schema":
             response_format = structure.response_format
-    messages = state.messages if state.prompted is None else (state.prompted, *state.messages[1:])
     system = () if state.system is None else (state.system,)
     return ChatRequest(
-        (*system, *state.history, *messages),
+        (*system, *_conversation(rules, state)),
         specifications,
         response_format,
         choice if specifications or "tools" in rules.parameters else None,
@@ -297,6 +299,20 @@ def request_of(rules: Rules, state: State) -> ChatRequest:
         rules.reasoning,
         rules.max_output_tokens,
     )
+
+
+def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
+    """Return the messages to send, with the instructions about the answer in the last user message.
+
+    A history that is sent alone may end with the results of tools: the instructions follow them.
+    """
+    history, messages, prompted = state.history, state.messages, state.prompted
+    if prompted is None:
+        return (*history, *messages)
+    if not rules.continues_history:
+        return (*history, prompted, *messages[1:])
+    before = history[:-1] if isinstance(history[-1], UserMessage) else history
+    return (*before, prompted, *messages)
 
 
 def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
@@ -422,7 +438,7 @@ def _corrected(
 
 def _with_pending(rules: Rules, state: State, index: int, call: PendingToolCall) -> tuple[State, Effect]:
     pending = state.pending
-    if len(pending) == 1 and call.outcome is not None and isinstance(state.messages[-1], AiMessage):
+    if len(pending) == 1 and call.outcome is not None and isinstance(state.last_message, AiMessage):
         return _round_ended(rules, state, (call,))
     calls = list(pending)
     calls[index] = call
@@ -436,7 +452,7 @@ def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]
         if pending[index].status == "waiting":
             return state, RunTools(index, pending)
     suspended = [index for index, each in enumerate(pending) if each.status == "suspended"]
-    if suspended or not isinstance(state.messages[-1], AiMessage):  # the reply is incomplete
+    if suspended or not isinstance(state.last_message, AiMessage):  # the reply is incomplete
         return state, Suspend(suspended)
     return _round_ended(rules, state, pending)
 
@@ -495,7 +511,7 @@ def _immediate_end(rules: Rules, state: State) -> Finish | None:
 
 def immediate_executions(rules: Rules, state: State) -> list[ToolExecution]:
     """Return the executions of the immediate tools that ended the invocation; none if it ended with an answer."""
-    if state.response is None or not isinstance(state.messages[-1], ToolExecutionResultMessage):
+    if state.response is None or not isinstance(state.last_message, ToolExecutionResultMessage):
         return []
     last = state.executions[-len(state.response.ai_message.tool_execution_requests) :]
     names = rules.immediate | rules.immediate_if_last

@@ -54,8 +54,8 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
                 if home is not asyncio.get_running_loop():
                     home = host.loop
                 if plan.durable:
-                    return await host.runs.call(plan, bound_arguments(plan, args, kwargs))
-                invocation = Invocation(plan, host, bound_arguments(plan, args, kwargs))
+                    return await host.runs.call(plan, plan.bind(args, kwargs))
+                invocation = Invocation(plan, host, plan.bind(args, kwargs))
                 if home is None or home is asyncio.get_running_loop():
                     return await run(invocation)
                 return await _on_loop(home, invocation)
@@ -65,7 +65,7 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
 
         @functools.wraps(declared)
         def synchronous(self: object, *args: Any, **kwargs: Any) -> Any:
-            arguments = bound_arguments(plan, args, kwargs)
+            arguments = plan.bind(args, kwargs)
             if plan.output.is_stream:
                 return stream_of_method(plan, host, _admitted(plan, host, arguments))
             return _waited_for(plan, host, arguments)
@@ -96,17 +96,7 @@ def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) 
 def arguments_as_tool(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of a method that is called as a tool: without those that a model cannot set."""
     hidden = (plan.memory_parameter, plan.call_options)
-    return bound_arguments(plan, args, {**{each: None for each in hidden if each is not None}, **kwargs})
-
-
-def bound_arguments(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a call by name, with defaults. Raises `TypeError`."""
-    try:
-        bound = plan.signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{plan.where}(): {error}") from None
-    bound.apply_defaults()
-    return bound.arguments
+    return plan.bind(args, {**{each: None for each in hidden if each is not None}, **kwargs})
 
 
 async def _awaited(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:

@@ -361,7 +361,7 @@ class _MethodPlanner:
         left = [each for each in rest if each.name not in taken | set(history) | set(contents)]
         speaker = None
         if user is None:
-            speaker, left = self._speaker(left, contents)
+            speaker, left = self._speaker(left, contents, history)
         misspelt = used - set(self.parameters) - {"it"}
         for each in left if not misspelt else ():  # report a misspelled variable only once
             if each.annotation is EMPTY and user is None:
@@ -382,13 +382,22 @@ class _MethodPlanner:
             run_ids[0] if run_ids else None,
         )
 
-    def _speaker(self, left: list[Parameter], contents: tuple[str, ...]) -> tuple[str | None, list[Parameter]]:
-        """Return the parameter that is the user message, and the unused parameters."""
+    def _speaker(
+        self, left: list[Parameter], contents: tuple[str, ...], history: tuple[str, ...]
+    ) -> tuple[str | None, list[Parameter]]:
+        """Return the parameter that is the user message, and the unused parameters. A history may be sent alone."""
         able = [each for each in left if may_speak(each)]
         if len(able) == 1:
             return able[0].name, [each for each in left if each is not able[0]]
-        if not able and not left and not contents and not self.unreadable:
+        if able or left or contents or self.unreadable:
+            return None, left
+        if not history:
             self.problem("has no user message", 'add a `str` parameter, or @user_message("…")')
+        elif any(is_memory_id(each) for each in self.parameters.values()):
+            self.problem(
+                f"{history[-1]!r} is the only message and the method has a memory id: both are the conversation so far",
+                "remove the MemoryId parameter, or add a `str` parameter for a new message",
+            )
         return None, left
 
     # --- tools

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from ..chat import ChatRequestParameters, ToolSpecification
+from ..chat import ChatRequestParameters, ToolExecutionResultMessage, ToolSpecification, UserMessage
 from ..context import InvocationContext, current_invocation
 from ..errors import IllegalConfigurationError, Problem, RunSuspendedError
 from ..introspection import Unresolved, type_name
@@ -245,6 +245,29 @@ class MethodPlan:
         return self._in_run[0]
 
     @property
+    def continues_history(self) -> bool:
+        """Return True if the messages of a parameter are all that is sent: the method has no user message."""
+        return bool(self.history) and self.user is None and not self.spoken
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a call by name, with defaults.
+
+        Raises `TypeError`, and `ValueError` for a history that is sent alone and that a model cannot answer.
+        """
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.where}(): {error}") from None
+        bound.apply_defaults()
+        if self.continues_history:
+            last = next((given[-1] for name in reversed(self.history) if (given := bound.arguments[name])), None)
+            if not isinstance(last, (UserMessage, ToolExecutionResultMessage)):
+                found = "nothing" if last is None else f"{type(last).__name__}"
+                needed = "must end with a UserMessage or a ToolExecutionResultMessage"
+                raise ValueError(f"{self.where}(): {self.history[-1]} {needed}, but ends with {found}")
+        return bound.arguments
+
+    @property
     def is_sync_stream(self) -> bool:
         """Return True if the method returns a plain iterator."""
         return self.output.synchronous
@@ -306,6 +329,7 @@ class MethodPlan:
             temperature=options.temperature,
             reasoning=options.reasoning,
             whole_replies=self.layers.whole_replies,
+            continues_history=self.continues_history,
             checks_answers=self.layers.check_answer is not None,
             max_answer_retries=self.layers.max_answer_retries,
         )

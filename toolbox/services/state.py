@@ -58,8 +58,9 @@ def identity_of(request: ToolExecutionRequest) -> tuple[str, str, str]:
 class State:
     """All data of an invocation.
 
-    - `history`: the messages before this invocation; `messages`: its own, starting with the user message.
-    - `prompted`: the user message with instructions for the model, if it differs from the stored message.
+    - `history`: the messages before this invocation; `messages`: its own, starting with the user message, or with the
+      first reply if the history was sent alone.
+    - `prompted`: the last user message with instructions for the model, if it differs from the stored message.
     - `unremembered`: positions in `messages` that are not stored in memory (invalid replies and corrections).
     - `offered`: the names of the tools, in the model's order; `sent`: those in the request for the last reply, which
       interceptors may have narrowed, or None if no request was sent.
@@ -112,6 +113,11 @@ class State:
         return self.changed(executions=tuple(map(changed, self.executions)), pending=pending)
 
     @property
+    def last_message(self) -> Message | None:
+        """The last message of this invocation; None before the first reply to a history that is sent alone."""
+        return self.messages[-1] if self.messages else None
+
+    @property
     def remembered(self) -> tuple[Message, ...]:
         """The messages to store in memory."""
         if not self.unremembered:
@@ -126,8 +132,7 @@ class State:
     @property
     def all_messages(self) -> tuple[Message, ...]:
         """The messages, including the results of an incomplete round."""
-        last = self.messages[-1]
-        if not self.pending or not isinstance(last, AiMessage):  # the reply is incomplete, too
+        if not self.pending or not isinstance(self.last_message, AiMessage):  # the reply is incomplete, too
             return self.messages
         return (*self.messages, *(each.outcome.message for each in self.pending if each.outcome is not None))
 

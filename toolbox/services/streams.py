@@ -274,12 +274,11 @@ def watched_call(
 
     Returns the stream, and a function that returns the method's value after the stream has ended.
     """
-    bound = plan.signature.bind(**arguments)
-    bound.apply_defaults()
+    bound = plan.bind((), arguments)
     begun: list[Invocation] = []
 
     def begin() -> Invocation:
-        begun.append(Invocation(plan, host, bound.arguments, on_loop=True))
+        begun.append(Invocation(plan, host, bound, on_loop=True))
         begun[0].yields_suspension = True
         return begun[0]
 

@@ -94,7 +94,9 @@ def form_of(plan: MethodPlan) -> MethodForm:
     for parameter in plan.signature.parameters.values():
         name, required = parameter.name, parameter.default is EMPTY
         annotation = annotations[name]
-        if name in plan.history:
+        if plan.continues_history and name == plan.history[-1]:
+            fields[name] = Field({"type": "string"}, _history_reader, required)
+        elif name in plan.history:
             if required:
                 absent[name] = []
         elif name in plan.contents:
@@ -133,6 +135,13 @@ def _kinds(annotation: Any) -> set[Any]:
 
 def _is_message(annotation: Any) -> bool:
     return bool(_kinds(annotation) & {UserMessage, *CONTENT_TYPES})
+
+
+def _history_reader(value: Any) -> list[UserMessage]:
+    """Return the messages of a method whose only messages are a history: the text is its first and last one."""
+    if not isinstance(value, str):
+        raise TypeError("must be a text")
+    return [UserMessage(value)]
 
 
 def _message_reader(annotation: Any) -> Callable[[Any], Any]:
