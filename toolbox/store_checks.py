@@ -470,6 +470,54 @@ async def runs_are_found_by_status_and_service_newest_first(new_store: NewRunSto
     assert await store.find(service="shop:Unknown") == []
 
 
+async def runs_are_found_in_pages(new_store: NewRunStore) -> None:
+    """`before` is the position of a run, also of one that was deleted."""
+    store, other = await _open_two(new_store)
+    service = f"shop:Desk{uuid4().hex}"
+    for _ in range(5):
+        await store.create(_new_run(service=service))
+    everything = await store.find(service=service)
+
+    first = await store.find(service=service, limit=2)
+    await store.delete(first[-1].id)
+    second = await other.find(service=service, limit=2, before=(first[-1].created_at, first[-1].id))
+    last = await other.find(service=service, before=(second[-1].created_at, second[-1].id))
+
+    assert [each.id for each in (*first, *second, *last)] == [each.id for each in everything]
+
+
+async def runs_are_found_by_who_asked(new_store: NewRunStore) -> None:
+    """`started_by`, which the header keeps with the id of the conversation."""
+    store, other = await _open_two(new_store)
+    service = f"shop:Desk{uuid4().hex}"
+    run = _new_run(service=service, started_by="ann", memory_id="room 7")
+    for each in (run, _new_run(service=service, started_by="bob"), _new_run(service=service)):
+        await store.create(each)
+
+    [found] = await other.find(service=service, started_by="ann")
+
+    assert (found.id, found.started_by, found.memory_id) == (run.id, "ann", "room 7")
+    assert await other.find(service=service, started_by="") == []
+
+
+async def waiting_runs_are_found_by_their_oldest_call(new_store: NewRunStore) -> None:
+    """`waiting_longer_than` counts from `waiting_since`; without it, from the suspension."""
+    store, other = await _open_two(new_store)
+    service = f"shop:Desk{uuid4().hex}"
+    old, new, running = (_new_run(status, service=service) for status in ("suspended", "suspended", "running"))
+    for each in (old, new, running):
+        await store.create(each)
+    an_hour_ago = (await _load(store, old)).updated_at - timedelta(hours=1)
+    await store.change(old.id, (await _load(store, old)).version, RunChanges(waiting_since=an_hour_ago))
+    await asyncio.sleep(0.003)  # a store may round times to milliseconds
+
+    assert (await _load(other, old)).waiting_since == an_hour_ago
+    longer = await other.find(service=service, waiting_longer_than=timedelta(minutes=59))
+    assert [each.id for each in longer] == [old.id]
+    assert {each.id for each in await other.find(service=service, waiting_longer_than=timedelta())} == {old.id, new.id}
+    assert await other.find(service=service, waiting_longer_than=timedelta(hours=2)) == []
+
+
 async def the_suspended_run_of_a_conversation_is_found(new_store: NewRunStore) -> None:
     """Only while it is suspended."""
     store, other = await _open_two(new_store)
@@ -545,6 +593,9 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     the_next_owner_continues_the_numbers_of_events,
     events_written_at_once_have_separate_numbers,
     runs_are_found_by_status_and_service_newest_first,
+    runs_are_found_in_pages,
+    runs_are_found_by_who_asked,
+    waiting_runs_are_found_by_their_oldest_call,
     the_suspended_run_of_a_conversation_is_found,
     purging_deletes_old_runs_that_have_ended,
     a_deleted_run_leaves_nothing,

@@ -1,11 +1,13 @@
-"""Who asked for a run: `Run.started_by`, `Run.memory_id` and `PendingCall.started_by`."""
+"""Who asked for a run, in the run, its pending calls and lists; lists in pages and by waiting time."""
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
 
 from toolbox import Container, MemoryId, Result, create_ai_service, register_ai_service, tool
-from toolbox.runs import InMemoryRunStore, Runs, RunStore, RunSuspended, approve, runs_of
+from toolbox.runs import InMemoryRunStore, RunChanges, RunNotFoundError, Runs, RunStore, RunSuspended, approve, runs_of
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -106,3 +108,93 @@ async def test_a_service_without_a_container_names_who_asked() -> None:
 
     runs: Runs = runs_of(desk)
     assert (await runs.get(result.run_id or "")).started_by == "ann"
+
+
+# --- lists
+
+
+class Clock(InMemoryRunStore):
+    """A store in which runs can have waited for some time already."""
+
+    def skip(self, time: timedelta) -> None:
+        for kept in self._runs.values():
+            run, since = kept.run, kept.run.waiting_since
+            kept.run = replace(
+                run,
+                created_at=run.created_at - time,
+                updated_at=run.updated_at - time,
+                waiting_since=None if since is None else since - time,
+            )
+
+
+async def test_runs_are_listed_by_who_asked() -> None:
+    async with container(PAY, PAY, PAY) as here:
+        results = [await suspended(here, each) for each in (ANN, BOB, None)]
+
+        assert [each.id for each in await here.runs.list(started_by="ann")] == [results[0].run_id]
+        assert [each.id for each in await here.runs.list(started_by="bob")] == [results[1].run_id]
+        assert await here.runs.list(started_by="") == []
+        assert await here.runs.list(started_by="\0") == []
+        assert len(await here.runs.list()) == 3
+
+
+async def test_runs_are_listed_in_pages() -> None:
+    async with container(*[PAY] * 5) as here:
+        for _ in range(5):
+            await suspended(here)
+        everything = await here.runs.list()
+
+        first = await here.runs.list(limit=2)
+        second = await here.runs.list(limit=2, before=first[-1])
+        third = await here.runs.list(limit=2, before=second[-1].id)
+
+        assert [*first, *second, *third] == everything
+        assert await here.runs.list(before=third[-1]) == []
+        with pytest.raises(RunNotFoundError):
+            await here.runs.list(before="unknown")
+
+
+async def test_waiting_counts_from_the_oldest_pending_call() -> None:
+    store, first = Clock(), asks(tool_call("pay", {"euros": 1}), tool_call("pay", {"euros": 2}))
+    day = timedelta(days=1)
+    async with container(first, PAY, store=store) as here:
+        run_id = (await suspended(here)).run_id or ""
+        store.skip(2 * day)
+        assert [each.id for each in await here.runs.list(waiting_longer_than=day)] == [run_id]
+
+        await here.runs.resume(run_id, {"0": approve()})  # the other call waits as before
+
+        assert [each.id for each in await here.runs.list(waiting_longer_than=day)] == [run_id]
+
+        await here.runs.resume(run_id, {"1": approve()})  # now a new call waits
+
+        assert len(await here.runs.list(status="suspended")) == 1
+        assert await here.runs.list(waiting_longer_than=day) == []
+
+
+async def test_only_runs_that_wait_are_listed_as_waiting() -> None:
+    store = Clock()
+    async with container(says("done"), store=store) as here:
+        await here.runs.result(await here.runs.start(here.get(Payments).ask, "Pay"))
+        store.skip(timedelta(days=2))
+
+        assert await here.runs.list(waiting_longer_than=timedelta()) == []
+        with pytest.raises(ValueError, match="waiting_longer_than"):
+            await here.runs.list(waiting_longer_than=timedelta(days=-1))
+        with pytest.raises(TypeError, match="timedelta"):
+            await here.runs.list(waiting_longer_than=5)  # type: ignore[arg-type]  # seconds are a mistake
+
+
+async def test_a_run_that_cannot_be_read_is_listed_and_can_be_cancelled() -> None:
+    store = InMemoryRunStore()
+    async with container(PAY, store=store) as here:
+        run_id = (await suspended(here)).run_id or ""
+        stored = await store.load(run_id)
+        assert stored is not None
+        await store.change(run_id, stored.version, RunChanges(document='{"version": 99}'))
+
+        [run] = await here.runs.list(started_by="ann")
+
+        assert "version 99" in (run.error or "")
+        assert (run.pending, run.started_by) == ((), "ann")
+        assert (await here.runs.cancel(run_id)).status == "cancelled"

@@ -73,7 +73,8 @@ class WaitingCall:
     """A pending call, with what is needed to check an answer.
 
     `method` is the service method that asked for it. `outer` are the calls that it is part of, outermost first.
-    `origin` is where the tool comes from, if that is another server.
+    `origin` is where the tool comes from, if that is another server. `since` is the time since when it waits; None if
+    that is the last change of the header.
     """
 
     call: PendingCall
@@ -82,6 +83,7 @@ class WaitingCall:
     not_self: bool = False
     outer: tuple[OuterCall, ...] = ()
     origin: ToolOrigin | None = None
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,11 @@ class RunDocument:
     def pending(self) -> tuple[PendingCall, ...]:
         """The calls that wait for an answer."""
         return tuple(each.call for each in self.waiting)
+
+    @property
+    def waiting_since(self) -> datetime | None:
+        """The time since when the oldest of them waits; None if that is the last change of the header."""
+        return min((each.since for each in self.waiting if each.since is not None), default=None)
 
     def changed(self, **changes: Any) -> RunDocument:
         """Return a changed copy."""
@@ -250,6 +257,7 @@ def _waiting_to_dict(waiting: WaitingCall) -> dict[str, Any]:
         "not_self": waiting.not_self,
         "outer": [asdict(each) for each in waiting.outer],
         "origin": _origin_to_dict(waiting.origin),
+        "since": None if waiting.since is None else waiting.since.isoformat(),
     }
 
 
@@ -270,6 +278,7 @@ def _waiting(written: Any, identity: Mapping[str, Any] | None) -> WaitingCall:
         not_self=written["not_self"],
         outer=tuple(OuterCall(**each) for each in written.get("outer", ())),
         origin=_read_origin(written),
+        since=None if written.get("since") is None else datetime.fromisoformat(written["since"]),
     )
 
 
@@ -775,19 +784,30 @@ class StoringHost(Protocol):
         ...
 
 
-def header(run_id: str, plan: MethodPlan, conversation: ChatMemoryKey | None) -> StoredRun:
-    """Return the header of a new run, without its document."""
+def header(run_id: str, plan: MethodPlan, conversation: ChatMemoryKey | None, document: RunDocument) -> StoredRun:
+    """Return the header of a new run."""
     now = datetime.now(UTC)
     return StoredRun(
         id=run_id,
         service=qualified(plan.service),
         method=plan.name,
         status="running",
-        document="",
+        document=document.to_json(),
         created_at=now,
         updated_at=now,
         conversation=None if conversation is None else conversation_key(conversation),
+        started_by=_text_or_none(document.started_by),
+        memory_id=_text_or_none(document.memory_id),
     )
+
+
+def is_text(given: str) -> bool:
+    """Return True for a text that a database can store."""
+    return "\0" not in given and not any("\ud800" <= each <= "\udfff" for each in given)
+
+
+def _text_or_none(given: str | None) -> str | None:
+    return given if given is not None and is_text(given) else None
 
 
 def conversation_key(key: ChatMemoryKey) -> str:

@@ -104,7 +104,7 @@ class NewRuns:
         memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
         key = None if plan.window is None or memory_id is None else ChatMemoryKey.of(plan.service, memory_id)
         document = described.document.changed(follows=follows)
-        stored = replace(header(given or uuid4().hex, plan, key), document=document.to_json())
+        stored = header(given or uuid4().hex, plan, key, document)
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
         return NewRun(stored, PreparedRun(plan, described.arguments, described.seeds, document, added))
 

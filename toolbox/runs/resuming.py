@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -76,7 +77,7 @@ class Resuming:
         if access is not None and not access.allows(identity):
             raise access.refusal(identity, prepared.plan.where)
         name = person_name(by)
-        document = _with_answers(prepared.document, given, person, name)
+        document = _with_answers(prepared.document, stored.updated_at, given, person, name)
         changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
         taken = await store.change(run_id, stored.version, changes)
         if taken is None:
@@ -131,9 +132,16 @@ class Resuming:
 
 
 def _with_answers(
-    document: RunDocument, given: Sequence[tuple[WaitingCall, Answer]], person: Any, name: str | None
+    document: RunDocument,
+    suspended_at: datetime,
+    given: Sequence[tuple[WaitingCall, Answer]],
+    person: Any,
+    name: str | None,
 ) -> RunDocument:
-    """Return the header of a run with these answers, whose calls wait no longer."""
+    """Return the document of a run with these answers, whose calls wait no longer.
+
+    The other calls keep the time since when they wait. `suspended_at` is the time of the store.
+    """
     now, ids = datetime.now(UTC), {each.call.id for each, _ in given}
     answers = [
         GivenAnswer(call_id=each.call.id, answer=answer, asked=each.call.arguments, by=person, origin=each.origin)
@@ -143,7 +151,9 @@ def _with_answers(
         HistoryEntry(now, name, each.call.id, each.call.tool_name, answer.kind, answer.reason) for each, answer in given
     ]
     return document.changed(
-        waiting=tuple(each for each in document.waiting if each.call.id not in ids),
+        waiting=tuple(
+            replace(each, since=each.since or suspended_at) for each in document.waiting if each.call.id not in ids
+        ),
         answers=(*document.answers, *answers),
         history=(*document.history, *history),
     )

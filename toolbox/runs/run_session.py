@@ -363,7 +363,7 @@ class RunSession(RunRecords):
         attributes = invocation.context.attributes
         described = await describe(plan, host, invocation.arguments, attributes, invocation.added_by, left)
         self.document = described.document
-        return header(self.id, plan, invocation.memory_key)
+        return header(self.id, plan, invocation.memory_key, described.document)
 
     async def _store_suspension(self, run: StoredRun | None) -> None:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
@@ -375,11 +375,12 @@ class RunSession(RunRecords):
         events = [*(self.new_events() if self.new_events is not None else ()), event_to_json(self.suspension)]
         with self.using_store() as store:
             if self.is_stored:
-                changes = RunChanges(status="suspended", document=document.to_json())
+                text, since = document.to_json(), document.waiting_since
+                changes = RunChanges(status="suspended", document=text, waiting_since=since)
                 await store.append(self.id, self.owned_generation, records, changes, events)
                 return
             assert run is not None
-            run = replace(run, id=self.id, status="suspended", document=document.to_json())
+            run = replace(run, status="suspended", document=document.to_json())
             is_new = await store.create(run, [*self._unstored_results(), *records])
         if not is_new:
             raise RunConflictError(self.id, "another call")
@@ -394,7 +395,8 @@ class RunSession(RunRecords):
         waiting = {each.call.id: each for each in (self.document.waiting if self.document is not None else ())}
         for path, place in self.places.items():
             if (new := place.waiting) is not None:
-                waiting[path] = replace(new, call=replace(new.call, started_by=started_by))
+                since = waiting[path].since if path in waiting else None
+                waiting[path] = replace(new, call=replace(new.call, started_by=started_by), since=since)
         return {place: waiting[place] for place in sorted(waiting, key=place_order)}
 
     def _with_outer(self, waiting: WaitingCall) -> WaitingCall:

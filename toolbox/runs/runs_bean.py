@@ -17,14 +17,14 @@ from ..errors import RunStateError
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
-from .documents import conversation_key, qualified
+from .documents import conversation_key, is_text, qualified
 from .event_log import RunEvents, number_after
 from .new_runs import NewRuns
 from .prepared_runs import PreparedRuns
 from .resuming import ResumedEvents, Resuming
 from .run_execution import RunExecution
-from .store import ENDED, Answer, Run, RunStatus, RunStore, StoredRun
-from .stored_runs import RunsHost, StoredRuns, is_text, show_run
+from .store import ENDED, Answer, Run, RunStatus, RunStore, StoredRun, position_of
+from .stored_runs import RunsHost, StoredRuns, show_run
 from .take_over import TakeOver
 
 P = ParamSpec("P")
@@ -60,22 +60,44 @@ class Runs:
         return await self._stored.on_own_loop(read)
 
     async def list(
-        self, status: RunStatus | None = None, service: str | type[Any] | None = None, limit: int = 100
+        self,
+        status: RunStatus | None = None,
+        service: str | type[Any] | None = None,
+        limit: int = 100,
+        before: str | Run[Any] | None = None,
+        waiting_longer_than: timedelta | None = None,
+        started_by: str | None = None,
     ) -> builtins.list[Run[Any]]:
-        """Return runs, newest first. `service` is a service class or its qualified name `module.Class`.
+        """Return runs, newest first.
 
-        Raises `ValueError` for an unknown status and for a negative limit.
+        - `service`: a service class or its qualified name `module.Class`.
+        - `before`: the last run of the previous page, or its id.
+        - `waiting_longer_than`: only suspended runs whose oldest pending call waits for longer, by the store's clock.
+        - `started_by`: only runs that the identity with this name asked for.
+
+        A run that this program cannot read has an `error`, and can be cancelled. Raises `ValueError` for an unknown
+        status and for a negative limit or duration, and `RunNotFoundError` if `before` is the id of an unknown run.
         """
         if status is not None and status not in get_args(RunStatus):
             raise ValueError(f"unknown status {status!r}; use one of: {', '.join(get_args(RunStatus))}")
         if limit < 0:
             raise ValueError(f"limit={limit}; use 0 or more")
+        if waiting_longer_than is not None:
+            _refuse_other_durations("waiting_longer_than", waiting_longer_than)
         name = qualified(service) if isinstance(service, type) else service
-        if name is not None and not is_text(name):
+        if not all(each is None or is_text(each) for each in (name, started_by)):
             return []
 
         async def find() -> builtins.list[Run[Any]]:
-            found = await (await self._stored.open()).find(status=status, service=name, limit=limit)
+            last = await self._stored.load(before) if isinstance(before, str) else before
+            found = await (await self._stored.open()).find(
+                status=status,
+                service=name,
+                limit=limit,
+                before=None if last is None else position_of(last),
+                waiting_longer_than=waiting_longer_than,
+                started_by=started_by,
+            )
             return [show_run(each) for each in found]
 
         return await self._stored.on_own_loop(find)
@@ -199,10 +221,7 @@ class Runs:
 
         Raises `ValueError` for a negative duration, which would also delete runs that end now.
         """
-        if not isinstance(older_than, timedelta):
-            raise TypeError(f"older_than={older_than!r}; use a datetime.timedelta")
-        if older_than < timedelta():
-            raise ValueError(f"older_than={older_than!r}; use a duration of 0 or more")
+        _refuse_other_durations("older_than", older_than)
 
         async def purge() -> int:
             return await (await self._stored.open()).purge(datetime.now(UTC) - older_than)
@@ -259,6 +278,14 @@ class Runs:
         if not self._take_over.is_open:  # without a bean for runs, the first run opens what it needs
             await self.open(take_over=False)
         await self._take_over.submit(stored)
+
+
+def _refuse_other_durations(name: str, given: object) -> None:
+    """Raise `TypeError` unless an argument is a `timedelta`, and `ValueError` if it is negative."""
+    if not isinstance(given, timedelta):
+        raise TypeError(f"{name}={given!r}; use a datetime.timedelta")
+    if given < timedelta():
+        raise ValueError(f"{name}={given!r}; use a duration of 0 or more")
 
 
 def _id(run: str | Run[Any]) -> str:

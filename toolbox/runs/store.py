@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from threading import Lock
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -39,6 +39,9 @@ class StoredRun:
       move it. `purge` counts from it.
     - `conversation` is a key of the run's conversation, at most 64 characters, or None.
     - `document` is versioned JSON.
+    - `started_by` is the name of the identity that asked for the run, and `memory_id` its conversation's id as text.
+    - `waiting_since` is the time since when the oldest pending call waits, if it waited before the last suspension.
+      Without it, a suspended run waits since `updated_at`.
     """
 
     id: str
@@ -52,6 +55,9 @@ class StoredRun:
     generation: int = 0
     version: int = 0
     owner: str | None = None
+    started_by: str | None = None
+    memory_id: str | None = None
+    waiting_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,12 @@ class RunChanges:
     status: RunStatus | Keep = KEEP
     document: str | Keep = KEEP
     owner: str | Keep | None = KEEP
+    waiting_since: datetime | Keep | None = KEEP
 
     @property
-    def values(self) -> dict[str, str]:
+    def values(self) -> dict[str, Any]:
         """The new values of the header's fields by their names, without the owner."""
-        given = {"status": self.status, "document": self.document}
+        given = {"status": self.status, "document": self.document, "waiting_since": self.waiting_since}
         return {name: value for name, value in given.items() if not isinstance(value, Keep)}
 
 
@@ -129,6 +136,15 @@ def ownership_after(changes: RunChanges, *, by_owner: bool) -> Ownership:
     if changes.owner is None or changes.status not in (KEEP, "running"):
         return Ownership(None, raises_generation=not by_owner)
     return Ownership(KEEP, raises_generation=False)
+
+
+Position: TypeAlias = tuple[datetime, str]
+"""The position of a run in lists: its `created_at` and its `id`."""
+
+
+def position_of(run: StoredRun | Run[Any]) -> Position:
+    """Return the position of a run in lists."""
+    return run.created_at, run.id
 
 
 class RunStore(Protocol):
@@ -158,9 +174,20 @@ class RunStore(Protocol):
         ...
 
     async def find(
-        self, *, status: RunStatus | None = None, service: str | None = None, limit: int = 100
+        self,
+        *,
+        status: RunStatus | None = None,
+        service: str | None = None,
+        limit: int = 100,
+        before: Position | None = None,
+        waiting_longer_than: timedelta | None = None,
+        started_by: str | None = None,
     ) -> list[StoredRun]:
-        """Return headers, newest first (by `created_at`)."""
+        """Return headers, newest first: by `created_at`, then by `id`, both descending.
+
+        `before` is the position of a run, which need not exist any more; those after it in this order are returned.
+        `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer by the store's clock.
+        """
         ...
 
     async def suspended_in(self, conversation: str) -> str | None:
@@ -234,6 +261,10 @@ class RenewsApart(Protocol):
         ...
 
 
+def _waits_since_before(run: StoredRun, time: datetime) -> bool:
+    return run.status == "suspended" and (run.waiting_since or run.updated_at) < time
+
+
 @dataclass(slots=True)
 class _Kept:
     """One run in memory. `lease_until` is in `time.monotonic()` seconds."""
@@ -290,13 +321,29 @@ class InMemoryRunStore(RunStore):
         return None if kept is None else kept.run
 
     async def find(
-        self, *, status: RunStatus | None = None, service: str | None = None, limit: int = 100
+        self,
+        *,
+        status: RunStatus | None = None,
+        service: str | None = None,
+        limit: int = 100,
+        before: Position | None = None,
+        waiting_longer_than: timedelta | None = None,
+        started_by: str | None = None,
     ) -> list[StoredRun]:
         """See `RunStore`."""
         with self._lock:
-            runs = [each.run for each in reversed(self._runs.values())]
-        found = [each for each in runs if status in (None, each.status) and service in (None, each.service)]
-        return sorted(found, key=lambda each: each.created_at, reverse=True)[:limit]
+            runs = [each.run for each in self._runs.values()]
+        waiting_before = None if waiting_longer_than is None else datetime.now(UTC) - waiting_longer_than
+        found = [
+            each
+            for each in runs
+            if status in (None, each.status)
+            and service in (None, each.service)
+            and started_by in (None, each.started_by)
+            and (before is None or position_of(each) < before)
+            and (waiting_before is None or _waits_since_before(each, waiting_before))
+        ]
+        return sorted(found, key=position_of, reverse=True)[:limit]
 
     async def suspended_in(self, conversation: str) -> str | None:
         """See `RunStore`."""

@@ -20,7 +20,7 @@ from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
 from ..tools.pipeline import Tool
-from .documents import RunDocument, StoringHost, UnreadableDocumentError, read_value
+from .documents import RunDocument, StoringHost, UnreadableDocumentError, is_text, read_value
 from .event_log import RunSignals, pauses
 from .run_engines import RunEngine
 from .run_leases import owner_name
@@ -169,8 +169,8 @@ def show_run(stored: StoredRun) -> Run[Any]:
         updated_at=stored.updated_at,
         history=document.history,
         error=error_text_of(document),
-        started_by=document.started_by,
-        memory_id=document.memory_id,
+        started_by=stored.started_by or document.started_by,
+        memory_id=stored.memory_id or document.memory_id,
     )
 
 
@@ -203,11 +203,6 @@ def _refuse_unshowable(document: RunDocument) -> None:
 def is_storable(run_id: object) -> bool:
     """Return True for a text that can be the id of a run: 1 to 200 characters that a database can store."""
     return isinstance(run_id, str) and 0 < len(run_id) <= 200 and is_text(run_id)
-
-
-def is_text(given: str) -> bool:
-    """Return True for a text that a database can store."""
-    return "\0" not in given and not any("\ud800" <= each <= "\udfff" for each in given)
 
 
 def shortened(given: object) -> str:

@@ -39,6 +39,7 @@ from sqlalchemy import (
     literal,
     select,
     true,
+    tuple_,
     update,
 )
 from sqlalchemy import cast as cast_to
@@ -53,6 +54,7 @@ from ..runs.store import (
     ENDED,
     KEEP,
     Ownership,
+    Position,
     RunChanges,
     RunStatus,
     RunStore,
@@ -177,7 +179,26 @@ class FirstRunTables:
 
 
 class RunTables(FirstRunTables):
-    """Today's tables: those of version 1. A change is made here, with a step; `migrations` has an example."""
+    """Today's tables. A change is made here, with a step; `migrations` has an example."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.runs.append_column(Column("started_by", Text))  # version 2
+        self.runs.append_column(Column("memory_id", Text))
+        self.runs.append_column(Column("waiting_since", BigInteger))
+        Index(f"{name}_started_by", self.runs.c.started_by, self.runs.c.created_at)
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the migration steps."""
+
+        def add_who_asked(connection: Connection) -> None:
+            quote = connection.dialect.identifier_preparer.quote
+            table, index = quote(self.name), quote(f"{self.name}_started_by")
+            for new in ("started_by TEXT", "memory_id TEXT", "waiting_since BIGINT"):
+                connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {new}")
+            connection.exec_driver_sql(f"CREATE INDEX {index} ON {table} (started_by, created_at)")
+
+        return (*super().steps(), add_who_asked)
 
 
 @application_scoped
@@ -259,6 +280,8 @@ class SqlRunStore(RunStore):
                 created_at=now,
                 updated_at=now,
                 document=run.document,
+                started_by=run.started_by,
+                memory_id=run.memory_id,
             )
             .on_conflict_do_nothing(index_elements=[runs.c.id])
             .returning(runs.c.id)
@@ -280,7 +303,14 @@ class SqlRunStore(RunStore):
 
     @retried
     async def find(
-        self, *, status: RunStatus | None = None, service: str | None = None, limit: int = 100
+        self,
+        *,
+        status: RunStatus | None = None,
+        service: str | None = None,
+        limit: int = 100,
+        before: Position | None = None,
+        waiting_longer_than: timedelta | None = None,
+        started_by: str | None = None,
     ) -> list[StoredRun]:
         """See `RunStore`."""
         runs = self._tables.runs
@@ -289,6 +319,14 @@ class SqlRunStore(RunStore):
             found = found.where(runs.c.status == status)
         if service is not None:
             found = found.where(runs.c.service == service)
+        if before is not None:
+            found = found.where(tuple_(runs.c.created_at, runs.c.id) < tuple_(_milliseconds(before[0]), before[1]))
+        if started_by is not None:
+            found = found.where(runs.c.started_by == started_by)
+        if waiting_longer_than is not None:
+            since = func.coalesce(runs.c.waiting_since, runs.c.updated_at)
+            longest = waiting_longer_than // timedelta(milliseconds=1)
+            found = found.where(runs.c.status == "suspended", since < DatabaseNow() - longest)
         async with self._reading() as connection:
             return [_run(row) for row in await connection.execute(found)]
 
@@ -648,6 +686,8 @@ class SqlRunStore(RunStore):
         """Return the new values of a header."""
         columns = self._tables.runs.c
         values: dict[str, Any] = {**changes.values, "version": columns.version + 1, "updated_at": DatabaseNow()}
+        if (since := values.get("waiting_since")) is not None:
+            values["waiting_since"] = _milliseconds(since)
         if after.raises_generation:
             values["generation"] = columns.generation + 1
         return values
@@ -717,6 +757,9 @@ def _run(row: Row[Any]) -> StoredRun:
         created_at=_time(row.created_at),
         updated_at=_time(row.updated_at),
         document=row.document,
+        started_by=row.started_by,
+        memory_id=row.memory_id,
+        waiting_since=None if row.waiting_since is None else _time(row.waiting_since),
     )
 
 
