@@ -176,6 +176,7 @@ format: $(DEV_STAMP) $(PAGE_STAMP)
 	@$(NPM) run format
 
 docs: $(DOCS_STAMP)
+	@$(PY) docs/generate.py
 	@$(PY) -m zensical build --strict
 	@echo "It is in site/index.html; its search works over HTTP: $(PY) -m http.server --directory site 8001"
 

@@ -219,7 +219,7 @@ def test_links_inside_the_repository_are_valid(page: Path) -> None:
 
 def test_every_page_is_linked_from_the_readme() -> None:
     linked = {match["target"] for match in LINK.finditer((ROOT / "README.md").read_text(encoding="utf-8"))}
-    pages = {str(page.relative_to(ROOT)) for page in PAGES if page.parent.name == "docs"}
+    pages = {str(page.relative_to(ROOT)) for page in PAGES if page.parent == ROOT / "docs"}
 
     assert pages - linked == set()
 

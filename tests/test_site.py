@@ -5,6 +5,7 @@ Not here: the pages' programs, and their links as GitHub shows them (`test_docum
 
 import importlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -133,3 +134,12 @@ def test_the_reference_has_docstrings(site: Path) -> None:
 
     assert "Beans, tools and services of one program." in text
     assert 'id="toolbox.errors.MissingBeanError"' in text
+
+
+def test_pages_that_repeat_the_code_are_up_to_date() -> None:
+    """The tables of settings and commands are those of the program. `make docs` writes them."""
+    generate = runpy.run_path(str(DOCS / "generate.py"))
+
+    for name in generate["PAGES"]:
+        page = (DOCS / name).read_text(encoding="utf-8")
+        assert generate["with_parts"](page) == page, f"run `make docs`: {name}"

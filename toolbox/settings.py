@@ -109,92 +109,132 @@ class ModelSettings(_Section):
     """
 
     provider: str = "openai"
+    """Kind of model server: `openai`, `openai-responses`, `anthropic` or `pydantic-ai`."""
     model: str | None = None
+    """Name of the model, as its server knows it."""
     base_url: str | None = None
+    """Address of the server. Without it, the address of the provider."""
     api_key: SecretStr | None = None
+    """Key of the server."""
     wire: Literal["chat", "responses"] = "chat"
+    """API of an OpenAI-compatible server: chat completions or responses."""
     timeout: PositiveFloat | None = None
+    """Limit of a whole request with its retries, in seconds."""
     read_timeout: PositiveFloat | None = None
+    """Longest silence of the server, in seconds."""
     max_retries: NonNegativeInt | None = None
+    """Retries after connection errors, 408, 409, 429 and 5xx."""
     max_concurrent_requests: PositiveInt | None = None
+    """Requests that are sent at the same time; further ones wait."""
     fallback: Names = ()
+    """Names of the models that are asked if this one does not answer."""
     reasoning: str | None = None
+    """How much the model reasons: `none`, `minimal`, `low`, `medium` or `high`."""
     cache: bool | Literal["5m", "1h"] | None = None
+    """Prompt cache of Anthropic: `true`, `5m` or `1h`."""
     temperature: float | None = None
+    """Sampling temperature."""
     max_tokens: PositiveInt | None = None
+    """Most tokens of a reply."""
     max_completion_tokens: PositiveInt | None = None
+    """Most tokens of a reply, for models of OpenAI that refuse `max_tokens`."""
     seed: int | None = None
+    """Seed of the sampling."""
     parallel_tool_calls: bool | None = None
+    """Whether a reply may contain several tool calls."""
     parameters: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request, as a JSON object, by the names of the server's API."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Fields that are added to the body as they are, as a JSON object."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Further headers, as a JSON object."""
     query: dict[str, SecretStr] = Field(default_factory=dict)
+    """Further query parameters, as a JSON object."""
     supports_response_format: bool | None = None
+    """Whether the server accepts JSON schemas for answers."""
     send_tool_metadata: Names = ()
+    """Names of the tool metadata that are sent."""
     strict_tools: bool | None = None
+    """Ask the server to enforce the schemas of tools."""
     send_reasoning: Literal["always", "with_calls", "never"] | None = None
+    """When reasoning is sent back: `always`, `with_calls` or `never`."""
     stream_usage: bool | None = None
+    """Ask for the token usage of streams."""
     max_reply_bytes: PositiveInt | None = None
+    """Limit of a reply after decoding, in bytes."""
     transport: Literal["aiohttp", "httpx2"] | None = None
+    """HTTP client: `aiohttp` or `httpx2`."""
 
 
 class RestSettings(_Section):
-    """Settings of one REST client: `TOOLBOX_REST__<KEY>__<FIELD>`. Times are in seconds.
-
-    - `timeout`: limit of one request, from connecting to the end of the body. `connect_timeout`: limit of connecting.
-    - `retries`: for idempotent methods, on connection errors, 502, 503, 504, and 429 with `Retry-After`.
-      `retry_max_wait`: longest pause before a retry.
-    - `max_reply_bytes`: limit of a reply's body after decoding; in a stream, of each item.
-    - `verify`: False, or a file with trusted certificates. `client_certificate`: PEM file with key and certificate.
-    - `api_key`: sent in the header `api_key_header`, or in the query parameter `api_key_query` if that is set.
-    - `proxy`: URL of a proxy. Without it, `trust_environment` uses the environment's proxy settings.
-    - `propagate_headers`: headers that are copied from the incoming request.
-    - `log`: log each request at level INFO instead of DEBUG.
-    """
+    """Settings of one REST client: `TOOLBOX_REST__<KEY>__<FIELD>`. Times are in seconds."""
 
     url: str | None = None
+    """Address of the service. It wins over the one in the decorator."""
     timeout: PositiveFloat = 30.0
+    """Limit of one request, from connecting to the end of the body, in seconds."""
     connect_timeout: PositiveFloat = 10.0
+    """Limit of connecting, in seconds."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Further headers, as a JSON object."""
     retries: NonNegativeInt = 0
+    """Retries of idempotent methods, on connection errors, 502, 503, 504, and 429 with `Retry-After`."""
     retry_max_wait: PositiveFloat = 10.0
+    """Longest pause before a retry, in seconds."""
     max_reply_bytes: PositiveInt = 64 * 2**20
+    """Limit of a reply's body after decoding, in bytes; in a stream, of each item."""
     follow_redirects: bool = False
+    """Follow redirects."""
     max_redirects: PositiveInt = 5
+    """Most redirects that are followed."""
     bearer_token: SecretStr | None = None
+    """Token that is sent as `Authorization: Bearer`."""
     username: str | None = None
+    """User name of basic authentication."""
     password: SecretStr | None = None
+    """Password of basic authentication."""
     api_key: SecretStr | None = None
+    """Key that is sent in the header `api_key_header`, or in the query parameter `api_key_query` if that is set."""
     api_key_header: str = "X-API-Key"
+    """Header of the key."""
     api_key_query: str | None = None
+    """Query parameter of the key."""
     proxy: SecretStr | None = None
+    """URL of a proxy."""
     trust_environment: bool = True
+    """Without `proxy`, use the proxy settings of the environment."""
     verify: Annotated[bool | str, Field(union_mode="left_to_right")] = True
+    """`false`, or a file with trusted certificates."""
     client_certificate: str | None = None
+    """PEM file with a client certificate and its key."""
     max_connections: PositiveInt = 100
+    """Most connections."""
     max_keepalive_connections: NonNegativeInt = 20
+    """Connections that stay open."""
     propagate_headers: Names = ("traceparent", "tracestate")
+    """Headers that are copied from the incoming request."""
     log: bool = False
+    """Log each request at level INFO instead of DEBUG."""
 
 
 class SqlSettings(_Section):
-    """Settings of the database of `toolbox.sql`: `TOOLBOX_SQL__<FIELD>`. Times are in seconds.
-
-    - `url`: SQLAlchemy URL. Without a driver in the URL, an installed driver is used.
-    - `pool_size`: connections that stay open. `max_overflow`: additional connections under load. `pool_timeout`:
-      longest wait for a free connection. `pool_recycle`: maximum age of a connection.
-    - `pool_pre_ping`: test each connection before use, and replace it if the server closed it. SQLite has no server:
-      its connections are tested only if you set it.
-    - `echo`: log SQL statements.
-    """
+    """Settings of the database of `toolbox.sql`: `TOOLBOX_SQL__<FIELD>`. Times are in seconds."""
 
     url: SecretStr | None = None
+    """SQLAlchemy URL. Without a driver in the URL, an installed driver is used."""
     pool_size: PositiveInt = 10
+    """Connections that stay open."""
     max_overflow: NonNegativeInt = 10
+    """Additional connections under load."""
     pool_timeout: PositiveFloat = 30.0
+    """Longest wait for a free connection, in seconds."""
     pool_recycle: PositiveFloat | None = None
+    """Maximum age of a connection, in seconds."""
     pool_pre_ping: bool = True
+    """Test each connection before use, and replace it if the server closed it. SQLite has no server: its connections
+    are tested only if you set this."""
     echo: bool = False
+    """Log SQL statements."""
 
     if TYPE_CHECKING:  # a text becomes a secret, which type checkers see only with pydantic's plugin
 
@@ -215,6 +255,7 @@ class RedisSettings(_Section):
     """Settings of the server of `toolbox.redis`: `TOOLBOX_REDIS__<FIELD>`. `url` is `redis://host:6379/0`."""
 
     url: SecretStr | None = None
+    """URL of the server, such as `redis://host:6379/0`."""
 
     if TYPE_CHECKING:  # as above
 
@@ -222,41 +263,47 @@ class RedisSettings(_Section):
 
 
 class McpSettings(_Section):
-    """Settings of one MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`. Times are in seconds.
-
-    - `command`, `args`, `env`, `cwd`: a server over stdio. `url`, `headers`: a server over HTTP.
-    - `timeout`: limit of one call. `connect_timeout`: limit of starting or reaching the server.
-    - `include`, `exclude`: names of tools, or patterns such as `read_*`. Without `include`, all tools are offered.
-    - `names`: new names for tools. `prefix`: prefix for all other names.
-    - `max_reply_bytes`: limit of one message of the server after decoding.
-    - `approval`: `destructive`: a person approves calls of tools that do not say that they only read or add;
-      `all`: calls of all tools; or the names of tools, as the server calls them, or patterns.
-    - `pin_tools`: refuse tools that change after they were first listed.
-    - `expose_resources`: offer the tools `list_resources` and `get_resource`.
-    - `required`: a call fails if the server cannot be reached, instead of continuing without its tools.
-    """
+    """Settings of one MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`. Times are in seconds."""
 
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _shown_mcp_url}
 
     command: str | None = None
+    """Command of a server over stdio."""
     args: Names = ()
+    """Arguments of the command."""
     env: dict[str, SecretStr] = Field(default_factory=dict)
+    """Environment variables of the command, as a JSON object."""
     cwd: str | None = None
+    """Working directory of the command."""
     url: str | None = None
+    """URL of a server over HTTP."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Headers of a server over HTTP, as a JSON object."""
     timeout: PositiveFloat = 30.0
+    """Limit of one call, in seconds."""
     connect_timeout: PositiveFloat = 30.0
+    """Limit of starting or reaching the server, in seconds."""
     include: Names = ()
+    """Names of tools, or patterns such as `read_*`. Without it, all tools are offered."""
     exclude: Names = ()
+    """Names or patterns of tools that are not offered."""
     prefix: str = ""
+    """Prefix of the names of tools."""
     names: dict[str, str] = Field(default_factory=dict)
+    """New names of tools, as a JSON object. They get no prefix."""
     max_reply_bytes: PositiveInt = 64 * 2**20
+    """Limit of one message of the server after decoding, in bytes."""
     approval: Annotated[
         Literal["destructive", "all"] | tuple[str, ...] | None, NoDecode, BeforeValidator(_approval)
     ] = None
+    """`destructive`: a person approves calls of tools that do not say that they only read or add. `all`: calls of all
+    tools. Or the names of tools, as the server calls them, or patterns."""
     pin_tools: bool = False
+    """Refuse tools that change after they were first listed."""
     expose_resources: bool = False
+    """Offer the tools `list_resources` and `get_resource`."""
     required: bool = False
+    """A call fails if the server cannot be reached, instead of continuing without its tools."""
 
 
 _PREFIX = "TOOLBOX_"
@@ -265,18 +312,7 @@ _PREFIX = "TOOLBOX_"
 class ToolboxSettings(BaseSettings):
     """Settings of the library. Arguments override the environment variables `TOOLBOX_<FIELD>`; nested fields use `__`.
 
-        Container(settings=ToolboxSettings(timeout=30, max_tool_rounds=5))
-
-    - `pool_size`: threads for blocking tools. `thread_limit`: threads of `@run_on_thread`.
-    - `stop_timeout`: seconds that running calls have when the container stops.
-    - `slow_call_warning`: seconds after which a call that blocks the event loop is logged.
-    - `max_result_chars`: longer tool results are truncated; None means no limit.
-    - `max_concurrent_tools`: tools of one reply that run at the same time.
-    - `max_tool_rounds`, `max_tool_calls_per_response`, `timeout` (seconds): limits of service calls, for services that
-      do not set their own.
-    - `demo`: use the demo model where no model is configured.
-    - `dev_ui_token`: token of the dev UI, at least 8 characters. Without it, each start prints a new token.
-    - `models`, `rest`, `mcp`, `sql`, `redis`: settings of models, REST clients, MCP servers and databases.
+    Container(settings=ToolboxSettings(timeout=30, max_tool_rounds=5))
     """
 
     model_config = SettingsConfigDict(
@@ -289,21 +325,37 @@ class ToolboxSettings(BaseSettings):
     )
 
     pool_size: PositiveInt = 32
+    """Threads for blocking tools, for each process."""
     thread_limit: PositiveInt = 256
+    """Threads of `@run_on_thread` tools that exist at the same time."""
     stop_timeout: PositiveFloat = 10.0
+    """Seconds that running calls have when the container stops."""
     max_result_chars: PositiveInt | None = None
+    """Longer tool results are cut. Without it, there is no limit."""
     max_concurrent_tools: PositiveInt = 16
+    """Tools of one reply that run at the same time."""
     max_tool_rounds: PositiveInt = 10
+    """Rounds of tool calls, for services that set no limit of their own."""
     max_tool_calls_per_response: PositiveInt | None = None
+    """Tool calls in one reply, for services that set no limit of their own."""
     timeout: PositiveFloat | None = None
+    """Seconds of a whole call, for services that set no limit of their own."""
     slow_call_warning: PositiveFloat = 0.1
+    """Seconds after which a call that blocks the event loop is logged."""
     demo: bool = False
+    """Use the demo model where no model is configured."""
     dev_ui_token: Annotated[SecretStr, Field(min_length=8)] | None = None
+    """Token of the dev UI, at least 8 characters. Without it, each start prints a new token."""
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    """Settings of models, by name."""
     rest: Annotated[dict[str, RestSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    """Settings of REST clients, by key."""
     mcp: Annotated[dict[str, McpSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    """Settings of MCP servers, by name."""
     sql: SqlSettings = Field(default_factory=SqlSettings)
+    """Settings of the database of `toolbox.sql`."""
     redis: RedisSettings = Field(default_factory=RedisSettings)
+    """Settings of the server of `toolbox.redis`."""
 
     @classmethod
     def settings_customise_sources(
