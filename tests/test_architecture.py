@@ -60,6 +60,7 @@ LAYERS: dict[str, int] = {
     "toolbox.capabilities": 6,
     "toolbox.hosts": 6,
     "toolbox.overview": 6,
+    "toolbox.startup": 6,
     "toolbox.container": 6,
     "toolbox.testing": 7,
     "toolbox.store_checks": 7,

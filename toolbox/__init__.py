@@ -212,6 +212,7 @@ if TYPE_CHECKING:
     )
     from .hosts.standalone import create_ai_service
     from .settings import ToolboxSettings
+    from .startup import on_start
     from .hosts.executors import (
         tool_executor_from,
         tool_specification_from,
@@ -279,6 +280,7 @@ _HOMES = {
     ),
     ".hosts.standalone": ("create_ai_service",),
     ".settings": ("ToolboxSettings",),
+    ".startup": ("on_start",),
     ".hosts.executors": (
         "tool_executor_from",
         "tool_specification_from",
@@ -456,6 +458,7 @@ __all__ = [
     "invocation_attributes",
     "invocation_record",
     "non_blocking",
+    "on_start",
     "produces",
     "register_ai_service",
     "register_rest_client",

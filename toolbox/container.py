@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .runs.runs_bean import Runs
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
+    from .startup import StartFunction
     from .tools.failures import ToolErrors
     from .tools.pipeline import Tool
 
@@ -167,14 +168,17 @@ class Container:
         from .tools.marks import mcp_marked
         from .tools.sources import bean_types
 
+        startup = _startup()
         if isinstance(member, type):
             marks = (scope_mark_of(member), service_options_of(member))
             is_marked = any(mark is not None for mark in marks) or GLOBAL_INTERCEPTOR_MARK in vars(member)
             is_marked = is_marked or is_rest_client(member)
             # Subclasses offer the tools of an abstract class.
             offers = bool(bean_types([member])) or bool(mcp_marked(member))
+            offers = offers or (startup is not None and startup.has_start_methods(member))
             return is_marked or (offers and not inspect.isabstract(member))
-        return producer_mark_of(member) is not None
+        runs_at_start = startup is not None and startup.start_mark_of(member) is not None
+        return runs_at_start or producer_mark_of(member) is not None
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """Return the readers of registered objects, in the order to try them."""
@@ -203,8 +207,9 @@ class Container:
                 return registration
             return replace(registration, implies=(*registration.implies, *implied))
 
-        read = bean_reader(names)
-        return read_given, read_included, read_service, read_client, read_bean
+        read, startup = bean_reader(names), _startup()
+        others = read_given, read_included, read_service, read_client, read_bean
+        return others if startup is None else (startup.read_function, *others)
 
     def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
         """Read everything registered; also return problems of the library's own settings.
@@ -262,13 +267,13 @@ class Container:
 
         `models=False` does not check the models, for machines without keys, such as build servers.
         """
-        _, _, _, problems = self._checked(models=models)
+        problems = self._checked(models=models).problems
         if problems:  # the program may correct registered objects, not only register more
             self._read_before = None
         return problems
 
-    def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
-        """Return the host of the services, the graph, the settings beans and all problems."""
+    def _checked(self, *, models: bool = True) -> _Checked:
+        """Read everything registered, and check it."""
         from .hosts.bean_checks import (
             access_problems,
             estimator_problems,
@@ -298,13 +303,17 @@ class Container:
         problems += identity_problems(registered.graph, restricted_in(registered.graph, plans, tools))
         for check in self._checks:
             problems += check(registered.graph)
+        startup = _startup()
+        start = () if startup is None else startup.start_functions(registered.readings)
+        if startup is not None:
+            problems += startup.start_problems(start, registered.graph, host.workers)
         for override in self._overrides:
             problems += override.problems(registered.graph)
         overridden = [key for each in self._overrides if (key := each.key_in(registered.graph)) is not None]
         settings, failed = settings_in(registered.graph, overridden)
         if settings_are_read:
             failed += producer_problems(registered.graph, host.settings, overridden)
-        return host, registered.graph, settings, list(dict.fromkeys(problems + failed))
+        return _Checked(host, registered.graph, settings, start, list(dict.fromkeys(problems + failed)))
 
     # --- start and stop
 
@@ -378,16 +387,17 @@ class Container:
             thread.stop()
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        host, graph, settings, problems = self._checked()
+        checked = self._checked()
+        host = checked.host
         self._read_before = None  # each start needs a new graph and host
-        if problems:
-            raise IllegalConfigurationError(problems)
+        if checked.problems:
+            raise IllegalConfigurationError(checked.problems)
         # Imported late: dependency_injector takes long to load.
         from .di.wiring import Wiring
 
-        wiring = Wiring(graph, self._internals, loop)
+        wiring = Wiring(checked.graph, self._internals, loop)
         wiring.stop_timeout = host.settings.stop_timeout
-        wiring.application.store.update(settings)
+        wiring.application.store.update(checked.settings)
         self._wiring = wiring
         self._forked = ""
         renewed_after_fork(self._internals)
@@ -401,6 +411,10 @@ class Container:
             for listener in self._listening:
                 host.add_listener(listener)
             host.read_added_tools(self._tool_finders)
+            if checked.start and (startup := _startup()) is not None:
+                await startup.run_start_functions(
+                    checked.start, self._internals, host.workers, wiring.open_request, wiring.find_bean
+                )
             await host.open_runs(take_over=self._takes_over_runs)
         except BaseException as error:
             await self._stop(error)
@@ -516,7 +530,8 @@ class Container:
                 [Problem("Container.reach(app)", fact, "call install(app, container) first")]
             )
         if self._host is None or self._wiring is None:
-            host, graph, _, _ = self._checked(models=False)
+            checked = self._checked(models=False)
+            host, graph = checked.host, checked.graph
         else:
             host, graph = self._host, self._wiring.graph
         finders = [] if app is None else getattr(app.state, ENTRIES, [])
@@ -547,6 +562,22 @@ class Container:
             self._overrides.remove(override)
             if self._wiring is not None:
                 override.take_back(self._wiring)
+
+
+def _startup() -> ModuleType | None:
+    """Return the module of `@on_start`, or None if the program has not imported it, so that nothing can be marked."""
+    return sys.modules.get("toolbox.startup")
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The result of a check: the host of the services, the graph, the settings beans, what runs at start, problems."""
+
+    host: ContainerHost
+    graph: BeanGraph
+    settings: dict[int, Any]
+    start: Sequence[StartFunction]
+    problems: list[Problem]
 
 
 @dataclass(frozen=True, slots=True)

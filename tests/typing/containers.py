@@ -15,6 +15,7 @@ from toolbox import (
     application_scoped,
     call_scoped,
     dependent,
+    on_start,
     produces,
     request_scoped,
     return_to_model,
@@ -56,6 +57,27 @@ class Session:
 @produces(scope="application", name="eu")
 def region() -> str:
     return "eu"
+
+
+class Catalogue:
+    @on_start
+    async def load(self, till: Inject[Till]) -> int:
+        return 1
+
+    @on_start(order=2)
+    @staticmethod
+    def report() -> None: ...
+
+
+@on_start
+def warm_up(till: Inject[Till]) -> str:
+    return "warm"
+
+
+async def what_runs_at_startup_keeps_its_type(catalogue: Catalogue, till: Till) -> None:
+    assert_type(await catalogue.load(till), int)
+    assert_type(warm_up(till), str)
+    Catalogue.report()
 
 
 @produces(scope="call")

@@ -10,7 +10,7 @@ import difflib
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import GenericAlias
@@ -51,11 +51,13 @@ class Registration:
     """The result of reading a registered object.
 
     `implies` are further objects to register. `check` yields the problems of the object when all beans are known.
+    `start` describes a function that runs at each start.
     """
 
     definitions: tuple[BeanDefinition, ...]
     implies: tuple[object, ...] = ()
     check: Callable[[BeanGraph], Iterable[Problem]] | None = None
+    start: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,7 @@ class BeanGraph:
             )
         if isinstance(value, SingleBean) and self.definitions[value.bean].optional:
             return SingleBean(value.bean, None if point.optional else point.default)
-        if isinstance(value, SingleBean) and self.definitions[value.bean].factory_kind is FactoryKind.SEED:
+        if isinstance(value, SingleBean) and self.is_seed(value.bean):
             return SingleBean(value.bean, None if point.optional and point.default is MISSING else point.default)
         if value in _NOTHING:
             if point.default is not MISSING:
@@ -464,6 +466,31 @@ class BeanGraph:
             seen |= more
             todo += more
         return False
+
+    # --- seeds
+
+    def is_seed(self, key: int) -> bool:
+        """Return True for a bean whose value comes with the request scope."""
+        return self.definitions[key].factory_kind is FactoryKind.SEED
+
+    def seeds_behind(
+        self, value: Value, given: Collection[Any] = (), above: tuple[int, ...] = ()
+    ) -> Iterator[tuple[int, ...]]:
+        """Yield the path of beans to each seed that a value needs in a request scope with the seeds `given` only.
+
+        Seeds that may be absent, and what an `Instance` looks up later, do not count.
+        """
+        for key in beans_in(value):
+            definition = self.definitions[key]
+            if key in above or definition.provides in given:
+                continue
+            path = (*above, key)
+            if self.is_seed(key):
+                if not isinstance(value, SingleBean) or value.absent is MISSING:
+                    yield path
+            elif definition.scope is not Scope.APPLICATION:
+                for _, inner in (*self[key].needs, *self[key].behind):
+                    yield from self.seeds_behind(inner, given, path)
 
     # --- lookup
 

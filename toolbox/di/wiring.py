@@ -150,6 +150,10 @@ class Wiring(Home):
             return None if found is MISSING else found
         return await self.aget_value(value, scope)
 
+    async def find_bean(self, key: int) -> Any:
+        """Return the bean with this key, or None if its producer returns None; await async producers."""
+        return await self.aget_value(SingleBean(key, absent=None), self.scope())
+
     def _value_of(self, wanted: Any, name: str | None, or_none: bool = False) -> Value | None:
         """Return the graph's value for a lookup, None if no bean matches. Raises `AmbiguousBeanError`."""
         key = wanted, name, or_none

@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ..bean_references import BeanReference
-from ..di.beans import MISSING, FactoryKind, point_of
+from ..di.beans import point_of
 from ..di.decorators import Scope
-from ..di.graph import BeanGraph, SingleBean, Value, beans_in
+from ..di.graph import BeanGraph, SingleBean
 from ..errors import Problem
 from ..introspection import type_name
 from ..security import SecurityIdentity
@@ -220,30 +220,13 @@ class _Needs:
     def _of_point(
         self, wanted: Any, path: tuple[str, ...], optional: bool
     ) -> Iterator[tuple[tuple[str, ...], Problem]]:
-        value = self._graph.value_of(point_of(wanted, path[-1]))
-        if optional and isinstance(value, SingleBean) and self._is_seed(value.bean):
+        graph = self._graph
+        value = graph.value_of(point_of(wanted, path[-1]))
+        if optional and isinstance(value, SingleBean) and graph.is_seed(value.bean):
             return
-        yield from self._of_value(value, path, set())
-
-    def _of_value(
-        self, value: Value, path: tuple[str, ...], above: set[int]
-    ) -> Iterator[tuple[tuple[str, ...], Problem]]:
-        for key in beans_in(value):
-            definition = self._graph.definitions[key]
-            if key in above or definition.provides in self._kept:
-                continue
-            here = (*path, definition.label)
-            if self._is_seed(key):
-                if isinstance(value, SingleBean) and value.absent is not MISSING:
-                    continue
-                yield here, _not_kept(here, definition.provides)
-            elif definition.scope is not Scope.APPLICATION:
-                bean = self._graph[key]
-                for _, inner in (*bean.needs, *bean.behind):
-                    yield from self._of_value(inner, here, above | {key})
-
-    def _is_seed(self, key: int) -> bool:
-        return self._graph.definitions[key].factory_kind is FactoryKind.SEED
+        for keys in graph.seeds_behind(value, self._kept):
+            here = (*path, *(graph.definitions[key].label for key in keys))
+            yield here, _not_kept(here, graph.definitions[keys[-1]].provides)
 
 
 def _not_kept(path: tuple[str, ...], seed: Any) -> Problem:

@@ -41,6 +41,8 @@ class TakeOver:
 
     async def open(self, runs: object, *, take_over: bool) -> None:
         """Open the store and the engine, which gets `runs`; take over lapsed runs from now on if asked for."""
+        if self.is_open:  # a function that runs at startup has started a run
+            await self.close()
         store = await self._runs.open()
         self._engine = await self._host.run_engine()
         if (attach := getattr(self._engine, "attach", None)) is not None:
