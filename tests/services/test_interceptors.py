@@ -602,8 +602,13 @@ async def test_a_failure_to_close_the_call_scope_is_raised_by_proceed() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "text", 3])
-async def test_an_interceptor_that_returns_something_else_is_a_mistake_for_the_caller(value: Any) -> None:
+@pytest.mark.parametrize("proceeds", [True, False])
+async def test_an_interceptor_that_returns_something_else_is_a_mistake_for_the_caller(
+    value: Any, proceeds: bool
+) -> None:
     async def wrong(call: ToolInvocation, proceed: ToolProceed) -> Any:
+        if proceeds:
+            await proceed(call)
         return value
 
     with pytest.raises(IllegalConfigurationError, match="return a ToolExecutionResult"):

@@ -6,8 +6,8 @@ Not here: the order of all layers (`capabilities`), what an interceptor is (`int
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -53,87 +53,107 @@ def _wrapped(step: ToolStep, tool: Tool, named: Sequence[BeanReference], before:
 class _AroundTool:
     """One interceptor around the calls of one tool."""
 
-    __slots__ = ("_bean", "_changed", "_copies", "_count", "_defaults", "_has_timeout", "_instance", "_step")
+    __slots__ = ("_changed", "_interceptor", "_step", "_tool")
 
     def __init__(self, interceptor: BeanReference, tool: Tool, step: ToolStep, changed: ToolStep) -> None:
-        self._bean, self._instance, self._step, self._changed = interceptor.bean, interceptor.instance, step, changed
-        self._copies, self._count = not tool.has_immutable_arguments, len(tool.visible)
-        self._defaults = {} if tool.complete is None else tool.complete({})
-        self._has_timeout = tool.timeout is not None
+        self._interceptor, self._tool, self._step, self._changed = interceptor, tool, step, changed
 
     async def run(self, call: ToolCall) -> Encoded:
-        # Written for speed: a closure costs less than an object with this state, and `_check` is called only if it
-        # raises.
-        encoded: Encoded | None = None
-        result: ToolExecutionResult | None = None
-        ending: BaseException | None = None
-        is_over = False
-
-        async def proceed(given: ToolInvocation) -> ToolExecutionResult:
-            nonlocal encoded, ending, result
-            if is_over or ending is not None or code.was_cancelled:
-                _check(ending, code, is_over)
-            running, step = call, self._step
-            if given is not invocation and (changes := _changes(given, invocation, call)):
-                running, step = call.with_changed(changes), self._changed
-            try:
-                if self._has_timeout and running.is_late:
-                    with running_again(running) as running:
-                        encoded = await step(running)
-                else:
-                    encoded = await step(running)
-            except BaseException as error:
-                if ending is None and _ends_invocation(error):
-                    ending = error
-                raise
-            return encoded.as_result()
-
-        environment, bean, decoded = call.environment, self._instance, call.arguments
-        if bean is None:
-            bean = await environment.scope.aget(self._bean)
-        if decoded is None:
-            shown = call.visible_arguments()
-        else:
-            shown = {**decoded} if len(decoded) == self._count else {**self._defaults, **decoded}
-        if self._copies:
+        """Run a call inside the interceptor."""
+        bean = await self._interceptor.find(call.environment.scope)
+        shown = call.visible_arguments()
+        if not self._tool.has_immutable_arguments:
             shown = _shown(shown)
         place = call.context.place
         replayed = place is not None and place.is_recorded
         invocation = ToolInvocation(call.request, call.tool.specification, shown, call.context, replayed)
-        code = OwnCode(bean.around_tool(invocation, proceed))
-        try:
-            returned = await code
-        except Exception:
-            _check(ending, code)
-            raise
-        finally:
-            is_over = True
-        if ending is not None or code.was_cancelled:
-            _check(ending, code)
-        if encoded is not None and returned is result:
-            return encoded
+        results: list[tuple[Encoded, ToolExecutionResult]] = []
+
+        async def proceed(given: ToolInvocation) -> ToolExecutionResult:
+            interception.raise_if_over()
+            changes = _changes(given, invocation, call)
+            running, step = (call.with_changed(changes), self._changed) if changes else (call, self._step)
+            with interception.noting_errors():
+                encoded = await _run_step(running, step)
+            results.append((encoded, encoded.as_result()))
+            return results[-1][1]
+
+        interception = _Interception()
+        returned = await interception.run(bean.around_tool(invocation, proceed))
+        # A result that the interceptor did not change keeps what only the framework knows of it.
+        for encoded, result in results:
+            if returned is result:
+                return encoded
         if not isinstance(returned, ToolExecutionResult):
             raise _wrong_value(bean, "around_tool", returned, ToolExecutionResult)
         return EncodedInFull.of(returned)
 
 
-def _check(ending: BaseException | None, code: OwnCode, is_over: bool = False) -> None:
-    """Raise an error if the invocation must end, or if `proceed` is called after the interceptor's end.
+async def _run_step(call: ToolCall, step: ToolStep) -> Encoded:
+    """Run a step, perhaps not for the first time: the timeout of an earlier run does not count."""
+    if not call.is_late:
+        return await step(call)
+    with running_again(call) as again:
+        return await step(again)
 
-    `ending` is the first error that passed `proceed` and must end the invocation.
+
+class _Interception:
+    """One run of an interceptor, which may call `proceed` several times and catch what it raises.
+
+    An error that ends the invocation, such as `ToolAbort`, ends it even if the interceptor catches it, and so does a
+    cancellation from outside. Nothing more is run after either.
     """
-    if is_over:
-        fact = "proceed was called after the interceptor had returned"
-        problem = Problem("proceed(call)", fact, "await it inside around_tool or around_model")
-        raise IllegalConfigurationError([problem])
-    if ending is not None:
-        raise ending
-    if code.was_cancelled:
-        raise asyncio.CancelledError
+
+    __slots__ = ("_code", "_ending", "_is_over")
+
+    _code: OwnCode
+
+    def __init__(self) -> None:
+        self._ending: BaseException | None = None
+        self._is_over = False
+
+    async def run(self, code: Awaitable[Any]) -> Any:
+        """Return what the interceptor returns, unless the invocation must end."""
+        self._code = OwnCode(code)
+        try:
+            returned = await self._code
+        except Exception:
+            self._raise_ending()
+            raise
+        finally:
+            self._is_over = True
+        self._raise_ending()
+        return returned
+
+    def raise_if_over(self) -> None:
+        """Raise an error if `proceed` may not be called any more."""
+        if self._is_over:
+            fact = "proceed was called after the interceptor had returned"
+            problem = Problem("proceed(call)", fact, "await it inside around_tool or around_model")
+            raise IllegalConfigurationError([problem])
+        self._raise_ending()
+
+    @contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        """Remember the first error that must end the invocation."""
+        try:
+            yield
+        except BaseException as error:
+            if self._ending is None and _ends_invocation(error):
+                self._ending = error
+            raise
+
+    def _raise_ending(self) -> None:
+        if self._ending is not None:
+            raise self._ending
+        if self._code.was_cancelled:
+            raise asyncio.CancelledError
 
 
 def _changes(given: object, invocation: ToolInvocation, call: ToolCall) -> dict[str, Any]:
     """Return the arguments that the interceptor changed."""
+    if given is invocation:
+        return {}
     if not isinstance(given, ToolInvocation):
         fact = f"proceed was called with {type(given).__name__}"
         problem = Problem(call.tool.where, fact, "pass the ToolInvocation, or call.with_arguments(…)")
@@ -202,22 +222,15 @@ class _AroundModel:
     def __call__(self, perform: Perform) -> Perform:
         async def ask(effect: CallModel, invocation: Invocation) -> ModelReplied:
             replies: list[ModelReplied] = []
-            ending: BaseException | None = None
-            is_over = False
 
             async def proceed(given: ModelInvocation) -> ChatResponse:
-                nonlocal ending
-                _check(ending, code, is_over)
+                interception.raise_if_over()
                 if not isinstance(given, ModelInvocation) or given.model != invocation.model_name:
                     fact = "proceed was called with another object than its ModelInvocation, or with another model"
                     fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
                     raise IllegalConfigurationError([Problem(invocation.plan.where, fact, fix)])
-                try:
+                with interception.noting_errors():
                     replied: Any = await perform(CallModel(given.request, effect.recorded), invocation)
-                except BaseException as error:
-                    if ending is None and _ends_invocation(error):
-                        ending = error
-                    raise
                 replies.append(replied)
                 response: ChatResponse = replied.response
                 return response
@@ -225,15 +238,8 @@ class _AroundModel:
             bean = await self._interceptor.find(invocation.host.scope)
             replayed = effect.recorded is not None
             call = ModelInvocation(effect.request, invocation.model_name, invocation.context, replayed)
-            code = OwnCode(bean.around_model(call, proceed))
-            try:
-                returned = await code
-                _check(ending, code)
-            except Exception:
-                _check(ending, code)
-                raise
-            finally:
-                is_over = True
+            interception = _Interception()
+            returned = await interception.run(bean.around_model(call, proceed))
             if not isinstance(returned, ChatResponse):
                 raise _wrong_value(bean, "around_model", returned, ChatResponse)
             if not replies:
