@@ -37,7 +37,7 @@ from toolbox.json_text import parse_json
 from toolbox.models.accumulator import ReplyAccumulator
 from toolbox.models.anthropic_wire import AnthropicWire
 from toolbox.models.chat_wire import ChatWire, encode_message
-from toolbox.models.openai import ReplyReader
+from toolbox.models.reply_reader import ReplyReader
 from toolbox.models.responses_wire import ResponsesWire, encode_items
 from toolbox.models.sse import EventReader
 

@@ -46,7 +46,7 @@ from toolbox import (
 )
 from toolbox.models.accumulator import ReplyAccumulator
 from toolbox.models.anthropic_wire import AnthropicWire
-from toolbox.models.openai import ReplyReader
+from toolbox.models.reply_reader import ReplyReader
 
 pytestmark = pytest.mark.anyio
 

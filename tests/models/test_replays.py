@@ -14,7 +14,7 @@ from tests.models.test_tolerance import CASES
 from toolbox import ChatResponse, CompleteResponse, CompleteToolCall, ModelError
 from toolbox.models.accumulator import ReplyAccumulator
 from toolbox.models.chat_wire import ChatWire
-from toolbox.models.openai import ReplyReader
+from toolbox.models.reply_reader import ReplyReader
 
 READABLE = [each for each in CASES if each.reply.status == 200 and not each.reply.headers and not each.reply.cut]
 SHORT = 5_000

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from toolbox import ChatResponse, CompleteResponse, FinishReason
 from toolbox.models.accumulator import ReplyAccumulator
 from toolbox.models.chat_wire import ChatInterpreter
-from toolbox.models.openai import Interpreter, ReplyReader
+from toolbox.models.reply_reader import Interpreter, ReplyReader
 from toolbox.models.responses_wire import ResponsesInterpreter
 
 USAGE = {

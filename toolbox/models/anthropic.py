@@ -19,8 +19,10 @@ from ..errors import IllegalConfigurationError, ModelError, ModelProtocolError, 
 from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
 from .anthropic_wire import CONTAINER, AnthropicInterpreter, AnthropicWire, closed_schema, tool_choice
-from .openai import ReplyReader, added_tools, located, next_block, taking
-from .openai_settings import (
+from .reply_reader import ReplyReader, receive_block
+from .server_errors import too_large, with_request
+from .server_model import ServerChatModel, added_tools, names_of
+from .server_settings import (
     LARGEST_REPLY,
     ApiKey,
     ServerSettings,
@@ -30,9 +32,8 @@ from .openai_settings import (
     key_provider,
     reasoning_problems,
     server_problems,
+    taking,
 )
-from .server_errors import too_large
-from .server_model import ServerChatModel, names_of
 from .wire_encoding import Fields, joined, json_bytes
 
 _logger = logging.getLogger("toolbox.models")
@@ -233,7 +234,7 @@ class AnthropicChatModel(ServerChatModel):
                 if not interpreter.is_paused:
                     return reader.end()
             except ModelError as error:
-                raise located(error, received.status, received.request_id) from error.__cause__
+                raise with_request(error, received.status, received.request_id) from error.__cause__
         raise _still_paused()
 
     async def _send_stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
@@ -245,7 +246,7 @@ class AnthropicChatModel(ServerChatModel):
                 reader = ReplyReader(interpreter)
                 events: list[StreamEvent] = []
                 try:
-                    while (block := await next_block(stream, reader, bool(events))) is not None:
+                    while (block := await receive_block(stream, reader, bool(events))) is not None:
                         events = reader.feed(block)
                         for event in events:
                             yield event
@@ -258,7 +259,7 @@ class AnthropicChatModel(ServerChatModel):
                         reader.end()
                     last = interpreter.reply.take_events()
                 except ModelError as error:
-                    raise located(error, 200, stream.request_id) from error.__cause__
+                    raise with_request(error, 200, stream.request_id) from error.__cause__
                 await stream.drain()
                 for event in last:
                     yield event

@@ -313,7 +313,6 @@ _OF_REPLY = frozenset({"id", "object", "model", "choices", "usage", "x_groq", "o
 _REPEATED = ("created", "service_tier", "system_fingerprint")
 """Other attributes of a reply that servers repeat in each chunk, nearly always with the same values."""
 _OF_CHUNK = _OF_REPLY.union(_REPEATED)
-_OF_PIECE = frozenset({"index", "delta", "finish_reason"})
 _OF_CHOICE = frozenset({"index", "delta", "message", "finish_reason", "text", "error", "usage"})
 _OF_MESSAGE = frozenset(
     {"role", "content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS, REASONING_DETAILS, EXTRA_CONTENT}
@@ -396,12 +395,6 @@ class ChatInterpreter:
         elif index != self._choice and str(index) != str(self._choice):
             self._other_choice(index, choice)
             return
-        if _OF_PIECE.issuperset(choice) and not choice.get("finish_reason"):
-            delta = choice.get("delta")
-            if delta and isinstance(delta, dict):  # as nearly all chunks are
-                self.answered = self._by_deltas = True
-                self._delta(delta, whole=False)
-                return
         if not _OF_CHOICE.issuperset(choice):
             add_extras(self.reply.of_response, choice, choice.keys() - _OF_CHOICE)
         if (error := choice.get("error")) and (found := error_in({"error": error})) is not None:
@@ -462,8 +455,6 @@ class ChatInterpreter:
                 reply.text(content)
             else:
                 self._parts(content)
-            if len(delta) == 1:  # true for nearly all chunks of a text
-                return
         for name in REASONING_FIELDS:
             thought = delta.get(name)
             if thought and isinstance(thought, str):

@@ -53,9 +53,9 @@ from ..json_text import compact_json, object_text, strict_arguments
 from ..safe_text import hide_secrets
 from . import model_requests
 from .accumulator import PartialCall, ReplyAccumulator
-from .openai_settings import LARGEST_REPLY, reasoning_problems
 from .server_errors import message_of, secrets_in, shorten, transport_error
 from .server_model import names_of
+from .server_settings import LARGEST_REPLY, reasoning_problems
 from .sse import excerpt
 from .wire_encoding import refuse_unsendable
 

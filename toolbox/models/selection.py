@@ -275,7 +275,8 @@ class OpenAiProvider:
         return os.environ.get("OPENAI_MODEL") or None
 
     def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
-        from .openai_settings import OpenAiSettings, is_address, problems_of
+        from .openai_settings import OpenAiSettings, problems_of
+        from .server_settings import is_address
 
         given = arguments_of(section, OpenAiSettings) if section is not None else {}
         if section is not None and (fault := unknown_settings(name, section, _names(OpenAiSettings), where)):

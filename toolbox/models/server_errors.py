@@ -238,3 +238,14 @@ def undecoded(refusal: str, detail: str) -> ModelProtocolError:
         return ModelProtocolError(f"the reply is compressed ({detail[:40]}), but the request did not accept that")
     what = f"unsupported compression of the reply: {detail[:40]}"
     return ModelProtocolError(f"{what}; set the header accept-encoding to gzip or deflate, or remove it")
+
+
+def with_request(error: ModelError, status: int, request_id: str | None) -> ModelError:
+    """Return the error with the request's id and status, if its class has them."""
+    if request_id is None and not isinstance(error, ModelProtocolError):
+        return error
+    if isinstance(error, ModelHttpError) and error.request_id is None:
+        return ModelHttpError(error.status, error.message, error.body, request_id)
+    if isinstance(error, ModelProtocolError) and error.status is None:
+        return ModelProtocolError(error.message, error.body, status, request_id)
+    return error

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..chat import ChatRequest, ChatResponse, StreamEvent
 from ..errors import IllegalConfigurationError, ModelError, Problem
-from .openai_settings import ServerSettings
 from .server_errors import secrets_in
+from .server_settings import ServerSettings
 from .wire_encoding import ToolNames
 
 if TYPE_CHECKING:
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 def names_of(given: Sequence[str]) -> tuple[str, ...]:
     """Return the names of a setting, which may be a single one."""
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[Any] | None:
+    """Return the server-side tools of a model and of a request. None in the request removes the model's."""
+    given = {**request, **(request.get("extra_body") or {})}
+    if "tools" in given and given["tools"] is None:
+        return None
+    both = [*(model.get("tools") or ()), *(given.get("tools") or ())]
+    return both or None
 
 
 class ServerChatModel(ABC):

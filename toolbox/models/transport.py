@@ -28,8 +28,8 @@ from ..logs import hide_queries
 from ..safe_text import hide_secrets
 from ..tls import tls_context
 from . import model_requests
-from .openai_settings import ServerSettings, TransportChoice
 from .server_errors import http_error, redirect_error, request_id_in, shorten, too_large, transport_error, undecoded
+from .server_settings import ServerSettings, TransportChoice
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
