@@ -1,23 +1,45 @@
-"""Charts of the saved results: `docs/charts/<name>.svg`, and their section in `docs/performance.md`.
+"""Charts of the saved results: `docs/charts/<name>.svg`, their section in `docs/performance.md`, and single figures.
 
     make charts                                # or python -m benchmarks.charts
 
 Reads `benchmarks/results/*.json`; runs no benchmark and needs only the standard library. A chart follows the light or
 dark mode of its reader.
+
+A figure in the README or in a page stands between two comments, and is written here:
+
+    <!-- figure: execution; Time until all runs are done; toolbox -->1.19 s<!-- end -->
+    <!-- figure: execution; Time until all runs are done; pydantic-ai; ratio -->5.6 times<!-- end -->
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 from benchmarks import results
 from benchmarks.results import Bar, Chart, Group
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 PAGE = DOCS / "performance.md"
+PAGES_WITH_FIGURES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+FIGURE = re.compile(r"<!-- figure: (?P<place>[^>]+) -->.*?<!-- end -->", re.DOTALL)
+
+ORDER = (
+    *("execution", "connections", "app", "models", "tools", "container", "endpoints", "start", "importing"),
+    *("runs", "inbox", "search", "wire"),
+)
+"""The charts in the order of the page: what users notice first."""
+
+COUNTED = ("cases", "questions", "tokens")
+"""Units that a sentence around a figure names."""
+
+SHORT = {"blocking": ("execution", 2)}
+"""Charts with the first groups of another one: (chart, groups)."""
 BEGIN, END = "<!-- The charts; `make charts` writes this part. -->", "<!-- End of the charts. -->"
 
 # Lengths in pixels of the drawing; the width is the text column of the documentation.
@@ -45,14 +67,20 @@ STYLE = """
 
 def main() -> None:
     """Draw every saved result, remove the charts of others, and write the section of the page."""
-    charts = results.load()
+    charts = sorted(results.load(), key=lambda chart: (*ORDER, chart.name).index(chart.name))
     folder = DOCS / "charts"
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.svg"):
         old.unlink()
     for chart in charts:
         (folder / f"{chart.name}.svg").write_text(svg(chart), encoding="utf-8")
+    for name, (long, groups) in SHORT.items():
+        chart = next(each for each in charts if each.name == long)
+        short = replace(chart, name=name, groups=chart.groups[:groups])
+        (folder / f"{name}.svg").write_text(svg(short), encoding="utf-8")
     PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(charts)), encoding="utf-8")
+    for page in PAGES_WITH_FIGURES:
+        page.write_text(with_figures(page.read_text(encoding="utf-8"), charts), encoding="utf-8")
     print(f"{len(charts)} charts in {folder}: {', '.join(each.name for each in charts)}")
 
 
@@ -115,7 +143,7 @@ class Drawing:
         self.paragraph(group.title, TEXT, bold=True)
         self.space(6)
         labels = [wrap(bar.label, LABELS, TEXT) for bar in group.bars]
-        values = [value(bar, group.unit) for bar in group.bars]
+        values = [value(bar, group) for bar in group.bars]
         left = MARGIN + max(text_width(line, TEXT) for lines in labels for line in lines) + GAP
         right = WIDTH - MARGIN - GAP - max(text_width(each, TEXT) for each in values)
         ticks = axis(max(max(bar.median, bar.high) for bar in group.bars))
@@ -164,10 +192,24 @@ def number(figure: float, unit: str = "") -> str:
     return f"{figure:,.{decimals}f}"
 
 
-def value(bar: Bar, unit: str) -> str:
-    """Write the median and the ratio: `12.3 µs (1.40×)`."""
-    ratio = "" if bar.ratio is None else f" ({number(bar.ratio)}×)"
-    return f"{number(bar.median, unit)} {unit}{ratio}"
+def value(bar: Bar, group: Group) -> str:
+    """Write the median and the ratio: `12.3 µs (1.4×)`."""
+    found = ratio_of(bar, group)
+    return f"{number(bar.median, group.unit)} {group.unit}{'' if found is None else f' ({found}×)'}"
+
+
+def ratio_of(bar: Bar, group: Group) -> str | None:
+    """Return the printed median divided by that of toolbox; None for toolbox, and where nothing else is compared."""
+    ours = next((each for each in group.bars if each.label.startswith("toolbox") and each.ratio is None), None)
+    if ours is None or bar is ours or all(each.label.startswith("toolbox") for each in group.bars):
+        return None
+    divisor = printed(ours, group)
+    return number(printed(bar, group) / divisor) if divisor > 0 else None
+
+
+def printed(bar: Bar, group: Group) -> float:
+    """Return a median as it is printed, so that readers who divide get the printed ratio."""
+    return float(number(bar.median, group.unit).replace(",", ""))
 
 
 def direction(group: Group) -> str:
@@ -178,11 +220,9 @@ def direction(group: Group) -> str:
 def reading(chart: Chart) -> str:
     """Explain what the bars, the lines and the ratios are."""
     rounds = max(group.rounds for group in chart.groups)
-    if rounds == 1:
-        return "In parentheses: the ratio to toolbox."
-    return (
-        f"Medians of {rounds} rounds. Thin line: the middle half of the rounds. In parentheses: the ratio to toolbox."
-    )
+    spread = f"Medians of {rounds} rounds. Thin line: the middle half of the rounds." if rounds > 1 else ""
+    has_ratios = any(ratio_of(bar, group) is not None for group in chart.groups for bar in group.bars)
+    return f"{spread} {'In parentheses: the ratio to toolbox.' if has_ratios else ''}".strip()
 
 
 def source(chart: Chart) -> str:
@@ -200,7 +240,7 @@ def source(chart: Chart) -> str:
 
 def sentence(group: Group) -> str:
     """Write the figures of a group as a sentence."""
-    figures = "; ".join(f"{bar.label}: {value(bar, group.unit)}" for bar in group.bars)
+    figures = "; ".join(f"{bar.label}: {value(bar, group)}" for bar in group.bars)
     return f"{group.title} ({direction(group)}): {figures}."
 
 
@@ -265,17 +305,20 @@ def section(charts: Sequence[Chart]) -> str:
 def _markdown(chart: Chart) -> Iterator[str]:
     yield from (f"### {chart.title}", "", *_lines(chart.description), "")
     yield from (f"![Bar chart: {chart.title}. The table below has the same figures.](charts/{chart.name}.svg)", "")
+    yield from ("<details markdown>", "<summary>The figures</summary>", "")
     for group in chart.groups:
+        ratios = [ratio_of(bar, group) for bar in group.bars]
         better = "more is better" if group.more_is_better else "less is better"
         spread = " Middle half of the rounds |" if group.rounds > 1 else ""
-        yield f"| {group.title} | {group.unit}, {better} |{spread} Ratio to toolbox |"
-        yield f"|---|--:|{'--:|' if spread else ''}--:|"
-        for bar in group.bars:
-            ratio = "" if bar.ratio is None else f"{number(bar.ratio)}"
+        compared = " Ratio to toolbox |" if any(ratios) else ""
+        yield f"| {group.title} | {group.unit}, {better} |{spread}{compared}"
+        yield f"|---|--:|{'--:|' if spread else ''}{'--:|' if compared else ''}"
+        for bar, ratio in zip(group.bars, ratios, strict=True):
             middle = f" {number(bar.low)} to {number(bar.high)} |" if spread else ""
-            yield f"| {bar.label} | {number(bar.median, group.unit)} |{middle} {ratio} |"
+            divided = f" {ratio or ''} |" if compared else ""
+            yield f"| {bar.label} | {number(bar.median, group.unit)} |{middle}{divided}"
         yield ""
-    yield from (*_lines(source(chart)), "")
+    yield from (*_lines(source(chart)), "", "</details>", "")
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -295,6 +338,32 @@ def with_section(page: str, written: str) -> str:
     if not begin or not end:
         raise SystemExit(f"{PAGE.name} has no place for the charts; add the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{written}\n{END}{after}"
+
+
+# --- single figures
+
+
+def with_figures(page: str, charts: Sequence[Chart]) -> str:
+    """Return the page with its figures written from the saved results. Raises `SystemExit` for an unknown figure."""
+    return FIGURE.sub(
+        lambda found: f"<!-- figure: {found['place']} -->{figure(found['place'], charts)}<!-- end -->", page
+    )
+
+
+def figure(place: str, charts: Sequence[Chart]) -> str:
+    """Return the figure at a place: a median with its unit, or its ratio to toolbox."""
+    name, title, label, *form = (part.strip() for part in place.split(";"))
+    groups: Mapping[str, Group] = next(({each.title: each for each in c.groups} for c in charts if c.name == name), {})
+    bar = next((each for each in groups[title].bars if each.label == label), None) if title in groups else None
+    if bar is None:
+        raise SystemExit(f"no saved figure {place!r}; run its benchmark with --save, or correct the comment")
+    if form == ["ratio"]:
+        ratio = float((ratio_of(bar, groups[title]) or "1").replace(",", ""))
+        return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+    unit = groups[title].unit
+    if unit == "ms" and bar.median >= 1000:
+        return f"{bar.median / 1000:.1f} s"
+    return number(bar.median, unit) if unit in COUNTED else f"{number(bar.median, unit)} {unit}"
 
 
 if __name__ == "__main__":
