@@ -725,6 +725,10 @@ class ContainerInternals:
         """See `ActiveScope.find`."""
         return await self._container._started(wanted).find(wanted, name)  # type: ignore[no-any-return]  # as there
 
+    def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        """See `ActiveScope.find_now`."""
+        return self._container._started(wanted).find_now(wanted, name)  # type: ignore[no-any-return]  # as there
+
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
         """See `ActiveScope.prepare`."""
         await self._container._started(wanted).prepare(wanted, name)

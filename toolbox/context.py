@@ -103,8 +103,12 @@ class ActiveScope(Protocol):
         """Return the bean as `aget` does, or None if nothing provides it. Raises no `MissingBeanError`."""
         ...
 
+    def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        """Return the same without await. Raises `AsyncBeanError` if async code must create it."""
+        ...
+
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
-        """Create only the async parts of a bean, so that `get` can create the rest on any thread."""
+        """Create only the async parts of a bean, if there is one, so that `get` can create the rest on any thread."""
         ...
 
     def open_call_scope(self) -> ToolCallScope:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from .context import ActiveScope
-from .errors import FrameworkError, MissingBeanError, ScopeNotActiveError
+from .errors import FrameworkError, ScopeNotActiveError
 from .introspection import may_be_marked
 
 __all__ = [
@@ -107,8 +107,8 @@ async def identity_in(scope: ActiveScope) -> SecurityIdentity:
 def identity_now(scope: ActiveScope) -> SecurityIdentity:
     """Return the same as `identity_in`, without await. Raises `AsyncBeanError` if async code must create it."""
     try:
-        found = scope.get(SecurityIdentity)
-    except (MissingBeanError, ScopeNotActiveError):
+        found = scope.find_now(SecurityIdentity)
+    except ScopeNotActiveError:
         return _ANONYMOUS
     return identity_from(found, "the producer of the SecurityIdentity")
 

@@ -31,11 +31,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from toolbox.bean_references import is_rest_client
-from toolbox.container import Offered
+from toolbox.container import Offered, internals_of
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.decorators import scope_mark_of
 from toolbox.di.graph import BeanGraph
-from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
+from toolbox.errors import IllegalConfigurationError, Problem
 from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
 from toolbox.introspection import EMPTY, Unresolved, metadata_of, names_around, resolve, unwrapped
 from toolbox.overview import Entry, services_behind
@@ -114,12 +114,10 @@ class BeanDependency:
     async def __call__(self, connection: HTTPConnection) -> Any:
         exchange = exchange_of(connection)
         enter_route(exchange, connection)
-        try:
+        if self.default is EMPTY:
             return await exchange.container.aget(self.wanted)
-        except MissingBeanError:
-            if self.default is EMPTY:
-                raise
-            return self.default
+        found = await internals_of(exchange.container).find(self.wanted)
+        return self.default if found is None else found
 
 
 support_endpoints(lambda wanted: (Depends(BeanDependency(wanted), use_cache=False),))
@@ -288,11 +286,10 @@ def _call_with_beans(endpoint: Callable[..., Any], injected: Sequence[Injected],
         exchange = exchange_of(values[connection] if wanted_by_itself else values.pop(connection))
         try:
             for name, wanted, default in beans:
-                try:
+                if default is EMPTY:
                     values[name] = await exchange.container.aget(wanted)
-                except MissingBeanError:
-                    if default is EMPTY:
-                        raise
+                elif (bean := await internals_of(exchange.container).find(wanted)) is not None:
+                    values[name] = bean
             value = await run(**values)
             if type(value) is CoroutineType:
                 value.close()

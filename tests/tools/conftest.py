@@ -32,8 +32,10 @@ class NotedScope:
     async def find(self, wanted: Any, name: str | None = None) -> Any:
         return self.beans.get(wanted)
 
-    async def prepare(self, wanted: Any, name: str | None = None) -> None:
-        self.get(wanted)
+    def find_now(self, wanted: Any, name: str | None = None) -> Any:
+        return self.beans.get(wanted)
+
+    async def prepare(self, wanted: Any, name: str | None = None) -> None: ...
 
     def open_call_scope(self) -> NotedScope:
         self.events.append("entered")

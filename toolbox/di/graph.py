@@ -494,17 +494,12 @@ class BeanGraph:
 
     # --- lookup
 
-    def find(self, wanted: Any, name: str | None = None, or_none: bool = False) -> Value | None:
-        """Return the value for a type and name, or None if no bean matches. Raises `AmbiguousBeanError`.
+    def find(self, wanted: Any, name: str | None = None) -> Value:
+        """Return the value for a type and name, `NotFound` if no bean matches. Raises `AmbiguousBeanError`."""
+        return self.find_at(_point_of_lookup(wanted, name))
 
-        With `or_none`, a seed that was not given and a producer's None do not raise when the value is created.
-        """
-        point = _point_of_lookup(wanted, name)
-        value = self.find_at(replace(point, optional=True) if or_none else point)
-        return None if or_none and value == Constant(None) else value
-
-    def find_at(self, point: InjectionPoint) -> Value | None:
-        """Return the value of an injection point outside the graph; None and errors as in `find`."""
+    def find_at(self, point: InjectionPoint) -> Value:
+        """Return the value of an injection point outside the graph, as `find` does."""
         with self._lock:
             before = len(self._beans)
             value = self.value_of(point)
@@ -515,15 +510,13 @@ class BeanGraph:
             raise AmbiguousBeanError(
                 _lookup_text(point), tuple(self.definitions[key].label for key in value.candidates)
             )
-        if isinstance(value, NotFound):
-            return None
-        if problems:
+        if problems and not isinstance(value, NotFound):
             raise IllegalConfigurationError(problems)
         return value
 
     def found(self, point: InjectionPoint) -> Value:
         """Return the value of an injection point outside the graph. Raises `MissingBeanError` too."""
-        if (value := self.find_at(point)) is None:
+        if isinstance(value := self.find_at(point), NotFound):
             raise self._missing_at(point)
         return value
 

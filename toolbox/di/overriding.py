@@ -14,7 +14,7 @@ from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationErr
 from ..introspection import type_name
 from .closing import running_loop
 from .decorators import Scope
-from .graph import BeanGraph, SingleBean
+from .graph import BeanGraph, NotFound, SingleBean
 from .scopes import ApplicationScope, Home
 
 
@@ -48,7 +48,7 @@ class Override:
 
     def _key_in(self, graph: BeanGraph) -> int:
         value = graph.find(self._wanted, self._name)
-        if value is None:
+        if isinstance(value, NotFound):
             raise graph.missing(self._wanted, self._name)
         if isinstance(value, SingleBean):
             return value.bean

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..context import ActiveScope
@@ -26,6 +27,7 @@ from .graph import (
     BeanList,
     Constant,
     LazyBean,
+    NotFound,
     SingleBean,
     Value,
     chain_text,
@@ -47,7 +49,7 @@ class Wiring(Home):
         self.application = ApplicationScope(self)
         self._layers = OverrideLayers(graph, self)
         self._growing = threading.Lock()
-        self._found: dict[tuple[Any, str | None, bool], Value | None] = {}
+        self._found: dict[tuple[Any, str | None], Value] = {}
         self._seeding = Seeding(graph)
         self._outside: list[Callable[[], None]] = []
         self._opened = Opened(graph, self)
@@ -129,7 +131,7 @@ class Wiring(Home):
         """Return the bean; create it without await."""
         scope = self.scope()
         value = self._value_of(wanted, name)
-        if value is None:
+        if isinstance(value, NotFound):
             return self._find_extra(scope, wanted, name)
         return self.get_value(value, scope)
 
@@ -137,40 +139,50 @@ class Wiring(Home):
         """Return the bean; await async producers."""
         scope = self.scope()
         value = self._value_of(wanted, name)
-        if value is None:
+        if isinstance(value, NotFound):
             return self._find_extra(scope, wanted, name)
         return await self.aget_value(value, scope)
+
+    def find_now(self, wanted: Any, name: str | None = None) -> Any:
+        """Return the bean, or None if there is none; create it without await."""
+        scope = self.scope()
+        value = self._value_or_none(wanted, name)
+        return find_extra(scope, wanted, None) if isinstance(value, NotFound) else self.get_value(value, scope)
 
     async def find(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean, or None if there is none; await async producers."""
         scope = self.scope()
-        value = self._value_of(wanted, name, or_none=True)
-        if value is None:
-            found = find_extra(scope, wanted)
-            return None if found is MISSING else found
-        return await self.aget_value(value, scope)
+        value = self._value_or_none(wanted, name)
+        return find_extra(scope, wanted, None) if isinstance(value, NotFound) else await self.aget_value(value, scope)
 
     async def find_bean(self, key: int) -> Any:
         """Return the bean with this key, or None if its producer returns None; await async producers."""
         return await self.aget_value(SingleBean(key, absent=None), self.scope())
 
-    def _value_of(self, wanted: Any, name: str | None, or_none: bool = False) -> Value | None:
-        """Return the graph's value for a lookup, None if no bean matches. Raises `AmbiguousBeanError`."""
-        key = wanted, name, or_none
+    def _value_of(self, wanted: Any, name: str | None) -> Value:
+        """Return the graph's value for a lookup, `NotFound` if no bean matches. Raises `AmbiguousBeanError`."""
+        key = wanted, name
         try:
             return self._found[key]
         except TypeError:  # the metadata of an Annotated cannot be hashed
-            return self.graph.find(wanted, name, or_none)
+            return self.graph.find(wanted, name)
         except KeyError:
-            value = self.graph.find(wanted, name, or_none)
-        if value is not None:
+            value = self.graph.find(wanted, name)
+        if not isinstance(value, NotFound):
             self._found[key] = value
             self.follow_graph()
         return value
 
+    def _value_or_none(self, wanted: Any, name: str | None) -> Value:
+        """Return the same, for a lookup that gives None for a seed that is absent and for a producer's None."""
+        value = self._value_of(wanted, name)
+        if isinstance(value, SingleBean) and value.absent is MISSING:
+            return replace(value, absent=None)
+        return value
+
     def _find_extra(self, scope: OpenScope, wanted: Any, name: str | None) -> Any:
         """Return the seed for a type that no bean provides. Raises `MissingBeanError`."""
-        found = find_extra(scope, wanted)
+        found = find_extra(scope, wanted, MISSING)
         if found is MISSING:
             raise self.graph.missing(wanted, name)
         return found
@@ -226,7 +238,7 @@ class Wiring(Home):
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         """Create the async parts of a bean, so that `get` can create the rest on any thread."""
         value = self._value_of(wanted, name)
-        if value is None:
+        if isinstance(value, NotFound):
             return
         scope = self.scope()
         self._follow_providers()
@@ -452,15 +464,15 @@ class Seeding:
             scope.is_seeded = True
 
 
-def find_extra(scope: OpenScope, wanted: Any) -> Any:
-    """Return the seed for a type that no bean provides, or `MISSING`."""
+def find_extra(scope: OpenScope, wanted: Any, instead: Any) -> Any:
+    """Return the seed for a type that no bean provides, or `instead` if there is none."""
     request = scope.request
     if request is None or not request.extras:
-        return MISSING
+        return instead
     form = plain(wanted)
     for given, value in request.extras.items():
         if form == given or form in forms_of(given):
             if request.closing:
                 raise ScopeNotActiveError(str(form), "its request scope has ended")
             return value
-    return MISSING
+    return instead

@@ -43,10 +43,11 @@ class _EmptyScope:
         return self.get(wanted, name)
 
     async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        try:
-            return self.get(wanted, name)
-        except MissingBeanError:
-            return None
+        return self.find_now(wanted, name)
+
+    def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        """See `ActiveScope`."""
+        return None
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
 
@@ -76,19 +77,17 @@ class NamedInstances(_EmptyScope):
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `ActiveScope`."""
+        found = self.find_now(wanted, name)
+        return super().get(wanted, name) if found is None else found
+
+    def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
+        """See `ActiveScope`."""
         owner, seeds = _seeds.get()
         if owner is self and wanted in seeds:
             return seeds[wanted]  # type: ignore[no-any-return]  # the caller of `seeded` gives instances of the types
         if (find := self._found.get(wanted)) is not None:
             return find()  # type: ignore[no-any-return]  # `provide` takes a function of this type
-        found: T = self._instances[wanted] if wanted in self._instances else super().get(wanted, name)
-        return found
-
-    async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        """See `ActiveScope`."""
-        owner, seeds = _seeds.get()
-        is_known = wanted in self._found or wanted in self._instances or (owner is self and wanted in seeds)
-        return self.get(wanted, name) if is_known else None
+        return self._instances.get(wanted)
 
     @contextmanager
     def seeded(self, seeds: Mapping[Any, Any]) -> Iterator[None]:

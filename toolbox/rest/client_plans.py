@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from types import FunctionType
 from typing import Any, get_args
@@ -19,7 +18,7 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter
 
 from ..context import InvocationContext
 from ..di.beans import MISSING, InjectionPoint, point_of, points_of
-from ..errors import MissingBeanError, Problem
+from ..errors import Problem
 from ..introspection import (
     EMPTY,
     Parameter,
@@ -191,14 +190,9 @@ def is_context(point: InjectionPoint) -> bool:
     return point.wants is InvocationContext
 
 
-@contextmanager
-def missing_bean_allowed(point: InjectionPoint) -> Iterator[None]:
-    """Continue after the block if the bean of an optional injection point is missing."""
-    try:
-        yield
-    except MissingBeanError:
-        if not point.optional and point.default is MISSING:
-            raise
+def is_required(point: InjectionPoint) -> bool:
+    """Return True if a missing bean is an error."""
+    return not point.optional and point.default is MISSING
 
 
 def default_of(point: InjectionPoint) -> object:

@@ -26,7 +26,7 @@ from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from ..http_replies import BoundedBody, RefusedBody, read_retry_after
 from ..safe_text import brief, hide_secrets, without_secrets
 from .annotations import FixedValue
-from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, missing_bean_allowed
+from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, is_required
 from .connections import (
     Outgoing,
     RestConnection,
@@ -396,9 +396,10 @@ def _drive(exchange: RestExchange, steps: Steps) -> Any:
 async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
     match effect:
         case FindBean(point):
-            with missing_bean_allowed(point):
+            if is_required(point):
                 return await exchange.scope.aget(point.whole, point.name)
-            return default_of(point)
+            found = await exchange.scope.find(point.whole, point.name)
+            return default_of(point) if found is None else found
         case AwaitValue(value):
             return await value if inspect.isawaitable(value) else value
         case SendRequest(request, auth, limit, unread, where):
@@ -422,9 +423,10 @@ async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
 def _perform(exchange: RestExchange, effect: Effect) -> Any:
     match effect:
         case FindBean(point):
-            with missing_bean_allowed(point):
+            if is_required(point):
                 return exchange.scope.get(point.whole, point.name)
-            return default_of(point)
+            found = exchange.scope.find_now(point.whole, point.name)
+            return default_of(point) if found is None else found
         case AwaitValue(value):
             return value
         case SendRequest(request, auth, limit, unread, where):

@@ -44,7 +44,6 @@ from ..errors import (
     InvocationTimeoutError,
     McpConnectionError,
     McpError,
-    MissingBeanError,
     Problem,
     RunIncompatibleError,
     RunNotFoundError,
@@ -626,11 +625,10 @@ class Invocation:
     async def _beans_for(self, injected: Iterable[InjectedParameter]) -> dict[str, Any]:
         beans: dict[str, Any] = {}
         for each in injected:
-            try:
+            if not each.optional:
                 beans[each.name] = await self.host.scope.aget(each.wanted)
-            except MissingBeanError:
-                if not each.optional:
-                    raise
+            elif (bean := await self.host.scope.find(each.wanted)) is not None:
+                beans[each.name] = bean
         return beans
 
     # --- additional tools

@@ -47,7 +47,6 @@ from ..errors import (
     EndsInvocation,
     FrameworkError,
     IllegalConfigurationError,
-    MissingBeanError,
     Problem,
     ScopeNotActiveError,
     ToolArgumentsError,
@@ -74,7 +73,7 @@ from ..parameters import (
     Progress,
     current_progress,
 )
-from ..security import Access, SecurityIdentity, identity_in
+from ..security import Access, SecurityIdentity, identity_in, identity_now
 from .codec import (
     Encoded,
     EncodedInFull,
@@ -821,14 +820,9 @@ async def _prepare(injected: Sequence[InjectedParameter], scope: ActiveScope) ->
     for each in injected:
         try:
             await scope.prepare(each.wanted)
-        except (MissingBeanError, ScopeNotActiveError) as error:
-            if not _may_be_missing(each, error):
+        except ScopeNotActiveError:
+            if each.wanted is not SecurityIdentity:  # it is anonymous outside its scope
                 raise
-
-
-def _may_be_missing(parameter: InjectedParameter, error: MissingBeanError | ScopeNotActiveError) -> bool:
-    """Return True if a tool can run without this bean. Without an identity, or outside its scope, it is anonymous."""
-    return parameter.wanted is SecurityIdentity or (parameter.optional and isinstance(error, MissingBeanError))
 
 
 def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -851,13 +845,12 @@ def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[st
         for name in tool.context_names:
             kwargs[name] = call.context if call.context.service is not NoService else None
         for each in tool.injected:
-            try:
+            if each.wanted is SecurityIdentity:
+                kwargs[each.name] = identity_now(call.environment.scope)
+            elif not each.optional:
                 kwargs[each.name] = call.environment.scope.get(each.wanted)
-            except (MissingBeanError, ScopeNotActiveError) as error:
-                if not _may_be_missing(each, error):
-                    raise
-                if each.wanted is SecurityIdentity:
-                    kwargs[each.name] = SecurityIdentity.anonymous()
+            elif (bean := call.environment.scope.find_now(each.wanted)) is not None:
+                kwargs[each.name] = bean
         if tool.positional:
             return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
     return function, (), kwargs
