@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,11 @@ FENCE = re.compile(
     r"(?:<!-- (?P<note>[^>]*?) -->\n+)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<place>[^)\s]*))?\)")
+# The README has absolute links, so that it reads the same on a package index.
+PUBLISHED = (
+    "https://github.com/toolbox-di/toolbox/blob/main/",
+    "https://raw.githubusercontent.com/toolbox-di/toolbox/main/",
+)
 # Printed between the parts of a program, so that the output of each is known.
 SEPARATOR = "\x1e"
 
@@ -162,12 +167,12 @@ def test_commands_print_the_documented_output(block: Block, tmp_path: Path) -> N
 
 
 @contextmanager
-def served(application: str, folder: Path) -> Iterator[str]:
+def served(application: str, folder: Path, variables: Mapping[str, str] | None = None) -> Iterator[str]:
     """Run an application under uvicorn on a free port and return its address."""
     server = subprocess.Popen(
         programs.command("-m", "uvicorn", application, "--port", "0"),
         cwd=folder,
-        env=environment(),
+        env=environment() | dict(variables or {}),
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -208,38 +213,70 @@ def test_links_inside_the_repository_are_valid(page: Path) -> None:
     wrong = []
     for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
         target, place = match["target"], match["place"]
-        if "://" in target or target.startswith("mailto:"):
+        there = published_file(target) or (page.parent / target if target else page)
+        if ("://" in str(target) and published_file(target) is None) or target.startswith("mailto:"):
             continue
-        there = page.parent / target if target else page
         if not there.exists() or (place and there.suffix == ".md" and place not in headings_of(there)):
             wrong.append(match[0])
 
     assert wrong == []
 
 
+def published_file(link: str) -> Path | None:
+    """Return the file of this repository that an absolute link shows, or None for other links."""
+    for start in PUBLISHED:
+        if link.startswith(start):
+            return ROOT / link.removeprefix(start)
+    return None
+
+
+def test_links_and_pictures_of_the_readme_work_outside_of_the_repository() -> None:
+    text = FENCE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+    targets = {match["target"] for match in LINK.finditer(text)} | set(re.findall(r'src(?:set)?="([^"]+)"', text))
+
+    assert [each for each in targets if "://" not in each] == []
+    assert [each for each in targets if (there := published_file(each)) and not there.exists()] == []
+
+
 def test_every_page_is_linked_from_the_readme() -> None:
-    linked = {match["target"] for match in LINK.finditer((ROOT / "README.md").read_text(encoding="utf-8"))}
-    pages = {str(page.relative_to(ROOT)) for page in PAGES if page.parent == ROOT / "docs"}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = {published_file(match["target"]) for match in LINK.finditer(text)}
 
-    assert pages - linked == set()
-
-
-def test_the_readme_has_one_program_of_at_most_25_lines() -> None:
-    [[program]] = programs_of(ROOT / "README.md")
-
-    assert len(program.text.splitlines()) <= 25
+    assert {page for page in PAGES if page.parent == ROOT / "docs"} - linked == set()
 
 
-def test_the_program_of_the_readme_answers_over_http(tmp_path: Path) -> None:
-    """Run the commands below the program of the README."""
-    [[program]] = programs_of(ROOT / "README.md")
-    (tmp_path / "menu.py").write_text(program.text, encoding="utf-8")
-    [commands] = [block for block in blocks_of(ROOT / "README.md") if "uvicorn" in block.text]
-    [(install, _), ([*_, uvicorn, application], _), ([curl, url], shown)] = commands_of(commands)
-    assert (install[0], uvicorn, curl) == ("pip", "uvicorn", "curl")
+def test_the_programs_of_the_readme_are_short() -> None:
+    [[first_program], [second_program]] = programs_of(ROOT / "README.md")
 
-    with (
-        served(application, tmp_path) as address,
-        urllib.request.urlopen(url.replace("localhost:8000", address)) as reply,
-    ):
-        assert reply.read().decode() == shown
+    assert len(first_program.text.splitlines()) <= 25
+    assert len(second_program.text.splitlines()) <= 40
+
+
+def test_the_programs_of_the_readme_answer_over_http(tmp_path: Path) -> None:
+    """Run the commands below each program of the README."""
+    programs_in_order = programs_of(ROOT / "README.md")
+    consoles = [block for block in blocks_of(ROOT / "README.md") if "uvicorn" in block.text]
+    for [program], console in zip(programs_in_order, consoles, strict=True):
+        *preparations, ([*settings, _, application], _) = [
+            each for each in commands_of(console) if each[0][0] != "curl"
+        ]
+        (tmp_path / f"{application.partition(':')[0]}.py").write_text(program.text, encoding="utf-8")
+        for (_, *arguments), _ in preparations:
+            assert run(arguments, tmp_path).returncode == 0
+        variables = dict(each.split("=", 1) for each in settings)
+
+        with served(application, tmp_path, variables) as address:
+            for (_, *arguments), shown in commands_of(console):
+                if arguments and "localhost:8000" in arguments[-1]:
+                    pattern = ".*".join(map(re.escape, shown.split("…")))
+                    assert re.fullmatch(pattern, reply_to(arguments, address))
+
+
+def reply_to(arguments: list[str], address: str) -> str:
+    """Send the request of a `curl` command, and return the body of the reply."""
+    options = dict(zip(arguments[:-1:2], arguments[1:-1:2], strict=True))
+    name, _, value = options.get("-H", "accept: */*").partition(": ")
+    url = arguments[-1].replace("localhost:8000", address)
+    request = urllib.request.Request(url, headers={name: value}, method=options.get("-X", "GET"))
+    with urllib.request.urlopen(request) as reply:
+        return str(reply.read().decode())

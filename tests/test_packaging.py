@@ -60,7 +60,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def output(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Run two programs in one new process, with the wheel and without the repository; return what they print."""
     folder = tmp_path_factory.mktemp("programs")
-    [menu] = re.findall(r"(?ms)^`menu\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"))
+    [menu] = re.findall(
+        r"(?ms)^Save this as `menu\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8")
+    )
     (folder / "menu.py").write_text(menu, encoding="utf-8")
     (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
 
