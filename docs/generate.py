@@ -69,7 +69,7 @@ def settings_table(prefix: str, section: type[BaseModel]) -> Iterator[str]:
     yield "|---|---|---|"
     for name, field in section.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        if name not in SECTIONS:  # a section has a table of its own
+        if name not in SECTIONS:  # a section has a separate table
             yield f"| `{prefix}{name.upper()}` | {shown_default(default)} | {meanings[name]} |"
 
 

@@ -335,11 +335,11 @@ class ToolboxSettings(BaseSettings):
     max_concurrent_tools: PositiveInt = 16
     """Tools of one reply that run at the same time."""
     max_tool_rounds: PositiveInt = 10
-    """Rounds of tool calls, for services that set no limit of their own."""
+    """Rounds of tool calls, for services without their own limit."""
     max_tool_calls_per_response: PositiveInt | None = None
-    """Tool calls in one reply, for services that set no limit of their own."""
+    """Tool calls in one reply, for services without their own limit."""
     timeout: PositiveFloat | None = None
-    """Seconds of a whole call, for services that set no limit of their own."""
+    """Seconds of a whole call, for services without their own limit."""
     slow_call_warning: PositiveFloat = 0.1
     """Seconds after which a call that blocks the event loop is logged."""
     demo: bool = False
