@@ -57,6 +57,7 @@ from .parameters import (
     MemoryId,
     Progress,
 )
+from .di.conditions import only_if
 from .di.decorators import (
     Instance,
     Named,
@@ -459,6 +460,7 @@ __all__ = [
     "invocation_record",
     "non_blocking",
     "on_start",
+    "only_if",
     "produces",
     "register_ai_service",
     "register_rest_client",

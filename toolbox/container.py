@@ -22,6 +22,7 @@ from typing_extensions import TypeForm
 from .bean_references import GLOBAL_INTERCEPTOR_MARK, is_rest_client
 from .chat import ChatModel, ToolSpecification
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
+from .di.conditions import LeftOut, conditions_of
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
 from .di.graph import (
     DEFAULT,
@@ -169,6 +170,8 @@ class Container:
         from .tools.sources import bean_types
 
         startup = _startup()
+        if conditions_of(member):
+            return True
         if isinstance(member, type):
             marks = (scope_mark_of(member), service_options_of(member))
             is_marked = any(mark is not None for mark in marks) or GLOBAL_INTERCEPTOR_MARK in vars(member)
@@ -229,7 +232,9 @@ class Container:
             return _own_bean(host.runs) if runs_bean is not None and wanted is runs_bean.Runs else None
 
         own = [_own_bean(each) for each in (self, host.settings)]
-        registered = self._registry.read(self._readers(names, host), names, own, runs_on_request)
+        registered = self._registry.read(
+            self._readers(names, host), names, own, runs_on_request, host.settings.profiles
+        )
         self._read_before = _ReadBefore(given, host, registered)
         return host, registered, problems
 
@@ -673,22 +678,30 @@ class ContainerInternals:
         """Return the bean classes that have tools, in registration order."""
         from .tools.sources import bean_types
 
-        graph = self._container._read()[1].graph
-        return bean_types(dict.fromkeys(each.provides for each in graph.definitions))
+        return bean_types(dict.fromkeys(each.provides for each in self._graph.definitions))
 
     def mcp_beans(self) -> tuple[type[Any], ...]:
         """Return the bean classes that have tools, resources or prompts for MCP clients, in registration order."""
         from .tools.marks import mcp_marked
         from .tools.sources import bean_types
 
-        graph = self._container._read()[1].graph
-        classes = dict.fromkeys(each.provides for each in graph.definitions)
+        classes = dict.fromkeys(each.provides for each in self._graph.definitions)
         with_tools = set(bean_types(classes))
         return tuple(each for each in classes if each in with_tools or (isinstance(each, type) and mcp_marked(each)))
 
     def describe(self) -> tuple[BeanDescription, ...]:
         """Return all beans in registration order, for tools that show the graph."""
-        return describe(self._container._read()[1].graph)
+        return describe(self._graph)
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return what `@only_if` left out, for tools that show the graph."""
+        return tuple(self._graph.left_out)
+
+    @property
+    def _graph(self) -> BeanGraph:
+        """The beans of the started container; before the start, those that it would have."""
+        wiring = self._container._wiring
+        return self._container._read()[1].graph if wiring is None else wiring.graph
 
     # --- while it is started
 

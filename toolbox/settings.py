@@ -324,6 +324,8 @@ class ToolboxSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
+    profile: Annotated[str | tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    """Names of the active profiles, with commas between them, for `@only_if(profile=…)`."""
     pool_size: PositiveInt = 32
     """Threads for blocking tools, for each process."""
     thread_limit: PositiveInt = 256
@@ -356,6 +358,11 @@ class ToolboxSettings(BaseSettings):
     """Settings of the database of `toolbox.sql`."""
     redis: RedisSettings = Field(default_factory=RedisSettings)
     """Settings of the server of `toolbox.redis`."""
+
+    @property
+    def profiles(self) -> frozenset[str]:
+        """Return the names of the active profiles."""
+        return frozenset((self.profile,) if isinstance(self.profile, str) else self.profile)
 
     @classmethod
     def settings_customise_sources(

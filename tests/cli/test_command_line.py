@@ -191,6 +191,31 @@ def test_the_graph_as_a_mermaid_drawing(program: Program) -> None:
     assert lines.count("end") == sum(line.startswith("subgraph") for line in lines)
 
 
+CONDITIONAL = """
+    from toolbox import Container, only_if
+
+    @only_if(profile="prod")
+    class Smtp: ...
+
+    class Printing: ...
+
+    container = Container().register(Smtp, Printing)
+"""
+
+
+def test_the_graph_shows_what_was_left_out_and_why(program: Program) -> None:
+    why = "the profile 'prod' is not active (none is)"
+
+    shown = program(CONDITIONAL, "graph", "program:container").output
+    drawing = program(CONDITIONAL, "graph", "program:container", "--mermaid").output
+    data = read(program(CONDITIONAL, "graph", "program:container", "--json"))
+
+    assert f"left out\n  Smtp: {why}" in shown
+    assert f"Smtp<br><small>{why}</small>" in drawing
+    assert data["left_out"] == [{"name": "Smtp", "why": why}]
+    assert "smtp" not in {bean["name"] for bean in data["beans"]}
+
+
 def test_a_program_with_problems_has_a_graph_too(program: Program) -> None:
     beans = {bean["name"] for bean in read(program(BROKEN, "graph", "program:container", "--json"))["beans"]}
 

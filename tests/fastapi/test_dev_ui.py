@@ -32,6 +32,7 @@ from toolbox import (
     ToolAbort,
     UserMessage,
     call_scoped,
+    only_if,
     produces,
     register_ai_service,
     request_scoped,
@@ -472,6 +473,16 @@ async def test_a_tool_is_called_in_its_own_request_scope(running: Any) -> None:
     assert (first["text"], first["is_error"]) == ('["soup","soup"]', False)
     assert first["duration"] > 0
     assert second["text"] == '["cake"]'
+
+
+async def test_what_was_left_out_is_shown_with_the_reason(running: Any) -> None:
+    @only_if(profile="prod")
+    class Delivery: ...
+
+    async with running(restaurant(register=(Delivery,))) as client:
+        program = await program_of(client)
+
+    assert program["left_out"] == [{"name": "Delivery", "why": "the profile 'prod' is not active (none is)"}]
 
 
 async def test_beans_of_a_call_are_closed_when_it_ends(running: Any) -> None:

@@ -25,6 +25,7 @@ from toolbox import (
     TokenStream,
     application_scoped,
     call_scoped,
+    only_if,
     register_ai_service,
     request_scoped,
     tool,
@@ -97,6 +98,10 @@ class Basket:
         """Puts a dish into the basket."""
         said = ", ".join(f"{each.grams} g {each.name}" for each in toppings)
         return f"{count} {size.value} {'hot' if hot else 'cold'} {dish} with {said or 'nothing'} for {seat!r}"
+
+
+@only_if(profile="prod")
+class Delivery: ...
 
 
 @call_scoped
@@ -187,7 +192,7 @@ def restaurant() -> FastAPI:
     model = ScriptedChatModel([reply_to] * 1000)
     install(
         app,
-        Container(models={"default": model}).register(Waiter, Host, Helper, Kitchen, Basket, Session, Till),
+        Container(models={"default": model}).register(Waiter, Host, Helper, Kitchen, Basket, Session, Till, Delivery),
         dev_ui=DevUi(token=TOKEN),
     )
 
@@ -358,6 +363,8 @@ def test_beans_are_a_graph_and_a_table(page: Any) -> None:
     row = page.get_by_role("row").filter(has_text="session")
     assert "looks up Basket" in row.first.inner_text().replace("\n", " ")
     boxes = [box.bounding_box() for box in page.locator("#beans svg .bean").all()]
+    left_out = page.locator("#beans .left-out li").inner_text()
+    assert left_out == "Delivery: the profile 'prod' is not active (none is)"
     for number, one in enumerate(boxes):
         for other in boxes[number + 1 :]:
             apart = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]

@@ -105,15 +105,16 @@ def graph(
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid drawing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the container's beans: their scopes, their dependencies, and the tools they offer and use."""
+    """Print the container's beans: their scopes, their dependencies, the tools they offer and use, what is left out."""
     container = load_container(target)
-    nodes = nodes_of(internals_of(container).describe(), container)
+    nodes, left_out = nodes_of(internals_of(container).describe(), container), internals_of(container).left_out()
     if as_json:
-        print_json({"beans": [asdict(node) for node in nodes]})
+        absent = [{"name": each.name, "why": each.why} for each in left_out]
+        print_json({"beans": [asdict(node) for node in nodes], "left_out": absent})
     elif mermaid:
-        typer.echo(for_terminal("\n".join(mermaid_lines(nodes))))
+        typer.echo(for_terminal("\n".join(mermaid_lines(nodes, left_out))))
     else:
-        for line in text_lines(nodes):
+        for line in text_lines(nodes, left_out):
             show(line)
 
 

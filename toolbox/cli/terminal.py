@@ -41,6 +41,7 @@ from ..chat import (
     UserMessage,
 )
 from ..container import Container, internals_of
+from ..di.conditions import LeftOut
 from ..errors import IllegalConfigurationError, Problem, ToolboxError
 from ..hosts.executors import tool_specification_from, tool_specifications_from
 from ..overview import SCOPES, Node
@@ -117,8 +118,8 @@ def fail_with_problems(problems: Iterable[Problem]) -> None:
 ARROWS = {"holds": "-->", "looks up": "-.->", "calls": "==>"}
 
 
-def text_lines(nodes: Iterable[Node]) -> Iterator[str]:
-    """Yield the bean graph as text, with a paragraph for each scope."""
+def text_lines(nodes: Iterable[Node], left_out: Sequence[LeftOut] = ()) -> Iterator[str]:
+    """Yield the bean graph as text, with a paragraph for each scope, and one for what was left out."""
     scope = ""
     for node in nodes:
         if node.scope != scope:
@@ -129,6 +130,10 @@ def text_lines(nodes: Iterable[Node]) -> Iterator[str]:
             yield f"    offers the tools {escape(', '.join(node.tools))}"
         for bean, manner in node.links:
             yield f"    {manner} {escape(bean)}"
+    if left_out:
+        yield "\n[bold]left out[/bold]"
+    for each in left_out:
+        yield f"  {escape(each.name)}: [dim]{escape(each.why)}[/dim]"
 
 
 # --- the reach of a program
@@ -184,10 +189,11 @@ def _mermaid_text(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def mermaid_lines(nodes: Iterable[Node]) -> Iterator[str]:
+def mermaid_lines(nodes: Iterable[Node], left_out: Sequence[LeftOut] = ()) -> Iterator[str]:
     """Yield the bean graph as a Mermaid flowchart.
 
-    Solid arrows are injected beans, dotted ones are looked up when they are used, thick ones are tools.
+    Solid arrows are injected beans, dotted ones are looked up when they are used, thick ones are tools. What was left
+    out has a group without arrows.
     """
     nodes = list(nodes)
     ids = {node.name: f"bean{number}" for number, node in enumerate(nodes)}
@@ -199,8 +205,13 @@ def mermaid_lines(nodes: Iterable[Node]) -> Iterator[str]:
         yield f"  subgraph {scope}"
         for node in members:
             offered = f"<br><small>{', '.join(node.tools)}</small>" if node.tools else ""
-            text = node.type.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
-            yield f'    {ids[node.name]}["{text}{offered}"]'
+            yield f'    {ids[node.name]}["{_mermaid_text(node.type)}{offered}"]'
+        yield "  end"
+    if left_out:
+        yield "  subgraph left_out[left out]"
+        for number, each in enumerate(left_out):
+            text = f"{_mermaid_text(each.name)}<br><small>{_mermaid_text(each.why)}</small>"
+            yield f'    absent{number}["{text}"]'
         yield "  end"
     for node in nodes:
         for bean, manner in node.links:

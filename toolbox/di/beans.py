@@ -52,6 +52,7 @@ from ..introspection import (
     unwrapped,
     with_self,
 )
+from .conditions import conditions_of
 from .decorators import Instance, Named, Scope, producer_mark_of, scope_mark_of
 
 Names = Mapping[str, Any]
@@ -330,6 +331,8 @@ def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
         if inspect.isfunction(member) and producer_mark_of(member) is not None:
             fix = "move it to a module-level function with the required beans as parameters, and register that"
             yield Problem(f"{where}.{name}", "@produces does not support methods", fix)
+        if conditions_of(member):
+            yield Problem(f"{where}.{name}", "@only_if does not support methods", f"put it on {where}")
 
 
 def _stop_of(cls: type[Any]) -> Stop:

@@ -43,6 +43,7 @@ from .beans import (
     point_of,
     read_class,
 )
+from .conditions import LeftOut
 from .decorators import Scope
 
 
@@ -52,12 +53,14 @@ class Registration:
 
     `implies` are further objects to register. `check` yields the problems of the object when all beans are known.
     `start` describes a function that runs at each start.
+    `left_out` says why the object is not registered.
     """
 
     definitions: tuple[BeanDefinition, ...]
     implies: tuple[object, ...] = ()
     check: Callable[[BeanGraph], Iterable[Problem]] | None = None
     start: Any = None
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +172,10 @@ class BeanGraph:
         bindings: Iterable[Binding] = (),
         names: Names | None = None,
         on_request: Callable[[Any], BeanDefinition | None] | None = None,
+        left_out: Iterable[LeftOut] = (),
     ) -> None:
         self.names, self._on_request = names or {}, on_request
+        self.left_out = list(left_out)
         self._lock = threading.RLock()
         self.definitions: list[BeanDefinition] = []
         self._short_names: list[str] = []
@@ -228,6 +233,10 @@ class BeanGraph:
         interface = plain(binding.interface)
         where = f"bind({type_name(binding.interface)}, {type_name(binding.implementation)})"
         found = self._implementing(binding)
+        if found == NotFound() and (absent := self.left_out_for(binding.implementation)):
+            # The binding is left out with its implementation.
+            self.left_out += [replace(each, provides=interface) for each in absent]
+            return
         if isinstance(found, NotFound):
             self.binding_problems.append(self._unbound(binding, found, where))
             return
@@ -351,6 +360,10 @@ class BeanGraph:
         if point.shape is not PointShape.DICT:
             return BeanList(tuple(dict.fromkeys(key for key, _ in pairs)), point.shape is PointShape.TUPLE)
         return BeanDict(tuple({name: (name, key) for key, name in pairs if name is not None}.values()))
+
+    def provides(self, wanted: Any) -> bool:
+        """Return True if one or more beans are of a type. Settings that nobody has registered are not."""
+        return self.choose(wanted, None, derive=not is_settings(wanted)) != NotFound()
 
     def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
         """Return the bean for a type and a name, or the candidates if none or several match."""
@@ -526,7 +539,9 @@ class BeanGraph:
 
     def _missing_at(self, point: InjectionPoint) -> MissingBeanError:
         fix = web_request_fix(point.wants)
-        if _wider(point.wants, self.definitions) is not None:
+        if absent := self.left_out_for(point.wants):
+            fix = "; ".join(map(str, absent))
+        elif _wider(point.wants, self.definitions) is not None:
             fix = suggestion(point, (), self.definitions)
         near = NearMisses(lambda: self.near_misses(point))
         return MissingBeanError(_lookup_text(point), near, point.where if point.parameter else "", fix)
@@ -560,12 +575,20 @@ class BeanGraph:
                 fix = f'give them names, such as @produces(name="a"), and use Annotated[{wanted}, Named("a")]'
             fix += "" if bound is None else f", or call bind({wanted}, {bound})"
             yield Problem(point.where, f"multiple beans provide {wanted}: {names}", fix)
+        elif isinstance(value, NotFound) and (absent := self.left_out_for(point.wants)):
+            what = f"no bean provides {wanted_text(point)}: {'; '.join(map(str, absent))}"
+            yield Problem(point.where, what, _left_out_fix(point, absent))
         elif isinstance(value, NotFound):
             yield Problem(
                 point.where,
                 f"no bean provides {wanted_text(point)}",
                 suggestion(point, self.near_misses(point), self.definitions),
             )
+
+    def left_out_for(self, wanted: Any) -> list[LeftOut]:
+        """Return what would provide a type, or is this function, but was left out by its conditions."""
+        wanted = plain(wanted)
+        return [each for each in self.left_out if wanted in (each.source, *forms_of(each.provides))]
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
         """Return similar beans: same type with another name, same members, or a similar name."""
@@ -581,6 +604,11 @@ def _point_of_lookup(wanted: Any, name: str | None) -> InjectionPoint:
 
 def _lookup_text(point: InjectionPoint) -> str:
     return repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
+
+
+def _left_out_fix(point: InjectionPoint, absent: Sequence[LeftOut]) -> str:
+    fixes = dict.fromkeys(each.fix for each in absent)
+    return f"{', or '.join(fixes)}, or use `{type_name(point.wants)} | None`"
 
 
 class NearMisses(Sequence[str]):

@@ -70,7 +70,9 @@ class Override:
         except IllegalConfigurationError as error:
             yield from error.problems
         except FrameworkError:
-            yield Problem(self._where, "no bean provides it", "register the bean that the fake replaces")
+            absent = "; ".join(map(str, graph.left_out_for(self._wanted)))
+            what = f"no bean provides it: {absent}" if absent else "no bean provides it"
+            yield Problem(self._where, what, "register the bean that the fake replaces")
 
     def apply(self, wiring: Overridable) -> None:
         """Replace the bean by the fake. Raises if no bean, or more than one, matches."""

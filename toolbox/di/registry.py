@@ -11,10 +11,11 @@ import inspect
 import pkgutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
-from typing import Any, TypeAlias, get_origin
+from typing import Any, TypeAlias, cast, get_origin
 
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import class_of, forms_of, plain, type_name
@@ -29,6 +30,7 @@ from .beans import (
     read_producer,
     seed_of,
 )
+from .conditions import Condition, Conditions, LeftOut, SettingCondition, conditions_of
 from .decorators import Scope, producer_mark_of, settings_check_of
 from .graph import Bean, BeanGraph, Binding, Registration, chain_text, provider_names
 
@@ -62,6 +64,7 @@ class Registry:
         self._bindings: dict[Binding, None] = {}
         self._seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(seeds)
         self._implied: list[Callable[[], Iterable[object]]] = []
+        self._reads_environment = False
 
     def add(self, entry: object) -> None:
         """Register an object. Repeated registration has no effect."""
@@ -76,9 +79,12 @@ class Registry:
         self._implied.append(find)
 
     def contents(self) -> tuple[object, ...] | None:
-        """Return the inputs of `read`, to detect changes; None if included containers can change them."""
+        """Return the inputs of `read`, to detect changes; None if they are not all known.
+
+        Included containers and environment variables can change.
+        """
         entries = self._entries.values()
-        if any(isinstance(each, IncludedContainer) for each in entries):
+        if self._reads_environment or any(isinstance(each, IncludedContainer) for each in entries):
             return None
         implied = (each for find in self._implied for each in find())
         return (*self._entries, *self._bindings, *self._seeds.items(), *self._optional_seeds.items(), *implied)
@@ -130,22 +136,38 @@ class Registry:
         names: Names,
         own: Iterable[BeanDefinition],
         on_request: Callable[[Any], BeanDefinition | None],
+        profiles: Collection[str] = (),
     ) -> Registered:
         """Read each object, and objects that it implies, with the first reader that supports it.
 
-        `own` are beans of the container itself, and `on_request` returns those that few programs use.
+        `own` are beans of the container itself, and `on_request` returns those that few programs use. `profiles` are
+        the active ones, for `@only_if`.
         """
-        readings = list(self._readings(readers))
+        unconditional = cache(lambda: self._unconditional(readers, names))
+        conditions = Conditions(profiles, lambda wanted: unconditional().provides(wanted))
+        readings = list(self._readings(readers, conditions.reasons_against, names))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         definitions += (seed_of(each, find) for each, find in self._seeds.items())
         provided = [each.provides for each in definitions]
         optional = self._optional_seeds.items()
         definitions += (seed_of(each, find) for each, find in optional if each not in provided)
         definitions += own
-        graph = BeanGraph(definitions, self._bindings, names, on_request)
+        left_out = [reading.left_out for reading, _ in readings if reading.left_out is not None]
+        graph = BeanGraph(definitions, self._bindings, names, on_request, left_out)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
-    def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Registration, Problem | None]]:
+    def _unconditional(self, readers: Sequence[Reader], names: Names) -> BeanGraph:
+        """Return the beans that are registered without conditions."""
+        readings = self._readings(readers, lambda conditions: [("", "")] if conditions else [], names)
+        definitions = [definition for reading, _ in readings for definition in reading.definitions]
+        return BeanGraph([*definitions, *map(seed_of, self._seeds)], self._bindings, names)
+
+    def _readings(
+        self,
+        readers: Sequence[Reader],
+        reasons_against: Callable[[tuple[Condition, ...]], list[tuple[str, str]]],
+        names: Names,
+    ) -> Iterator[tuple[Registration, Problem | None]]:
         seen = {*self._entries, *self._seeds}
         queue = deque(self._entries.values())
         implied: list[object] = [each for find in self._implied for each in find()]
@@ -163,6 +185,11 @@ class Registry:
                 implied = []
                 continue
             entry = queue.popleft()
+            if conditions := conditions_of(entry):
+                self._reads_environment |= any(isinstance(each, SettingCondition) for each in conditions)
+                if reasons := reasons_against(conditions):
+                    yield Registration((), left_out=_left_out(entry, reasons, names)), None
+                    continue
             reading = next((found for read in readers if (found := read(entry)) is not None), None)
             if reading is None:
                 yield Registration(()), _not_registrable(entry)
@@ -200,6 +227,14 @@ class Registered:
         for reading in self.readings:
             if reading.check is not None:
                 yield from reading.check(self.graph)
+
+
+def _left_out(entry: object, reasons: Sequence[tuple[str, str]], names: Names) -> LeftOut:
+    """Describe a registered object whose conditions do not hold."""
+    is_producer = producer_mark_of(entry) is not None
+    provides = read_producer(cast("Callable[..., Any]", entry), names).provides if is_producer else entry
+    whys, fixes = zip(*reasons, strict=True)
+    return LeftOut(type_name(entry), provides, " and ".join(whys), " and ".join(dict.fromkeys(fixes)), entry)
 
 
 def _identity(entry: object) -> object:

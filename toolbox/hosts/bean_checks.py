@@ -190,7 +190,7 @@ def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[P
         point = point_of(each.reference.bean, each.where)
         value = graph.value_of(point)
         name = type_name(each.reference.type)
-        is_missing = isinstance(value, NotFound) and not value.candidates
+        is_missing = isinstance(value, NotFound) and not value.candidates and not graph.left_out_for(point.wants)
         if is_missing and inspect.isabstract(each.reference.type):
             fact = f"no bean provides {name}, which is abstract"
             missing = ", ".join(sorted(each.reference.type.__abstractmethods__))

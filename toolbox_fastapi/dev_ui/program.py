@@ -58,6 +58,7 @@ class ProgramView:
             for each in nodes_of(internals_of(container).describe(), container)
             if each.type != DevUiListener.__name__
         ]
+        self.left_out = internals_of(container).left_out()
         self.methods = {
             plan.where: Method(plan, form_of(plan)) for plans in self.host.plans.values() for plan in plans.values()
         }
@@ -103,6 +104,7 @@ class ProgramView:
             "services": [self._service(cls, plans) for cls, plans in by_service.items()],
             "tools": [_tool_as_json(each) for each in self.tools.values()],
             "beans": [_bean_as_json(each) for each in self.nodes],
+            "left_out": [{"name": each.name, "why": each.why} for each in self.left_out],
             "reach": [each.as_json() for each in self.reach],
         }
 

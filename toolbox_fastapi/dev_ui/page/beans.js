@@ -9,8 +9,8 @@ const SCOPES = ["application", "request", "call", "dependent"];
 const LINK_KINDS = {holds: "holds it", "looks up": "looks it up when needed", calls: "offers its tools to a model"};
 
 export function showBeans(program, wanted) {
-  const {beans} = program;
-  if (!at("beans").children.length) at("beans").append(legend(), graph(beans), table(beans));
+  const {beans, left_out: absent} = program;
+  if (!at("beans").children.length) at("beans").append(legend(), graph(beans), table(beans), ...leftOut(absent));
   if (wanted) choose(wanted);
 }
 
@@ -193,4 +193,17 @@ function table(beans) {
     {class: "table", tabindex: "0", role: "region", "aria-label": "Table of the beans"},
     make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, rows)),
   );
+}
+
+// Shows what conditions left out, and why.
+function leftOut(absent) {
+  if (!absent.length) return [];
+  return [
+    make("h2", {}, "Left out"),
+    make(
+      "ul",
+      {class: "left-out"},
+      absent.map(each => make("li", {}, make("code", {}, each.name), `: ${each.why}`)),
+    ),
+  ];
 }
