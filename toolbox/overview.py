@@ -101,20 +101,22 @@ ANY_TOOL: Final = "?"
 class Entry:
     """A place where calls come in: the services that it can call, and the tools that it offers.
 
-    With services, the tools are added to the calls of their methods, as `@toolbox` of an endpoint does.
+    With services, the tools are added to the calls of their methods, as `@toolbox` of an endpoint does. `access` are
+    the roles of the entry itself.
     """
 
     name: str
     services: tuple[type[Any], ...] = ()
     tools: tuple[Tool, ...] = ()
     calls_services: bool = True
+    access: Access | None = None
 
 
 def reach_of(plans: Plans, entries: Iterable[Entry]) -> list[Reach]:
     """Return all ways: those from `entries`, then those from each method of a service."""
     found: list[Reach] = []
     for entry in entries:
-        start = _Way(entry.name, ())
+        start = _Way(entry.name, ()).checked(entry.access)
         if not entry.calls_services:
             found += _to_tools(start, entry.tools, plans, ())
             continue
@@ -141,7 +143,7 @@ class _Way:
 
     def checked(self, access: Access | None) -> _Way:
         """Return the way after a check of roles. It is closed if no identity can pass the check."""
-        if access is None:
+        if access is None or access.is_open:
             return self
         if access.roles is None:
             return replace(self, needs_identity=True)

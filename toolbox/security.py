@@ -191,9 +191,10 @@ def roles_allowed(*roles: str) -> Callable[[F], F]:
         @roles_allowed("support", "admin")
         def refund(self, order: int) -> str: ...
 
-    Put it on a tool, a class of tools, an AI service or one of its methods. That of a method or tool replaces that of
-    its class. A tool that the identity may not call is not offered to the model. A service method that it may not call
-    raises `UnauthenticatedError` or `ForbiddenError`.
+    Put it on a tool, a class of tools, an AI service or one of its methods, or on an endpoint of FastAPI. That of a
+    method or tool replaces that of its class. A tool that the identity may not call is not offered to the model. A
+    service method that it may not call raises `UnauthenticatedError` or `ForbiddenError`; an endpoint answers 401 or
+    403.
     """
     for each in roles:
         if not isinstance(each, str) or not each.strip():
@@ -208,7 +209,7 @@ def authenticated(target: F) -> F:
 
 
 def permit_all(target: F) -> F:
-    """Allow everyone: opens a tool or a method of a restricted class."""
+    """Allow everyone: opens a tool or a method of a restricted class, and says that an endpoint is open."""
     return _mark(target, _OPEN, "@permit_all")
 
 
@@ -230,6 +231,15 @@ def marked_access(member: object) -> Access | None:
         mark = None if isinstance(each, type) else getattr(each, ACCESS_MARK, None)
         if isinstance(mark, Access):
             return mark
+    return None
+
+
+def nearest_access(function: object) -> Access | None:
+    """Return the mark of a function or of what it wraps, the outermost first; None without one."""
+    while function is not None:
+        if (found := marked_access(function)) is not None:
+            return found
+        function = getattr(function, "__wrapped__", None)
     return None
 
 

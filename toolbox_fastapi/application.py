@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException, WebSocketException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Host, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -35,6 +35,7 @@ from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
+from .endpoint_roles import check_callers, role_problems
 from .endpoints import (
     IDENTITY_DEPENDENCY,
     InjectRoute,
@@ -113,6 +114,7 @@ def install(
     internals.add_offers(lambda: offers_of_endpoints(app.routes))
     internals.add_tool_finder(lambda: tools_added_by_endpoints(app.routes))
     internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
+    internals.add_check(lambda graph: role_problems(app.routes, graph, resolve_identity))
     setattr(app.state, ENTRIES, [lambda graph: entries_of(app.routes, graph)])
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
@@ -141,6 +143,7 @@ class Installation:
         @asynccontextmanager
         async def started(app: FastAPI) -> AsyncIterator[Any]:
             complete_dependencies(app.routes, self._resolve_identity)
+            check_callers(app.routes, self.container, self._resolve_identity)
             for each in mounted_apps(app.routes):
                 record_failures(each)
             async with self._started(), lifespan(app) as state:
@@ -165,7 +168,7 @@ class Installation:
 def mounted_apps(routes: Sequence[BaseRoute]) -> Iterator[Starlette]:
     """Yield the applications that these routes mount, at any depth, FastAPI or Starlette."""
     for context in iter_route_contexts(routes):
-        if isinstance(context.original_route, Mount):
+        if isinstance(context.original_route, (Mount, Host)):
             inner: Any = context.original_route.app
             while not isinstance(inner, Starlette) and hasattr(inner, "app"):  # middleware
                 inner = inner.app

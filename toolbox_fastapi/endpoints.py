@@ -28,7 +28,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Host, Mount, Route
 
 from toolbox.bean_references import is_rest_client
 from toolbox.container import Offered, internals_of
@@ -44,7 +44,7 @@ from toolbox.parameters import (
     InjectMark,
     support_endpoints,
 )
-from toolbox.security import SecurityIdentity, identity_from, marked_access
+from toolbox.security import SecurityIdentity, identity_from, nearest_access
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.planning import named_beans, registrable
 from toolbox.services.plans import tools_added
@@ -442,7 +442,7 @@ def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tupl
     for context in iter_route_contexts(routes):
         path = f"{prefix}{context.path or ''}"
         inner = context.original_route
-        if isinstance(inner, Mount):
+        if isinstance(inner, (Mount, Host)):
             if isinstance(inner.app, Starlette) and inner.app in installed:
                 continue
             yield from endpoints_of(inner.routes or (), path)
@@ -460,7 +460,7 @@ def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]
             points += _points_in(dependant, name)
         tools, _ = read_tools(toolbox_of(context.endpoint) or (), name)
         if services := services_behind(points, graph):
-            yield Entry(name, services, tools)
+            yield Entry(name, services, tools, access=nearest_access(context.endpoint))
 
 
 def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:
@@ -507,9 +507,6 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
         tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
         yield from problems
         yield from identity_problems(graph, (f"{where}, tool {tool.name}" for tool in tools if tool.access is not None))
-        if marked_access(context.endpoint) is not None:
-            fix = "put it on the tools and AI services that the endpoint uses, and protect the endpoint with Depends(…)"
-            yield Problem(where, "the roles have no effect on an endpoint", fix)
         for tool in tools:
             yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
 
@@ -569,7 +566,8 @@ def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callabl
             dependant.dependencies.insert(0, entering)
         if resolve_identity is None or hasattr(context.endpoint, OWN_IDENTITY_MARK):
             continue
-        if not any(each.call is resolve_identity for each in dependant.dependencies):
+        # After a check of roles, which has solved it, another callable has its place.
+        if not any(getattr(each.call, "solves", each.call) is resolve_identity for each in dependant.dependencies):
             identity = get_parameterless_sub_dependant(depends=Depends(resolve_identity), path=context.path or "")
             dependant.dependencies.insert(0, identity)
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from fastapi.dependencies.utils import SolvedDependency
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
@@ -65,6 +66,7 @@ class ClientExchange:
     connection: HTTPConnection | None = None
     identity: SecurityIdentity | None = None
     find_challenge: Callable[[], str] | None = None
+    checked: SolvedDependency | None = None
     failure: BaseException | None = None
     completed = ended = left = entered = accepted = False
     _receiving = 0
@@ -202,6 +204,27 @@ class ClientExchange:
                 arrived.set()
         finally:
             arrived.set()
+
+
+class ReplayedReceive:
+    """The messages of a request, which can be received again after `rewind`."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read: list[Message] = []
+        self._again: list[Message] | None = None
+
+    async def __call__(self) -> Message:
+        if self._again:
+            return self._again.pop(0)
+        message = await self._receive()
+        if self._again is None:
+            self._read.append(message)
+        return message
+
+    def rewind(self) -> None:
+        """Return the messages that were received so far again, before further ones."""
+        self._again, self._read = self._read, []
 
 
 def unwrapped_error(error: BaseException) -> BaseException:

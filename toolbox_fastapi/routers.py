@@ -25,7 +25,7 @@ from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from toolbox.chat import PendingCall
 from toolbox.container import Container, internals_of
@@ -36,7 +36,7 @@ from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, re
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from, identity_in
 
 from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK, exchange_of
-from .exchanges import current_exchange, current_identity
+from .exchanges import ReplayedReceive, current_exchange, current_identity
 from .problems import challenge, problem_details
 from .streaming import as_json, sse
 
@@ -521,27 +521,7 @@ class _McpRoute(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; the application can read the body again after its dependencies have read it."""
-        await super().handle(scope, _Replayed(receive), send)
-
-
-class _Replayed:
-    """The messages of a request, which can be received again after `rewind`."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._read: list[Message] = []
-        self._again: list[Message] | None = None
-
-    async def __call__(self) -> Message:
-        if self._again:
-            return self._again.pop(0)
-        message = await self._receive()
-        if self._again is None:
-            self._read.append(message)
-        return message
-
-    def rewind(self) -> None:
-        self._again, self._read = self._read, []
+        await super().handle(scope, ReplayedReceive(receive), send)
 
 
 class _McpResponse(Response):
@@ -552,7 +532,7 @@ class _McpResponse(Response):
         self._application, self._caller = application, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if isinstance(receive, _Replayed):
+        if isinstance(receive, ReplayedReceive):
             receive.rewind()
         token = caller_of_request.set(self._caller)
         try:

@@ -346,20 +346,6 @@ def test_a_producer_can_provide_the_identity_from_the_request() -> None:
         assert client.get("/me", headers=as_user("ann")).json() == "ann"
 
 
-def test_roles_on_an_endpoint_are_a_problem() -> None:
-    app = FastAPI()
-    container = Container()
-    install(app, container, identity=current_user)
-
-    @app.get("/")
-    @roles_allowed("admin")
-    async def secret() -> str:
-        return "secret"
-
-    [problem] = container.check(models=False)
-    assert "the roles have no effect on an endpoint" in problem.what
-
-
 def test_tools_of_endpoints_need_an_identity_and_are_filtered() -> None:
     @register_ai_service
     class Plain(Protocol):

@@ -1,0 +1,274 @@
+"""Roles of endpoints: checks the caller before anything else of the request is read.
+
+FastAPI reads and parses a body before it runs the first dependency. So the check solves the dependency `identity=` when
+the route is reached, and FastAPI gets its results from there: each dependency still runs once. Not here: the marks
+(`toolbox.security`), finding the endpoints (`endpoints`), the response to a refused caller (`problems`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from fastapi import BackgroundTasks, Depends, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import SolvedDependency, get_parameterless_sub_dependant, solve_dependencies
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.security.base import SecurityBase
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from toolbox.container import Container, internals_of
+from toolbox.di.graph import BeanGraph
+from toolbox.errors import Problem
+from toolbox.hosts.bean_checks import identity_problems
+from toolbox.introspection import may_be_marked_in
+from toolbox.security import Access, class_access, identity_in, marked_access, nearest_access
+
+from .endpoints import endpoints_of, exchange_of
+from .exchanges import ClientExchange, ReplayedReceive, current_exchange
+
+# --- checks at start
+
+
+def role_problems(
+    routes: Sequence[BaseRoute], graph: BeanGraph, resolve_identity: Callable[..., Any] | None
+) -> Iterator[Problem]:
+    """Yield the problems of roles on endpoints: without an effect, or without an identity."""
+    restricted = []
+    for where, context in endpoints_of(routes):
+        dependant: Dependant | None = getattr(context, "dependant", None)
+        if dependant is None:
+            if _is_marked(context.endpoint):
+                fix = "use a route of FastAPI: app.add_api_route(…), @app.get(…) or @app.websocket(…)"
+                yield Problem(where, "the roles have no effect here: only routes of FastAPI check them", fix)
+            continue
+        access = nearest_access(context.endpoint)
+        if access is not None and not access.is_open:
+            restricted.append(where)
+        for each in _all_in(dependant.dependencies):
+            if nearest_access(each.call) is not None:
+                name = getattr(each.call, "__name__", type(each.call).__name__)
+                yield Problem(f"{where}, dependency {name}", "the roles have no effect on a dependency", _ON_ENDPOINTS)
+    yield from identity_problems(graph, restricted)
+    if (
+        restricted
+        and resolve_identity is not None
+        and any(each.body_params for each in _all_in([_node(resolve_identity)]))
+    ):
+        fact = "identity= reads the request's body, but endpoints with roles check the caller before it is read"
+        yield Problem("install(app, container)", fact, "take the caller from a header or a cookie")
+
+
+_ON_ENDPOINTS = "put them on the endpoint, below its route decorator"
+
+
+def _is_marked(endpoint: Any) -> bool:
+    """Return True if a view of Starlette, a function or a class, has a mark of roles."""
+    if not isinstance(endpoint, type):
+        return nearest_access(endpoint) is not None
+    views = (view for base in endpoint.__mro__[:-1] for _, view in may_be_marked_in(base) if inspect.isroutine(view))
+    return class_access(endpoint) is not None or any(marked_access(view) is not None for view in views)
+
+
+def _all_in(dependants: Sequence[Dependant]) -> Iterator[Dependant]:
+    """Yield these dependencies, and those that they use."""
+    for each in dependants:
+        yield each
+        yield from _all_in(each.dependencies)
+
+
+def _node(call: Callable[..., Any], path: str = "/") -> Dependant:
+    return get_parameterless_sub_dependant(depends=Depends(call), path=path)
+
+
+# --- the check
+
+
+def check_callers(
+    routes: Sequence[BaseRoute], container: Container, resolve_identity: Callable[..., Any] | None
+) -> None:
+    """Make all endpoints with roles check their callers. Has no effect on those that already do."""
+    for where, context in endpoints_of(routes):
+        dependant: Dependant | None = getattr(context, "dependant", None)
+        access, path = nearest_access(context.endpoint), context.path or "/"
+        if access is None or access.is_open or dependant is None:
+            continue
+        check, route = _node(role_check(access, where, resolve_identity), path), context.original_route
+        if isinstance(route, APIRoute) and not _checks_before(route, container):
+            route.handle = CheckedHandle(route, container, check)  # type: ignore[method-assign]
+        first = dependant.dependencies[0].call if dependant.dependencies else None
+        if first is adopt_check or hasattr(first, CHECK_MARK):
+            continue
+        if isinstance(route, APIRoute):
+            _solve_before(dependant, [each.call for each in _all_in([check]) if each.use_cache])
+            check = _node(adopt_check, path)
+        dependant.dependencies.insert(0, check)  # a WebSocket has no body, so FastAPI can run the check itself
+
+
+CHECK_MARK = "__toolbox_role_check__"
+
+
+def role_check(access: Access, where: str, resolve_identity: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the dependency that refuses callers that `access` does not allow; `where` is the endpoint."""
+
+    async def check_role(connection: HTTPConnection, known: None = Depends(resolve_identity or _no_identity)) -> None:
+        caller = await identity_in(internals_of(exchange_of(connection).container))
+        if not access.allows(caller):
+            raise access.refusal(caller, where)
+
+    setattr(check_role, CHECK_MARK, True)
+    return check_role
+
+
+async def _no_identity() -> None:
+    """Stand in for `identity=`: the container has a producer of the identity."""
+
+
+class CheckedHandle:
+    """The `handle` of a route in one container: solves the check of roles, then lets the route go on."""
+
+    def __init__(self, route: APIRoute, container: Container, check: Dependant) -> None:
+        self.inner, self.container = route.handle, container
+        self._methods, self._check = frozenset(route.methods or ()), Dependant(dependencies=[check])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The route may be in the applications of several containers, and answers 405 by itself.
+        messages = ReplayedReceive(receive)
+        request = Request(scope, messages, send)
+        exchange = exchange_of(request)
+        if exchange.container is not self.container or request.method not in self._methods:
+            await self.inner(scope, receive, send)
+            return
+        async with _generators_of(exchange) as stack:
+            scope["fastapi_inner_astack"] = scope["fastapi_function_astack"] = stack
+            exchange.checked = await solve_dependencies(
+                request=request,
+                dependant=self._check,
+                dependency_overrides_provider=scope["app"],
+                async_exit_stack=stack,
+                embed_body_fields=False,
+            )
+            if exchange.checked.errors:
+                raise RequestValidationError(exchange.checked.errors)
+            messages.rewind()
+            await self.inner(scope, messages, send)
+
+
+def _checks_before(route: APIRoute, container: Container) -> bool:
+    """Return True if the route already checks callers in this container."""
+    handle: Any = route.handle
+    while isinstance(handle, CheckedHandle):
+        if handle.container is container:
+            return True
+        handle = handle.inner
+    return False
+
+
+@asynccontextmanager
+async def _generators_of(exchange: ClientExchange) -> AsyncIterator[AsyncExitStack]:
+    """Keep the generators of dependencies open until the response is sent.
+
+    They see the error of the endpoint also if an exception handler has answered it, as they would inside FastAPI.
+    """
+    answered: BaseException | None = None
+    try:
+        async with AsyncExitStack() as stack:
+            yield stack
+            if (answered := exchange.failure) is not None:
+                raise answered
+    except BaseException as error:
+        if error is not answered:
+            raise
+
+
+# --- what FastAPI gets from the check
+
+
+async def adopt_check(connection: HTTPConnection, response: Response, tasks: BackgroundTasks) -> None:
+    """Add the headers, the status and the background tasks that dependencies of the check have set."""
+    checked = checked_in(exchange_of(connection))
+    response.headers.raw.extend(checked.response.headers.raw)
+    response.status_code = checked.response.status_code or response.status_code
+    tasks.tasks.extend(getattr(checked.background_tasks, "tasks", ()))
+
+
+def checked_in(exchange: ClientExchange) -> SolvedDependency:
+    """Return what the check has solved. Raises `RuntimeError` if the route was reached without its check."""
+    if exchange.checked is None:
+        raise RuntimeError("the roles of this endpoint were not checked")
+    return exchange.checked
+
+
+def _solve_before(dependant: Dependant, solved: Sequence[Any]) -> None:
+    """Let the dependencies that the check has solved return its values. What documents them stays as it is."""
+    for each in dependant.dependencies:
+        is_shared = each.use_cache and not (each.own_oauth_scopes or each.parent_oauth_scopes)
+        if is_shared and any(each.call is call for call in solved) and not isinstance(each.call, SecurityBase):
+            each.scope = _scope_of(each)
+            each.call = SolvedBefore(_copy_of(each))
+            for inner in _all_in(each.dependencies):
+                if not isinstance(inner.call, SecurityBase):  # a scheme only reads a header, and is documented
+                    inner.call = _solved_inside
+        else:
+            _solve_before(each, solved)
+
+
+def _scope_of(dependant: Dependant) -> Literal["function", "request"] | None:
+    """Return the scope of a dependency, by which FastAPI's cache knows it: generators have one."""
+    function = inspect.unwrap(dependant.call) if dependant.call is not None else None
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    return dependant.scope or ("request" if is_generator else None)
+
+
+async def _solved_inside(**values: Any) -> None:
+    """Stand in for a dependency whose value only dependencies that are already solved need."""
+
+
+_solved_inside.__signature__ = inspect.Signature()  # type: ignore[attr-defined]  # no parameters for FastAPI
+
+
+def _copy_of(dependant: Dependant) -> Dependant:
+    return replace(dependant, dependencies=[_copy_of(each) for each in dependant.dependencies])
+
+
+class SolvedBefore:
+    """Takes the place of a dependency that the check has solved: FastAPI's cache of that check has its value.
+
+    If a test overrides the identity, the check did not need the dependency, and it is solved now. Equal to the
+    dependency, so that `dependency_overrides` finds it, and FastAPI's cache has one value for both.
+    """
+
+    __signature__ = inspect.Signature()
+
+    def __init__(self, dependant: Dependant) -> None:
+        self.solves = dependant.call
+        self._dependant = Dependant(dependencies=[replace(dependant, name="value")])
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.solves is other
+
+    def __hash__(self) -> int:
+        return hash(self.solves)
+
+    async def __call__(self, **values: Any) -> Any:
+        exchange = current_exchange()
+        assert exchange is not None, "endpoints run inside of the request's scope"
+        request, checked = exchange.connection, checked_in(exchange)
+        assert isinstance(request, Request), "the check has set it"
+        solved = await solve_dependencies(
+            request=request,
+            dependant=self._dependant,
+            dependency_overrides_provider=request.scope["app"],
+            dependency_cache=checked.dependency_cache,
+            async_exit_stack=request.scope["fastapi_inner_astack"],
+            embed_body_fields=False,
+        )
+        if solved.errors:
+            raise RequestValidationError(solved.errors)
+        return solved.values["value"]
