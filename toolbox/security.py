@@ -127,7 +127,7 @@ def caller_seeds() -> dict[Any, Any]:
 
 
 class UnauthenticatedError(FrameworkError):
-    """An anonymous caller called a service method that needs an identity. FastAPI answers 401."""
+    """An anonymous caller called a service method or an endpoint that needs an identity. FastAPI answers 401."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
@@ -138,7 +138,7 @@ class UnauthenticatedError(FrameworkError):
 
 
 class ForbiddenError(FrameworkError):
-    """The caller has none of the roles that a service method needs. FastAPI answers 403.
+    """The caller has none of the roles that a service method or an endpoint needs. FastAPI answers 403.
 
     `.identity` is the caller's name, `.roles` are the allowed roles, sorted. `.reason` is None, or why the roles do not
     decide.
