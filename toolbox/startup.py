@@ -159,7 +159,7 @@ def start_functions(readings: Iterable[Registration]) -> tuple[StartFunction, ..
 
 
 def _methods_of(*classes: Any) -> dict[str, Member]:
-    """Return the marked methods of a bean by name: of the type that it provides, and of its own class."""
+    """Return the marked methods of a bean by name: of the type that it provides, and of its class."""
     return {each.attribute: each for cls in classes if isinstance(cls, type) for each in members_of(cls, _as_member)}
 
 

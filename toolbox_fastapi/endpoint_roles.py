@@ -127,7 +127,7 @@ def role_check(access: Access, where: str, resolve_identity: Callable[..., Any] 
 
 
 async def _no_identity() -> None:
-    """Stand in for `identity=`: the container has a producer of the identity."""
+    """Take the place of `identity=` if the container has a producer of the identity."""
 
 
 class CheckedHandle:
@@ -227,7 +227,7 @@ def _scope_of(dependant: Dependant) -> Literal["function", "request"] | None:
 
 
 async def _solved_inside(**values: Any) -> None:
-    """Stand in for a dependency whose value only dependencies that are already solved need."""
+    """Take the place of a dependency that only dependencies which are already solved need."""
 
 
 _solved_inside.__signature__ = inspect.Signature()  # type: ignore[attr-defined]  # no parameters for FastAPI

@@ -1,4 +1,4 @@
-"""Asks a model: the innermost layer around a model request, whoever sends it.
+"""Asks a model: the innermost layer around a model request, for all callers.
 
 Services come here through their layers (limits, recording, interceptors), a model that a program uses directly comes
 here through the limits. What must happen right before a model is asked belongs to the beginning of `ask_model` and
