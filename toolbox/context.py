@@ -116,6 +116,31 @@ class ActiveScope(Protocol):
         ...
 
 
+class CallPlace(Protocol):
+    """The place of a tool call in a run, implemented by `toolbox.runs`.
+
+    `call` is the place of the call, such as `0/1`; `path` is that of its current attempt, such as `0/1.2`.
+    """
+
+    call: str
+    path: str
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        ...
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the next attempt of this call has a recorded result, so that the tool does not run."""
+        ...
+
+    @property
+    def is_entered(self) -> bool:
+        """True if a service already runs as the tool at this place."""
+        ...
+
+
 # --- the invocation
 
 
@@ -206,7 +231,7 @@ class InvocationContext(_Referable):
     outer_invocation_id: str | None = field(default=None, compare=False, repr=False)
     notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     approved_by: Any = None
-    place: Any = field(default=None, compare=False, repr=False)
+    place: CallPlace | None = field(default=None, compare=False, repr=False)
 
     @property
     def cancelled(self) -> bool:

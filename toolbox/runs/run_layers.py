@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, cast
 
 from ..context import complete_context
 from ..execution.markers import EXECUTION_MARK, execution_of
+from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.pipeline import Tool, ToolCall, ToolStep
 from ..tools.specification import given_or_default
 from .documents import read_person
-from .run_records import Suspendable
 from .run_session import RunPlace, RunSession
 from .stored_calls import decode_arguments
 
@@ -30,11 +30,12 @@ NOT_APPROVABLE = "This tool needs the approval of a person, which is not availab
 # --- around effects
 
 
-def in_run(perform: Callable[..., Any]) -> Callable[..., Any]:
+def in_run(perform: Perform) -> Perform:
     """Return the layer of effects: model requests are recorded, tool calls get their places."""
 
-    def performing(effect: CallModel | RunTool, invocation: Suspendable) -> Awaitable[Any]:
-        session: RunSession = invocation.place.session
+    def performing(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
+        assert invocation.place is not None
+        session = cast("RunSession", invocation.place.session)
         session.check_fits(invocation)
         if isinstance(effect, RunTool):
             return session.call(effect, invocation)
@@ -43,13 +44,13 @@ def in_run(perform: Callable[..., Any]) -> Callable[..., Any]:
     return performing
 
 
-def replaying(perform: Callable[..., Any]) -> Callable[..., Any]:
+def replaying(perform: Perform) -> Perform:
     """Return the layer inside of interceptors that answers a model request with its recorded reply."""
 
-    def performing(effect: CallModel | RunTool, invocation: Suspendable) -> Awaitable[Any]:
+    def performing(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
         if isinstance(effect, CallModel) and effect.recorded is not None:
             return _give(effect.recorded)
-        return cast("Awaitable[Any]", perform(effect, invocation))
+        return perform(effect, invocation)
 
     return performing
 
@@ -61,11 +62,16 @@ async def _give(reply: ModelReplied) -> ModelReplied:
 # --- around tools, the outermost first
 
 
+def run_place_of(call: ToolCall) -> RunPlace | None:
+    """Return the place of a call in its run, or None outside of runs."""
+    return cast("RunPlace | None", call.context.place)  # nothing else gives places
+
+
 def answered(step: ToolStep, tool: Tool) -> ToolStep:
     """Return the outermost layer of a tool: it answers rejected calls, and replaces arguments that a person changed."""
 
     async def run(call: ToolCall) -> Encoded:
-        place: RunPlace | None = call.context.place
+        place = run_place_of(call)
         if place is None:
             return await step(call)
         tools = place.session.tools
@@ -86,7 +92,7 @@ def unless_run(checked: ToolStep, step: ToolStep) -> ToolStep:
     """Return a step that takes the checks before a tool only if the tool will run: a recorded call has passed them."""
 
     async def run(call: ToolCall) -> Encoded:
-        place: RunPlace | None = call.context.place
+        place = run_place_of(call)
         has_run = place is not None and place.session.next_record(place.call) is not None
         return await (step if has_run else checked)(call)
 
@@ -99,7 +105,7 @@ def approval(step: ToolStep, tool: Tool) -> ToolStep:
         return step
 
     async def run(call: ToolCall) -> Encoded:
-        place: RunPlace | None = call.context.place
+        place = run_place_of(call)
         if place is None:
             return EncodedInFull(NOT_APPROVABLE, is_error=True)
         tools, arguments = place.session.tools, call.json_arguments()
@@ -135,7 +141,7 @@ def judging(guarded: ToolStep, step: ToolStep) -> ToolStep:
     """Return the layer around output guardrails: what they let the model read is recorded, and not judged again."""
 
     async def run(call: ToolCall) -> Encoded:
-        place: RunPlace | None = call.context.place
+        place = run_place_of(call)
         if place is None:
             return await guarded(call)
         tools = place.session.tools
@@ -150,7 +156,7 @@ def recording(step: ToolStep, tool: Tool) -> ToolStep:
     """Return the innermost layer of a tool, which records its results."""
 
     async def run(call: ToolCall) -> Encoded:
-        place: RunPlace | None = call.context.place
+        place = run_place_of(call)
         if place is None:
             return await step(call)
         return await place.session.tools.run(step, call)

@@ -9,33 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
-from ..context import InvocationContext
-from ..errors import LeaseLostError, McpConnectionError, RunIncompatibleError, RunStoreError, TranscriptError
-from ..limits import Account
+from ..errors import LeaseLostError, RunIncompatibleError, RunStoreError, TranscriptError
+from ..services.invocation import Invocation
 from ..services.state import State
 from ..tools.codec import Encoded
 from ..tools.pipeline import ToolCall
 from .documents import GivenAnswer, RunDocument, WaitingCall, read
 from .places import RecordKey, is_attempt_of, place_of_attempt
 from .store import RunStore, StoredRecord
-
-
-class Suspendable(Protocol):
-    """The parts of an `Invocation` that a session uses."""
-
-    place: Any
-    state: State
-    context: InvocationContext
-    environment: Any
-    toolset: Any
-    plan: Any
-    is_resumed: bool
-    deadline: Any
-    account: Account | None
-    unreachable: Sequence[McpConnectionError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +70,7 @@ class PlaceState:
     next_reply: int = 0
     written: State | None = None
     """The state in the last record: the next one contains only what is new."""
-    suspended: Suspendable | None = None
+    suspended: Invocation | None = None
 
     def add(self, key: RecordKey, record: StoredRecord) -> None:
         """Take in a record of this place that is stored."""

@@ -15,6 +15,7 @@ from typing import Any
 from ..chat import PendingCall, RunSuspended, TokenUsage, ToolExecutionRequest
 from ..errors import RunConflictError, RunIncompatibleError
 from ..limits import Account, Usage, UsageLimits, narrowest, remaining
+from ..services.invocation import Invocation
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
@@ -39,7 +40,7 @@ from .documents import (
 )
 from .event_log import event_to_json
 from .places import RecordKey, is_within, place_below, place_to_undo
-from .run_records import RunRecords, Suspendable
+from .run_records import RunRecords
 from .store import RunChanges, RunStore, StoredRecord, StoredRun
 from .stored_calls import find_fault, find_misfit, find_stored_tool, origin_of, tool_that_gives
 from .tool_records import CancelledInsideError, ToolRecords
@@ -87,6 +88,12 @@ class RunPlace:
         """Return the place of the compensation of a tool call of this invocation."""
         place = place_to_undo(place_below(self.path, position))
         return RunPlace(self.session, place, place)
+
+
+def path_of(invocation: Invocation) -> str:
+    """Return the place of an invocation that is part of a run."""
+    assert invocation.place is not None
+    return invocation.place.path
 
 
 class Restored:
@@ -199,9 +206,9 @@ class RunSession(RunRecords):
 
     # --- effects
 
-    async def ask(self, effect: CallModel, invocation: Suspendable, perform: Callable[..., Any]) -> ModelReplied:
+    async def ask(self, effect: CallModel, invocation: Invocation, perform: Callable[..., Any]) -> ModelReplied:
         """Return the recorded reply to a model request; else ask the model, and record its reply."""
-        path = invocation.place.path
+        path = path_of(invocation)
         place = self.at(path)
         number = place.next_reply
         place.next_reply += 1
@@ -226,11 +233,11 @@ class RunSession(RunRecords):
             place.written = state
         return replied
 
-    async def call(self, effect: RunTool, invocation: Suspendable) -> ToolFinished | ToolSuspended:
+    async def call(self, effect: RunTool, invocation: Invocation) -> ToolFinished | ToolSuspended:
         """Run one tool call at its place."""
         self._raise_if_elsewhere(invocation)
         number = len(invocation.state.executions) + effect.index
-        path = place_below(invocation.place.path, number)
+        path = place_below(path_of(invocation), number)
         place = self.at(path)
         place.has_new_answer = True
         environment = invocation.environment
@@ -263,7 +270,7 @@ class RunSession(RunRecords):
         answer = given[-1].answer
         return EncodedInFull(printable(answer.reason or ""), is_error=True, failed=answer.kind == "fail")
 
-    def _recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Suspendable) -> Tool:
+    def _recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Invocation) -> Tool:
         """Return the tool of a call with a recorded result, for every identity.
 
         If this program no longer has it, or it takes other arguments, the tool only gives the result.
@@ -281,7 +288,7 @@ class RunSession(RunRecords):
 
     # --- stored calls that this program cannot run
 
-    def _raise_if_elsewhere(self, invocation: Suspendable) -> None:
+    def _raise_if_elsewhere(self, invocation: Invocation) -> None:
         """Raise `RunIncompatibleError` if an answered call would run on another server than its person saw.
 
         A name says nothing about a tool of an MCP server: while the call waited, the server can have gone, another one
@@ -292,7 +299,7 @@ class RunSession(RunRecords):
             return
         state, environment = invocation.state, invocation.environment
         for index, pending in enumerate(state.pending):
-            place = place_below(invocation.place.path, len(state.executions) + index)
+            place = place_below(path_of(invocation), len(state.executions) + index)
             given = self.answers_to(place)
             if not given or given[-1].answer.kind in ("reject", "fail") or self.has_result(place):
                 continue
@@ -309,14 +316,14 @@ class RunSession(RunRecords):
             away = next((each for each in invocation.unreachable if each.server == server), None)
             raise RunIncompatibleError(self.id, reason) from away
 
-    def check_fits(self, invocation: Suspendable) -> None:
+    def check_fits(self, invocation: Invocation) -> None:
         """Raise `RunIncompatibleError` if a stored call without a result does not fit this program.
 
         Called before the first effect of an invocation. While programs are replaced, an older one may get a run with
         calls that only the newer one knows. If it went on, the model would read that a tool is unknown, and pay again.
         A call that was refused when the reply came, such as one of a tool that the model made up, is refused again.
         """
-        path, state = invocation.place.path, invocation.state
+        path, state = path_of(invocation), invocation.state
         place = self.at(path)
         if place.is_checked:
             return
@@ -344,8 +351,8 @@ class RunSession(RunRecords):
         """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
         if self.cancels:
             raise self._make_cancelled_error()
-        self.at(invocation.place.path).suspended = invocation
-        if invocation.place.path:
+        self.at(path_of(invocation)).suspended = invocation
+        if path_of(invocation):
             return
         stored = None
         if self.document is None:
@@ -469,7 +476,7 @@ class RunSession(RunRecords):
             await store.append(self.id, self.owned_generation, [], changes)
 
 
-def _refused_calls(replied: ModelReplied, invocation: Suspendable) -> list[int]:
+def _refused_calls(replied: ModelReplied, invocation: Invocation) -> list[int]:
     """Return the positions of the calls of a reply that this program refuses."""
     sent = replied.sent
     return [
@@ -482,7 +489,7 @@ def _refused_calls(replied: ModelReplied, invocation: Suspendable) -> list[int]:
 # --- usage
 
 
-def usage_of(invocation: Suspendable) -> dict[str, Any] | None:
+def usage_of(invocation: Invocation) -> dict[str, Any] | None:
     """Return the usage that an invocation with limits has counted, as JSON values."""
     account = invocation.account
     if account is None or account.limits is None:

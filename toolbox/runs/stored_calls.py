@@ -11,10 +11,10 @@ from ..chat import ToolExecutionRequest, ToolSpecification
 from ..deferred_answers import TOOL_ORIGIN, ToolOrigin
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
 from ..execution.markers import COROUTINE
+from ..services.invocation import Invocation
 from ..tools.codec import Encoded
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool, ToolCall
-from .run_records import Suspendable
 
 
 def json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:
@@ -51,13 +51,13 @@ def tool_that_gives(give: Callable[[ToolCall], Encoded], name: str) -> Tool:
     )
 
 
-def find_stored_tool(name: str, invocation: Suspendable) -> Tool | None:
+def find_stored_tool(name: str, invocation: Invocation) -> Tool | None:
     """Return the tool of a stored call, also if the identity may no longer call it or a search has not found it."""
     tool: Tool | None = invocation.environment.tools.get(name)
     return tool or invocation.toolset.stored(name) or invocation.plan.toolset.stored(name)
 
 
-def find_misfit(request: ToolExecutionRequest, invocation: Suspendable, *, is_stored: bool = False) -> str | None:
+def find_misfit(request: ToolExecutionRequest, invocation: Invocation, *, is_stored: bool = False) -> str | None:
     """Return why a call does not fit this program; None if it fits."""
     tool = find_stored_tool(request.name, invocation)
     if tool is None or (not is_stored and request.name in tool.former_names):

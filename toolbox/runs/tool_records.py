@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..chat import PendingCall
+from ..context import CallPlace
 from ..deferred_answers import (
     TAKES_ANSWERS,
     DeferredAnswer,
@@ -46,6 +47,12 @@ UNKNOWN = (
 )
 
 
+def place_of(call: ToolCall) -> CallPlace:
+    """Return the place of a call that is part of a run."""
+    assert call.context.place is not None
+    return call.context.place
+
+
 class CancelledInsideError(RunCancelledError, EndsInvocation):
     """Ends an invocation of a cancelled run, past handlers and interceptors."""
 
@@ -60,7 +67,7 @@ class ToolRecords:
 
     async def run(self, step: ToolStep, call: ToolCall) -> Encoded:
         """Return the recorded result of the next attempt of a call; else run the tool, and record its result."""
-        records, place = self._records, call.context.place
+        records, place = self._records, place_of(call)
         state = self._state_of(call)
         state.attempts += 1
         await self._record_unjudged(state)  # of an earlier attempt
@@ -237,7 +244,7 @@ class ToolRecords:
         They see the arguments that the tool had. What they return counts, unless the record has what output guardrails
         let the model read.
         """
-        records, place = self._records, call.context.place
+        records, place = self._records, place_of(call)
         state = records.at(place.call)
         state.has_edited_arguments = False  # the next attempt needs a separate approval
         last, first = records.last_result(place.call), state.result
@@ -368,7 +375,7 @@ class ToolRecords:
         return next((each for each in reversed(approvals) if without_defaults(each.asked) == shown), None)
 
     def _approvals_of(self, call: ToolCall) -> list[GivenAnswer]:
-        return [each for each in self._records.answers_at(call.context.place.call) if each.answer.kind == "approve"]
+        return [each for each in self._records.answers_at(place_of(call).call) if each.answer.kind == "approve"]
 
     def suspend(
         self,
@@ -396,7 +403,7 @@ class ToolRecords:
         return ToolSuspension({"kind": kind})
 
     def _state_of(self, call: ToolCall) -> PlaceState:
-        return self._records.at(call.context.place.call)
+        return self._records.at(place_of(call).call)
 
 
 def _encode_answer(tool: Tool, answer: Answer) -> Encoded:

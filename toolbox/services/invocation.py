@@ -16,7 +16,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from ..bean_references import BeanReference
 from ..chat import (
@@ -791,9 +791,10 @@ def _place_of(
     plan: MethodPlan, host: ServiceHost, outer: InvocationContext | None, arguments: Mapping[str, Any]
 ) -> PlaceInRun | None:
     """Return the place of a service that runs as the tool of `outer`, or of a new run; None if it needs none."""
-    around: PlaceInRun | None = outer.place if outer is not None else None
-    if around is not None and (place := around.enter()) is not None:
-        return place
+    if outer is not None and outer.place is not None:
+        around = cast("PlaceInRun", outer.place)  # the context does not know what services need from it
+        if (place := around.enter()) is not None:
+            return place
     return _place_in_new_run(plan, host, arguments) if plan.may_suspend or plan.has_inner_provider else None
 
 

@@ -31,7 +31,7 @@ from ..tools.marks import ReturnBehavior
 from ..tools.pipeline import InjectedParameter, Tool, ToolLayer
 from ..tools.sources import clashes, read_tools
 from .declaration import CallLimits, MessageFunction, ServiceOptions
-from .loop import Rules
+from .loop import AnswerChecked, CallModel, CheckAnswer, ModelReplied, Rules, RunTool, ToolFinished, ToolSuspended
 from .memory import Window
 from .method_marks import MethodMarks
 from .outputs import ANSWER_TOOL, Output, OutputMode, can_be
@@ -129,11 +129,16 @@ class Toolset:
         return Toolset.of(joined)
 
 
+# Layers take the `Invocation`, which has a plan; plans do not know its class.
+
 InvocationLayer: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
 """Wraps an invocation: takes the `Invocation` and returns an async context manager."""
 
-EffectLayer: TypeAlias = Callable[[Any], Any]
-"""Wraps each model request and each tool call: takes a `Perform` and returns a new one."""
+PerformEffect: TypeAlias = Callable[[CallModel | RunTool, Any], Awaitable[ModelReplied | ToolFinished | ToolSuspended]]
+"""Performs one effect of an `Invocation`, a model request or a tool call, and returns its result."""
+
+EffectLayer: TypeAlias = Callable[[PerformEffect], PerformEffect]
+"""Wraps each model request and each tool call: takes the next step and returns a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ class Layers:
     effects: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
     whole_replies: bool = False
-    check_answer: Callable[[Any, Any], Awaitable[Any]] | None = None
+    check_answer: Callable[[CheckAnswer, Any], Awaitable[AnswerChecked]] | None = None
     max_answer_retries: int = 0
 
 

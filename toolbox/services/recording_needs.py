@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from ..chat import PendingCall
+from ..context import CallPlace
 from ..limits import Account, UsageLimits
 from ..tools.pipeline import ToolCall, ToolStep
 from .state import State
@@ -98,27 +99,12 @@ class Recorder(Protocol):
         ...
 
 
-class PlaceInRun(Protocol):
+class PlaceInRun(CallPlace, Protocol):
     """The place of a tool call, or of a service called as a tool, in its run."""
 
     @property
     def session(self) -> Recorder:
         """The run."""
-        ...
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """The place in the run."""
-        ...
-
-    @property
-    def is_entered(self) -> bool:
-        """True if a service already runs as the tool at this place."""
         ...
 
     def enter(self) -> PlaceInRun | None:
