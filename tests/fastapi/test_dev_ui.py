@@ -878,6 +878,32 @@ async def test_calls_of_the_application_are_in_the_log_with_nested_calls(connect
     assert (inner["where"], inner["parent"]) == ("Expert.advise", outer["run"])
 
 
+async def test_a_suspended_call_has_ended_in_the_log_and_waits(connect: Any, running: Any) -> None:
+    class Refunds:
+        @tool(requires_approval=True)
+        def refund(self, order: int) -> str:
+            return "refunded"
+
+    @register_ai_service(tools=Refunds)
+    class Desk(Protocol):
+        async def help(self, question: str) -> str: ...
+
+    app = restaurant(tool_call("refund", {"order": 7}), register=(Desk,))
+
+    @app.get("/help")
+    async def help_(desk: Inject[Desk]) -> str:
+        return await desk.help("Refund 7")
+
+    async with running(app) as http:
+        assert (await http.get("/help")).status_code == 202
+        entries = await followed(connect, app, lambda body: b'"ended"' in body)
+
+    [call] = [each for each in entries if each["type"] == "tool"]
+    [ended] = [each for each in entries if each["type"] == "ended"]
+    assert (call["result"], call["is_error"]) == ("waits for an answer", False)
+    assert (ended["waits"], ended["failure"]) == (True, None)
+
+
 async def test_a_tool_called_from_the_page_is_in_the_log(connect: Any, running: Any) -> None:
     app = restaurant()
     async with running(app) as http:

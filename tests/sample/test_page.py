@@ -3,17 +3,13 @@
 What a page does is tested in light. What it then shows is checked in light and dark.
 """
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import complaints_of
 from tests.legibility import IS_DARK, illegible_texts
-
-from .conftest import DEV_UI_TOKEN, ROOT
 
 
 @pytest.fixture
@@ -149,20 +145,3 @@ def test_the_page_of_the_support_desk_chats_and_shows_the_bookings(calm_tab: Any
     page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
     assert illegible_texts(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-def test_the_pictures_of_the_readme_can_be_taken(
-    browser: Any, weather_agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specification = importlib.util.spec_from_file_location("take", ROOT / "docs" / "pictures" / "take.py")
-    assert specification is not None
-    assert specification.loader is not None
-    take = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(take)
-    monkeypatch.setattr(take, "HERE", tmp_path)
-    monkeypatch.setattr(take, "TOKEN", DEV_UI_TOKEN)
-
-    take.take_sample(browser, weather_agent.url, "light")
-    take.take_timeline(browser, weather_agent.url, "dark")
-
-    assert {each.name for each in tmp_path.iterdir()} == {"sample-light.png", "timeline-dark.png"}

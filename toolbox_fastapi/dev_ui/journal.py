@@ -48,9 +48,11 @@ from toolbox.events import (
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
+    ServiceSuspendedEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolStartedEvent,
+    ToolSuspendedEvent,
     UsageCountedEvent,
 )
 from toolbox.execution.threads import thread_watcher
@@ -146,6 +148,8 @@ class DevUiListener(EventListener):
                 self._ended(context, event.duration, answer=answer)
             case ServiceFailedEvent():
                 self._ended(context, event.duration, failed=failure(event.error))
+            case ServiceSuspendedEvent():
+                self._ended(context, event.duration, waits=True)
             case ModelRequestEvent():
                 self._model_asked(event)
             case ModelResponseEvent():
@@ -160,6 +164,8 @@ class DevUiListener(EventListener):
                 self._tool_ended(context, event.execution.duration, event.execution.result, event.execution.is_error)
             case ToolFailedEvent():
                 self._tool_ended(context, event.duration, failure_line(event.error), is_error=True)
+            case ToolSuspendedEvent():
+                self._tool_ended(context, event.duration, "waits for an answer", is_error=False)
             case UsageCountedEvent():
                 self._usage_counted(event)
             case GuardrailExecutedEvent():
@@ -186,10 +192,16 @@ class DevUiListener(EventListener):
         self._add(context, started)
 
     def _ended(
-        self, context: InvocationContext, duration: float, answer: Entry | None = None, failed: Entry | None = None
+        self,
+        context: InvocationContext,
+        duration: float,
+        *,
+        answer: Entry | None = None,
+        failed: Entry | None = None,
+        waits: bool = False,
     ) -> None:
         self._open.discard(context.invocation_id)
-        self._add(context, {"type": "ended", "duration": duration, "answer": answer, "failure": failed})
+        self._add(context, {"type": "ended", "duration": duration, "answer": answer, "failure": failed, "waits": waits})
 
     # --- models
 

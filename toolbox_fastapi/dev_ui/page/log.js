@@ -181,7 +181,7 @@ function newRun(started) {
       element.classList.remove("running");
       const stopped = entry.failure?.kind === "CancelledError";
       element.classList.toggle("failed", Boolean(entry.failure) && !stopped);
-      mark.textContent = stopped ? "stopped" : entry.failure ? "failed" : "done";
+      mark.textContent = entry.waits ? "waits" : stopped ? "stopped" : entry.failure ? "failed" : "done";
       took.textContent = duration(entry.duration);
       if (stopped) answer.replaceChildren(make("p", {class: "about"}, "Cancelled, or the client disconnected."));
       else if (entry.failure)
