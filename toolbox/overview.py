@@ -22,7 +22,7 @@ from .services.method_marks import MethodMarks
 from .services.planning import sources_of
 from .services.plans import MethodPlan, plan_behind
 from .tools.pipeline import Tool
-from .tools.sources import bean_types
+from .tools.sources import bean_types, classes_of_methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
     def node(bean: BeanDescription) -> Node:
         source = bean.source
         is_service = isinstance(source, type) and service_options_of(source) is not None
-        used = bean_types(sources_of(source)) if is_service and isinstance(source, type) else ()
+        sources = sources_of(source) if is_service and isinstance(source, type) else ()
+        used = (*bean_types(sources), *classes_of_methods(sources))
         return Node(
             name=bean.name,
             type=bean.type,

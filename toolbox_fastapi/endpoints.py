@@ -35,6 +35,7 @@ from toolbox.container import Offered, internals_of
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.decorators import scope_mark_of
 from toolbox.di.graph import BeanGraph
+from toolbox.di.registry import Fallback
 from toolbox.errors import IllegalConfigurationError, Problem
 from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
 from toolbox.introspection import EMPTY, Unresolved, metadata_of, names_around, resolve, unwrapped
@@ -51,7 +52,7 @@ from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
-from toolbox.tools.sources import bean_types, read_tools
+from toolbox.tools.sources import bean_types, classes_of_methods, read_tools
 
 from .exchanges import ANY_CHALLENGE, EXCHANGE_KEY, ClientExchange
 
@@ -344,7 +345,7 @@ _tools_read: WeakKeyDictionary[Callable[..., Any], tuple[Tool, ...]] = WeakKeyDi
 
 
 def endpoint_tools(endpoint: Callable[..., Any]) -> tuple[Tool, ...]:
-    """Return the tools of the endpoint's `@toolbox`, read once.
+    """Return the tools of the endpoint's `@toolbox`, as the check at start has read them.
 
     Raises `IllegalConfigurationError` for invalid tools.
     """
@@ -458,16 +459,17 @@ def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]
         points = [point_of(each.wanted, name) for each in getattr(context.endpoint, ENDPOINT_MARK, ())]
         if (dependant := getattr(context, "dependant", None)) is not None:
             points += _points_in(dependant, name)
-        tools, _ = read_tools(toolbox_of(context.endpoint) or (), name)
+        tools, _ = read_tools(toolbox_of(context.endpoint) or (), name, graph.class_behind)
         if services := services_behind(points, graph):
             yield Entry(name, services, tools, access=nearest_access(context.endpoint))
 
 
-def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:
+def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type | Fallback]:
     """Yield the classes in the endpoints' `@toolbox`, and those that decorators name at them: beans by themselves."""
     for _, context in endpoints_of(routes):
         tools = toolbox_of(context.endpoint) or ()
         yield from registrable(bean_types(tools))
+        yield from map(Fallback, registrable(classes_of_methods(tools)))
         yield from named_beans(tools)
 
 
@@ -504,7 +506,10 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
         ):
             what = "@toolbox is above the route decorator and has no effect"
             yield Problem(where, what, "put @toolbox below the route decorator, next to the function")
-        tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
+        tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox", graph.class_behind)
+        if tools and not problems:
+            plain: Any = getattr(context.endpoint, "__func__", context.endpoint)
+            _tools_read[plain] = tools
         yield from problems
         yield from identity_problems(graph, (f"{where}, tool {tool.name}" for tool in tools if tool.access is not None))
         for tool in tools:

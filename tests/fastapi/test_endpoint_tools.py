@@ -20,6 +20,7 @@ from toolbox import (
     user_message,
 )
 from toolbox.runs import InMemoryRunStore, RunAnswerError, RunIncompatibleError, approve
+from toolbox.security import SecurityIdentity, roles_allowed
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject, InjectRoute, install, send_stream, sse
 
@@ -417,3 +418,60 @@ async def test_a_durable_call_has_the_tools_of_its_endpoint(running) -> None:
         assert (await client.post("/chat")).json() == "done"
 
     assert model.requests[1].messages[-1].text == "Hello"
+
+
+class Cash:
+    """Its subclass is the bean."""
+
+    @tool
+    def pay(self) -> str:
+        return f"paid at {type(self).__name__}"
+
+    @tool
+    def open(self) -> str:
+        return "open"
+
+
+@roles_allowed("clerk")
+class NightCash(Cash):
+    pass
+
+
+@pytest.mark.parametrize("roles", [("clerk",), ()])
+async def test_one_method_of_a_class_is_added_with_the_rules_of_its_bean(running: Any, roles: tuple[str, ...]) -> None:
+    app, model = FastAPI(), ScriptedChatModel([tool_call("pay"), "done"] if roles else ["done"])
+
+    @app.post("/pay")
+    @toolbox(Cash.pay)
+    async def pay(assistant: Inject[Assistant]) -> str:
+        return await assistant.chat("Pay")
+
+    container = Container(models={"default": model}).register(Assistant, NightCash)
+    install(app, container, identity=lambda: SecurityIdentity("ann", roles))
+    async with running(app) as client:
+        assert (await client.post("/pay")).json() == "done"
+
+    assert ("pay" in [each.name for each in model.requests[0].tool_specifications]) is bool(roles)
+    assert "open" not in [each.name for each in model.requests[0].tool_specifications]
+    if roles:
+        assert model.requests[1].messages[-1].text == "paid at NightCash"
+
+
+async def test_the_class_of_an_added_method_becomes_a_bean(running: Any) -> None:
+    app, model = FastAPI(), ScriptedChatModel([tool_call("shout", {"text": "hey"}), "done"])
+
+    class Loud:
+        @tool
+        def shout(self, text: str) -> str:
+            return text.upper()
+
+    @app.post("/shout")
+    @toolbox(Loud.shout)
+    async def shout(assistant: Inject[Assistant]) -> str:
+        return await assistant.chat("Shout")
+
+    install(app, Container(models={"default": model}).register(Assistant))
+    async with running(app) as client:
+        assert (await client.post("/shout")).json() == "done"
+
+    assert model.requests[1].messages[-1].text == "HEY"

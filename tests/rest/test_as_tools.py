@@ -189,3 +189,34 @@ def test_interceptors_that_a_registered_tool_class_names_need_no_registration() 
     container = Container()
     container.register_instance(Station())
     assert container.check() == []
+
+
+async def test_a_method_of_a_rest_client_is_a_tool(server) -> None:
+    @rest.register_rest_client(config_key="menu")
+    class Menu(Protocol):
+        @rest.get("/dishes/{name}")
+        @tool
+        async def dish(self, name: str) -> dict[str, int]:
+            """Find a dish."""
+            ...
+
+        @rest.delete("/dishes/{name}")
+        @tool
+        async def remove(self, name: str) -> None:
+            """Remove a dish."""
+            ...
+
+    @register_ai_service(tools=Menu.dish)
+    class Guest(Protocol):
+        async def chat(self, text: str) -> Result[str]: ...
+
+    server.answer({"euros": 9})
+    models = {"default": ScriptedChatModel([tool_call("dish", {"name": "soup"}), "done"])}
+    container = Container(models=models).register(Guest, rest.rest_settings("menu", url=server.url))
+    async with container:
+        result = await container.get(Guest).chat("soup?")
+        [row] = container.reach()
+
+    assert [each.name for each in models["default"].requests[0].tool_specifications] == ["dish"]
+    assert [each.result_object for each in result.tool_executions] == [{"euros": 9}]
+    assert row.effects == ("GET /dishes/{name}",)

@@ -386,6 +386,12 @@ class BeanGraph:
             keys = tuple(exact) if len(exact) == 1 else keys
         return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
 
+    def class_behind(self, cls: type[Any]) -> type[Any]:
+        """Return the class of the bean that provides `cls`: a subclass, or `cls` itself, also without a single bean."""
+        value = self.choose(cls, None)
+        found = class_of(self.definitions[value.bean].provides) if isinstance(value, SingleBean) else cls
+        return found if isinstance(found, type) and cls in found.__mro__ else cls
+
     def _named(self, name: str) -> SingleBean | NotFound:
         """Return the bean with a name, whatever its type."""
         return _only(key for key, each in enumerate(self.definitions) if each.name == name)

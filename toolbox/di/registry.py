@@ -54,6 +54,13 @@ class IncludedContainer:
     container: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A class to register unless a bean provides it, for example one of a subclass."""
+
+    cls: type[Any]
+
+
 class Registry:
     """Objects, bindings and seeds registered with one container."""
 
@@ -171,12 +178,15 @@ class Registry:
         seen = {*self._entries, *self._seeds}
         queue = deque(self._entries.values())
         implied: list[object] = [each for find in self._implied for each in find()]
-        bindings = deque(self._bindings)
+        bindings, fallbacks = deque(self._bindings), deque[Fallback]()
         provided: set[object] = set(self._seeds)
-        while queue or implied or bindings:
+        while queue or implied or bindings or fallbacks:
             if not queue and not implied:
-                # Last, because an implementation is registered only if nothing else provides it.
-                implied = self._not_provided(bindings.popleft(), provided)
+                # Last, because these are registered only if nothing else provides them.
+                if bindings:
+                    implied = self._not_provided(bindings.popleft(), provided)
+                elif (cls := fallbacks.popleft().cls) not in provided:
+                    implied = [cls]
                 continue
             if not queue:
                 new = {_identity(each): each for each in implied}
@@ -185,6 +195,9 @@ class Registry:
                 implied = []
                 continue
             entry = queue.popleft()
+            if isinstance(entry, Fallback):
+                fallbacks.append(entry)
+                continue
             if conditions := conditions_of(entry):
                 self._reads_environment |= any(isinstance(each, SettingCondition) for each in conditions)
                 if reasons := reasons_against(conditions):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
@@ -27,7 +27,7 @@ from ..services.method_marks import named_at_tool
 from ..tools.codec import cut
 from ..tools.failures import DEFAULTS
 from ..tools.pipeline import NoService, Tool, ToolEnvironment, answer, error_result
-from ..tools.sources import is_function, read_function, read_tools
+from ..tools.sources import is_function, read_function, read_method, read_tools
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ def tool_executor_from(function: Callable[..., Any]) -> ToolExecutor:
     result; invalid arguments raise `ToolArgumentsError`. You can also list the executor as a tool of a service, which
     then uses its own handlers. Raises `IllegalConfigurationError` if the function cannot be a tool.
     """
-    return StandaloneExecutor(_tool_of(function))
+    return StandaloneExecutor(_with_instance([_tool_of(function)])[0])
 
 
 def tools_from(source: object) -> dict[ToolSpecification, ToolExecutor]:
@@ -174,7 +174,11 @@ def tools_from(source: object) -> dict[ToolSpecification, ToolExecutor]:
     The executors work as described for `tool_executor_from`. Raises `IllegalConfigurationError` if a tool is declared
     wrongly, or needs an instance and `source` is a class.
     """
-    tools = _tools_of(source)
+    return {tool.specification: StandaloneExecutor(tool) for tool in _with_instance(_tools_of(source))}
+
+
+def _with_instance(tools: Sequence[Tool]) -> Sequence[Tool]:
+    """Return the same tools. Raises `IllegalConfigurationError` for those of a class."""
     problems = [
         Problem(tool.where, "is a method and needs an instance", "pass an instance instead of the class")
         for tool in tools
@@ -182,7 +186,7 @@ def tools_from(source: object) -> dict[ToolSpecification, ToolExecutor]:
     ]
     if problems:
         raise IllegalConfigurationError(problems)
-    return {tool.specification: StandaloneExecutor(tool) for tool in tools}
+    return tools
 
 
 def _tools_of(source: object) -> tuple[Tool, ...]:
@@ -199,10 +203,11 @@ def _tool_of(function: Any) -> Tool:
         )
         raise IllegalConfigurationError([problem])
     problems: list[Problem] = []
-    tool = read_function(function, problems)
-    if tool is None or problems:
+    method = read_method(function, lambda cls: cls, problems)
+    tools = (read_function(function, problems),) if method is None else method
+    if problems or not tools or tools[0] is None:
         raise IllegalConfigurationError(problems)
-    return tool
+    return tools[0]
 
 
 def _with_own_layers(tool: Tool) -> tuple[ActiveScope, Tool]:

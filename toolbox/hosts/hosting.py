@@ -22,6 +22,7 @@ from ..context import ActiveScope, InvocationContext, current_attributes, curren
 from ..di.beans import Names, Stop, point_of, read_class
 from ..di.decorators import Scope
 from ..di.graph import BeanGraph, Registration, SingleBean, look_alikes
+from ..di.registry import Fallback
 from ..di.scopes import outside_scopes
 from ..errors import (
     ContainerNotStartedError,
@@ -50,7 +51,7 @@ from ..services.planning import (
 from ..services.plans import FunctionMessage, MethodPlan, may_suspend, settle
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import Tool, ToolEnvironment, ToolOutcome, execute_tool
-from ..tools.sources import bean_types
+from ..tools.sources import bean_types, classes_of_methods
 from .bean_checks import (
     ESTIMATOR,
     global_interceptors,
@@ -264,6 +265,10 @@ class ContainerHost(ServiceHosting):
             return await counted()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counted(), home))
 
+    def class_behind(self, cls: type[Any]) -> type[Any]:
+        """See `ServiceHost.class_behind`."""
+        return cls if self._graph is None else self._graph.class_behind(cls)
+
     # --- runs
 
     async def open_runs(self, *, take_over: bool) -> None:
@@ -357,7 +362,8 @@ class ContainerHost(ServiceHosting):
         sources = sources_of(registered)
         listed = *bean_types(sources), *(each.bean for each in providers_of(registered, options))
         named = (*strategies(options), *named_beans([registered, *sources]))
-        implied = (*registrable(listed), *named)
+        of_methods = map(Fallback, registrable(classes_of_methods(sources)))
+        implied = (*registrable(listed), *named, *of_methods)
         return Registration((definition,), implied, service.check)
 
 
@@ -389,7 +395,8 @@ class _Service:
         """Yield the service's problems in this graph of beans."""
         if self._planned_in is not graph:
             limits, layering = self._host.limits, self._host.layering
-            planned = plan_service(self._cls, self._options, layering, graph.names, limits=limits)
+            home = graph.class_behind
+            planned = plan_service(self._cls, self._options, layering, graph.names, limits=limits, home=home)
             self._plans, self._problems = planned
             self._planned_in = graph
         plans = self.plans

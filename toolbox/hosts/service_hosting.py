@@ -57,6 +57,10 @@ class ServiceHosting(ABC):
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield problems with the beans that a tool needs."""
 
+    def class_behind(self, cls: type[Any]) -> type[Any]:
+        """See `ServiceHost.class_behind`."""
+        return cls
+
     async def application_bean(self, wanted: Any) -> Any:
         """Return a bean from outside of all requests, or None."""
         with outside_scopes():

@@ -34,6 +34,7 @@ from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.marks import tool_mark_of
 from ..tools.pipeline import Tool
+from ..tools.single_methods import class_defining
 from ..tools.sources import AiServiceTool, Member, bean_types, clashes, is_function, members_of, read_member, read_tools
 from .blocks import block_of
 from .resources import (
@@ -238,9 +239,9 @@ def _member_of(owner: type, attribute: str) -> Member | None:
 
 def _with_owner(source: Any, container: Container) -> Any:
     """Return `Orders.find`, which is a plain function, as a `ToolMember` of its class; other sources unchanged."""
-    if not inspect.isfunction(source) or "." not in source.__qualname__.rpartition("<locals>.")[2]:
+    if not inspect.isfunction(source) or (defining := class_defining(source)) is None:
         return source
-    for owner in (*_beans_with(source, container), *_classes_with(source)):
+    for owner in (*_beans_with(source, container), defining):
         member = _member_of(owner, source.__name__)
         if member is not None and member.function is source and member.bound_to == "instance":
             return ToolMember(owner, member.attribute)
@@ -254,26 +255,6 @@ def _beans_with(function: Any, container: Container) -> Iterator[type]:
     found = [each for each in internals_of(container).mcp_beans() if getattr(each, function.__name__, None) is function]
     if len(found) == 1:
         yield found[0]
-
-
-def _classes_with(function: Any) -> Iterator[type]:
-    """Yield the class that defines a method; includes classes inside functions, which no module attribute names."""
-    name = function.__qualname__.rpartition(".")[0]
-    found: Any = sys.modules.get(function.__module__)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type):
-        yield found
-    pending: list[type[Any]] = [object]
-    seen: set[type[Any]] = set()
-    while pending:
-        subclasses: list[type[Any]] = type.__subclasses__(pending.pop())
-        for each in subclasses:
-            if each not in seen:
-                seen.add(each)
-                pending.append(each)
-                if each.__qualname__ == name and each.__module__ == function.__module__:
-                    yield each
 
 
 # --- requests

@@ -28,6 +28,7 @@ from ..logs import own_frames
 from ..tools.codec import Encoded
 from ..tools.marks import compensated_by
 from ..tools.pipeline import InjectedParameter, Tool, ToolCall, run_tool
+from ..tools.sources import members_of
 from ..tools.specification import Role, ToolParameter, read_parameters
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
@@ -50,6 +51,8 @@ def compensations_of(tools: Sequence[Tool], sources: Iterable[object] = ()) -> t
     marked = [*_of_classes(tools), *(_Marked.of_function(each) for each in sources if compensated_by(each) is not None)]
     for each in marked:
         tool = each.compensated(tools)
+        if tool is None and each.compensates_sibling:
+            continue  # of a class of which other methods are listed
         if tool is None:
             named = each.target if isinstance(each.target, str) else getattr(each.target, "__name__", repr(each.target))
             fact = f"@compensate_for names an unknown tool: {named!r}"
@@ -91,6 +94,15 @@ class _Marked:
             if (self.owner is None or tool.owner is self.owner) and any(_plain(each) is target for each in candidates):
                 return tool
         return None
+
+    @property
+    def compensates_sibling(self) -> bool:
+        """True if this compensation undoes a tool of the same class, whether or not a service offers it."""
+        siblings = () if self.owner is None else members_of(self.owner)
+        if isinstance(self.target, str):
+            return any(self.target in (each.mark.name, each.function.__name__) for each in siblings)
+        target = _plain(self.target)
+        return any(_plain(each) is target for member in siblings for each in member.definitions)
 
     def read(self, tool: Tool, problems: list[Problem]) -> Tool | None:
         """Return the compensation as something to call, or None if it has problems."""

@@ -250,6 +250,10 @@ class ServiceHost(Protocol):
         """Return the bean that estimates costs, if there is one."""
         ...
 
+    def class_behind(self, cls: type[Any]) -> type[Any]:
+        """Return the class of the bean that provides `cls`: a subclass, or `cls` itself."""
+        ...
+
     def tool_problems(self, where: str, tool: Tool) -> Iterable[Problem]:
         """Yield problems with a tool in this host: missing beans, an unknown executor."""
         ...
@@ -689,7 +693,8 @@ class Invocation:
     ) -> Sequence[Tool]:
         """Return the tools of a provider that was found. Raises `IllegalConfigurationError` for invalid ones."""
         where = self.plan.where
-        tools, problems = read_each(await self._provided_by(provider.given, tool_names, messages), where)
+        provided = await self._provided_by(provider.given, tool_names, messages)
+        tools, problems = read_each(provided, where, self.host.class_behind)
         tools = await self.allowed(tools)
         problems += tuple(problem for tool in tools for problem in self.host.tool_problems(where, tool))
         if problems:

@@ -45,7 +45,8 @@ from ..security import access_to_member
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
 from ..tools.pipeline import InjectedParameter, Tool
-from ..tools.sources import AiServiceTool, bean_types, read_tools
+from ..tools.single_methods import Home, class_defining
+from ..tools.sources import AiServiceTool, bean_types, classes_of_methods, read_tools
 from .declaration import (
     DURABLE_MARK,
     PROVIDERS_MARK,
@@ -88,12 +89,14 @@ def plan_service(
     known: Mapping[str, Any] | None = None,
     around: Mapping[str, Any] | None = None,
     limits: CallLimits = UNSET_LIMITS,
+    home: Home | None = None,
 ) -> tuple[dict[str, MethodPlan], list[Problem]]:
     """Return the plans of a service's methods by name, and all problems with its declaration.
 
     `known` are additional classes for annotations, besides those of the module. `around` are local names of the
     enclosing function. `limits` are the defaults for limits that the service does not set. `layering` chooses what acts
-    around the methods. Methods with problems have a plan too, so that their tools are checked; nothing may call them.
+    around the methods. `home` returns the class of the bean that provides a class, for tools that are listed as methods
+    of it. Methods with problems have a plan too, so that their tools are checked; nothing may call them.
     """
     if not isinstance(cls, type):
         return {}, [Problem(repr(cls), "is not a class", "pass a Protocol or an ABC")]
@@ -117,13 +120,14 @@ def plan_service(
             fact, fix = "has no abstract method to implement", f"{fix}, with @abstractmethod"
         problems.append(Problem(where, fact, fix))
     plans: dict[str, MethodPlan] = {}
-    class_tools, class_problems = read_tools(as_sources(options.tools), where)
+    read = read_tools if home is None else partial(read_tools, home=home)
+    class_tools, class_problems = read(as_sources(options.tools), where)
     problems += class_problems
     failures, handler_problems = handlers_of(cls, options)
     problems += handler_problems
     around = {**(around or {}), **local_names_of(cls)}
     for name in names:
-        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, failures, layering)
+        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, failures, layering, read)
         plan = reader.read()
         problems += reader.problems
         if plan is not None:
@@ -145,7 +149,9 @@ class _MethodPlanner:
         limits: CallLimits,
         failures: ToolErrors,
         layering: Layering,
+        read_tools: Callable[..., tuple[tuple[Tool, ...], tuple[Problem, ...]]],
     ) -> None:
+        self.read_tools = read_tools
         self.cls, self.name, self.options, self.limits, self.layering = cls, name, options, limits, layering
         self.failures = failures
         self.known, self.around = known, around
@@ -407,7 +413,7 @@ class _MethodPlanner:
         if own is None:
             tools: Sequence[Tool] = self.class_tools
         else:
-            tools, problems = read_tools(own, self.where)
+            tools, problems = self.read_tools(own, self.where)
             self.problems += problems
         toolset = Toolset.of(tools)
         self.problems += offer_problems(self.where, toolset, output, memory, self.options.output_mode)
@@ -593,8 +599,9 @@ def _name_of(cls: type[Any]) -> str:
 
 def services_offered_by(cls: type[Any]) -> Iterable[type[Any]]:
     """Return the services that a service lists as tools."""
-    services = [each for each in sources_of(cls) if isinstance(each, type) and service_options_of(each) is not None]
-    return dict.fromkeys(bean_types(services))
+    sources = sources_of(cls)
+    listed = (*bean_types(sources), *classes_of_methods(sources))
+    return dict.fromkeys(each for each in listed if service_options_of(each) is not None)
 
 
 def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:
@@ -669,7 +676,10 @@ def _definitions_in(listed: Any) -> tuple[Any, ...]:
         return (target,)
     if inspect.ismethod(target):
         return target, type(target.__self__)
-    return (target,) if inspect.isroutine(target) else (target, type(target))
+    if inspect.isroutine(target):
+        cls = class_defining(target)
+        return (target,) if cls is None else (cls,)
+    return target, type(target)
 
 
 def strategies(options: ServiceOptions) -> Iterator[type[Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from ..security import OF_KNOWN, access_to
 from .codec import ArgumentDecoder, ResultEncoder
 from .marks import ApprovalRule, ReturnBehavior, SearchBehavior, ToolMark, compensated_by, effects_of, tool_mark_of
 from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
+from .single_methods import Home, class_defining, find_stricter
 from .specification import Role, Taken, ToolParameter, describe_tool, limit_problems, name_problems, read_parameters
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
@@ -170,15 +170,7 @@ def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
         owner = inner.__self__ if isinstance(inner.__self__, type) else type(inner.__self__)
         given = () if function is inner else (function,)
         return owner, (*given, *definitions_of(owner, inner.__name__), inner.__func__)
-    return _class_with(inner), (function, inner)
-
-
-def _class_with(function: Any) -> type[Any] | None:
-    """Return the class at the top of a module that defines this function, such as a static method."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    owner = getattr(sys.modules.get(module or ""), name.rpartition(".")[0], None)
-    found = vars(owner).get(name.rpartition(".")[2]) if isinstance(owner, type) else None
-    return owner if isinstance(owner, type) and getattr(found, "__func__", found) is function else None
+    return class_defining(inner), (function, inner)
 
 
 def _described(
@@ -392,22 +384,31 @@ class HoldsTool(Protocol):
     tool: Tool
 
 
-def read_tools(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
+def _itself(cls: type) -> type:
+    return cls
+
+
+def read_tools(
+    sources: Iterable[object], where: str, home: Home = _itself
+) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
     """Return the tools of `sources`, in order, and all problems with them.
 
-    Sources are classes (beans, also `Annotated` with a name), functions, instances, `AiServiceTool`s and mappings
-    `{ToolSpecification: ToolExecutor}`. `where` is the place that problems name.
+    Sources are classes (beans, also `Annotated` with a name), methods of classes, functions, instances,
+    `AiServiceTool`s and mappings `{ToolSpecification: ToolExecutor}`. `where` is the place that problems name. `home`
+    returns the class whose method is used for one that is listed by itself.
     """
-    tools, problems = read_each(sources, where)
+    tools, problems = read_each(sources, where, home)
     return tools, (*problems, *clashes(tools, where))
 
 
-def read_each(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
+def read_each(
+    sources: Iterable[object], where: str, home: Home = _itself
+) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
     """Do the same as `read_tools`, but allow several tools with the same name."""
     problems: list[Problem] = []
     tools: list[Tool] = []
     for source in sources:
-        tools += _read(source, where, problems)
+        tools += _read(source, where, home, problems)
     return tuple(tools), tuple(problems)
 
 
@@ -440,10 +441,45 @@ def bean_types(sources: Iterable[object]) -> tuple[type, ...]:
     )
 
 
+def classes_of_methods(sources: Iterable[object]) -> tuple[type, ...]:
+    """Return the classes of the methods in `sources` that are listed by themselves and need an instance."""
+    found: list[type] = []
+    for each in sources:
+        cls = class_defining(each)
+        member = None if cls is None else _member_named(cls, each)
+        if member is not None and member.bound_to == "instance":
+            found.append(member.owner)
+    return tuple(dict.fromkeys(found))
+
+
 # --- one source
 
 
-def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
+def _member_named(cls: type, function: Any) -> Member | None:
+    """Return the tool of a class that has the name of this method."""
+    name = function.__qualname__.rpartition(".")[2]
+    return next((each for each in members_of(cls) if each.attribute == name), None)
+
+
+def read_method(source: Any, home: Home, problems: list[Problem]) -> tuple[Tool, ...] | None:
+    """Return the tool of a method that is listed by itself; empty if it has problems, None for other sources."""
+    defining = class_defining(source)
+    if defining is None:
+        return None
+    cls = home(defining)
+    member = _member_named(cls, source)
+    if member is None:
+        return None
+    if (other := find_stricter(defining, member.attribute, cls)) is not None:
+        name = f"{other.__name__}.{member.attribute}"
+        fact = f"is the same function as {name}, whose class adds roles, guardrails or interceptors"
+        fix = f"define {name} as well, or list the class that you mean instead of its method"
+        problems.append(Problem(member.where, fact, fix))
+        return ()
+    return _some(read_member(member, defining, None, problems))
+
+
+def _read(source: Any, where: str, home: Home, problems: list[Problem]) -> Iterator[Tool]:
     if isinstance(source, AiServiceTool):
         made = _by_hand(source.specification, source.executor, where, problems)
         problems += limit_problems(made.where, source.timeout)
@@ -468,7 +504,8 @@ def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
     elif compensated_by(source) is not None:
         return  # it undoes a tool and is not offered
     elif is_function(source):
-        yield from _some(read_function(source, problems))
+        method = read_method(source, home, problems)
+        yield from _some(read_function(source, problems)) if method is None else method
     elif isinstance(source, ModuleType):
         fact = f"the module {source.__name__} is not a tool"
         problems.append(Problem(where, fact, "list its classes and functions"))

@@ -164,7 +164,7 @@ def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: li
     elif annotation is EMPTY:
         fix = f"add one, for example `{name}: str`"
         if name in ("self", "cls"):
-            fix = "if this is a method, list its class or an instance instead of the function"
+            fix = "if this is a method, mark it with @tool, or list its class or an instance"
         problems.append(Problem(where, f"parameter {name!r} has no type annotation", fix))
     elif isinstance(annotation, Unresolved):
         problems.append(

@@ -31,9 +31,8 @@ from toolbox.runs.store import Answer, Run
 from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
-from toolbox.tools.sources import read_tools
 
-from ..endpoints import IDENTITY_DEPENDENCY, endpoints_of
+from ..endpoints import IDENTITY_DEPENDENCY, endpoint_tools, endpoints_of
 from ..routers import AnswerBody, answered, run_view
 from ..streaming import as_json, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
@@ -288,9 +287,9 @@ class DevUiApplication:
 
     def _endpoint_tools(self) -> Iterator[tuple[str, Tool]]:
         for where, context in endpoints_of(self._app.routes):
-            tools, _ = read_tools(toolbox_of(context.endpoint) or (), where)
-            for tool in tools:
-                yield where, tool
+            if callable(context.endpoint) and toolbox_of(context.endpoint) is not None:
+                for tool in endpoint_tools(context.endpoint):
+                    yield where, tool
 
     # --- calls
 
