@@ -128,6 +128,7 @@ from .errors import (
     UnsupportedContentError,
 )
 from .events import (
+    CompensatedEvent,
     EventListener,
     GuardrailExecutedEvent,
     InvocationEvent,
@@ -137,6 +138,7 @@ from .events import (
     ModelResponseEvent,
     RunAnsweredEvent,
     RunResumedEvent,
+    RunStartedEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
@@ -208,6 +210,7 @@ if TYPE_CHECKING:
         estimate_tokens as estimate_tokens,
     )
     from .services.outputs import (
+        Compensation as Compensation,
         Result,
         TokenStream,
     )
@@ -276,6 +279,7 @@ _HOMES = {
         "estimate_tokens",
     ),
     ".services.outputs": (
+        "Compensation",
         "Result",
         "TokenStream",
     ),
@@ -321,6 +325,7 @@ __all__ = [
     "ChatRequest",
     "ChatRequestParameters",
     "ChatResponse",
+    "CompensatedEvent",
     "CompleteResponse",
     "CompleteToolCall",
     "Container",
@@ -392,6 +397,7 @@ __all__ = [
     "RunIncompatibleError",
     "RunNotFoundError",
     "RunResumedEvent",
+    "RunStartedEvent",
     "RunStateError",
     "RunStoreError",
     "RunSuspendedError",

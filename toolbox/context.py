@@ -6,9 +6,11 @@ running a call on another thread (`execution`).
 
 from __future__ import annotations
 
+import importlib
 import operator
 import os
 import pickle
+import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
@@ -377,3 +379,16 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         current_limit.reset(token)
+
+
+# --- the current span
+
+
+def headers_of_current_span() -> dict[str, str]:
+    """Return the headers with which OpenTelemetry's propagator passes the current span on; empty without tracing."""
+    # A program that uses tracing has already imported OpenTelemetry; other programs may not have it installed.
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    headers: dict[str, str] = {}
+    importlib.import_module("opentelemetry.propagate").inject(headers)
+    return headers

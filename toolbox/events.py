@@ -7,8 +7,8 @@ Listeners are called immediately, in the context of the code that causes the eve
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from .chat import (
@@ -26,6 +26,7 @@ from .context import InvocationContext
 from .limits import Usage, UsageLimits
 
 __all__ = [
+    "CompensatedEvent",
     "EventListener",
     "GuardrailExecutedEvent",
     "InvocationEvent",
@@ -35,6 +36,7 @@ __all__ = [
     "ModelResponseEvent",
     "RunAnsweredEvent",
     "RunResumedEvent",
+    "RunStartedEvent",
     "ServiceCompletedEvent",
     "ServiceFailedEvent",
     "ServiceStartedEvent",
@@ -217,6 +219,22 @@ class ToolSuspendedEvent(InvocationEvent):
     is_end: ClassVar[bool] = True
 
 
+@dataclass(frozen=True, slots=True)
+class CompensatedEvent(InvocationEvent):
+    """A tool call was undone. `context` is that of the tool call.
+
+    `arguments` are those that the tool ran with, as JSON values by the model's names. `error` is the exception of the
+    method that should have undone it; None if it succeeded. `duration` is in seconds.
+    """
+
+    tool_name: str
+    arguments: Mapping[str, Any]
+    error: Exception | None
+    duration: float = 0.0
+
+    is_end: ClassVar[bool] = True
+
+
 # --- runs
 
 
@@ -238,20 +256,36 @@ class ServiceSuspendedEvent(InvocationEvent):
 class RunAnsweredEvent(InvocationEvent):
     """A pending call of a run was answered. `answer` is `"approve"`, `"reject"`, `"respond"`, `"fail"` or `"retry"`.
 
-    `by` is the name of the person, or None.
+    `by` is the name of the person, or None. `trace` has the headers of the span in which the run was suspended.
     """
 
     run_id: str
     call: PendingCall
     answer: str
     by: str | None
+    trace: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStartedEvent(InvocationEvent):
+    """A run begins: a durable call, or one that `runs.start` has started. A `ServiceStartedEvent` follows.
+
+    `trace` has the headers of the span in which the run was created, such as `traceparent`.
+    """
+
+    run_id: str
+    trace: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResumedEvent(InvocationEvent):
-    """A stored run continues. A `ServiceStartedEvent` of its method follows."""
+    """A stored run continues. A `ServiceStartedEvent` of its method follows.
+
+    `trace` has the headers of the span in which the run was suspended; after a crash, of an earlier one.
+    """
 
     run_id: str
+    trace: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 # --- guardrails

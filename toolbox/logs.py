@@ -16,6 +16,7 @@ from .chat import TokenUsage
 from .context import InvocationContext
 from .errors import UnknownToolError
 from .events import (
+    CompensatedEvent,
     EventListener,
     GuardrailExecutedEvent,
     InvocationEvent,
@@ -25,6 +26,7 @@ from .events import (
     ModelResponseEvent,
     RunAnsweredEvent,
     RunResumedEvent,
+    RunStartedEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
@@ -168,6 +170,9 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
             }
         case ToolFailedEvent(error=error, duration=duration):
             return "tool_failed", {"duration": duration, "error_type": type(error).__name__}
+        case CompensatedEvent(error=error, duration=duration):
+            failed = type(error).__name__ if error is not None else None
+            return "compensated", {"duration": duration, "error_type": failed}
         case GuardrailExecutedEvent(guardrail=guardrail, outcome=outcome, duration=duration):
             return "guardrail_executed", {"guardrail": guardrail.__name__, "outcome": outcome, "duration": duration}
         case ServiceSuspendedEvent(run_id=run_id, pending=pending, duration=duration):
@@ -176,6 +181,8 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
             return "tool_suspended", {"duration": duration, "kind": kind}
         case RunAnsweredEvent(run_id=run_id, answer=answer):
             return "run_answered", {"run_id": run_id, "answer": answer}
+        case RunStartedEvent(run_id=run_id):
+            return "run_started", {"run_id": run_id}
         case RunResumedEvent(run_id=run_id):
             return "run_resumed", {"run_id": run_id}
         case MemoryWrittenEvent(messages=messages):

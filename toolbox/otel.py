@@ -29,7 +29,17 @@ from urllib.parse import urlsplit
 
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.metrics import Histogram, Meter, MeterProvider, get_meter
-from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_tracer, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanKind,
+    StatusCode,
+    TracerProvider,
+    get_current_span,
+    get_tracer,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from .chat import (
@@ -50,6 +60,7 @@ from .context import InvocationContext
 from .di.decorators import application_scoped
 from .errors import ModelHttpError
 from .events import (
+    CompensatedEvent,
     EventListener,
     GuardrailExecutedEvent,
     InvocationEvent,
@@ -58,6 +69,7 @@ from .events import (
     ModelResponseEvent,
     RunAnsweredEvent,
     RunResumedEvent,
+    RunStartedEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
@@ -176,9 +188,11 @@ class OpenTelemetryListener(EventListener):
             ServiceSuspendedEvent: self._service_suspended,
             ToolSuspendedEvent: self._tool_suspended,
             RunAnsweredEvent: self._run_answered,
-            RunResumedEvent: self._run_resumed,
+            RunStartedEvent: self._run_begins,
+            RunResumedEvent: self._run_begins,
+            CompensatedEvent: self._compensated,
         }
-        self._resumed: dict[str, str] = {}
+        self._runs: dict[str, RunStartedEvent | RunResumedEvent] = {}
 
     def on_event(self, event: InvocationEvent) -> None:
         """Start or end the span of `event`."""
@@ -190,9 +204,13 @@ class OpenTelemetryListener(EventListener):
     def _service_started(self, event: ServiceStartedEvent) -> None:
         attributes = service_attributes(event.context)
         name = event.context.service.__name__
-        if (run_id := self._resumed.pop(event.invocation_id, None)) is not None:
-            attributes |= {RUN_ID: run_id, "toolbox.run.resumed": True}
-        operation = self._begin(event.invocation_id, None, f"invoke_agent {name}", attributes, {AGENT: name})
+        links: Sequence[Link] = ()
+        if (begun := self._runs.pop(event.invocation_id, None)) is not None:
+            attributes |= {RUN_ID: begun.run_id, "toolbox.run.resumed": isinstance(begun, RunResumedEvent)}
+            links = links_to(begun.trace)
+        operation = self._begin(
+            event.invocation_id, None, f"invoke_agent {name}", attributes, {AGENT: name}, links=links
+        )
         if self._content and event.context.user_message is not None and operation.span.is_recording():
             operation.span.set_attributes(input_content((event.context.user_message,)))
 
@@ -305,10 +323,26 @@ class OpenTelemetryListener(EventListener):
         }
         if self._content and event.by is not None:
             attributes["toolbox.run.answered_by"] = event.by
-        self._tracer.start_span(f"answer {call.tool_name}", get_current(), SpanKind.INTERNAL, attributes).end()
+        name, links = f"answer {call.tool_name}", links_to(event.trace)
+        self._tracer.start_span(name, get_current(), SpanKind.INTERNAL, attributes, links).end()
 
-    def _run_resumed(self, event: RunResumedEvent) -> None:
-        self._resumed[event.invocation_id] = event.run_id  # for the span of the service, which starts next
+    def _run_begins(self, event: RunStartedEvent | RunResumedEvent) -> None:
+        self._runs[event.invocation_id] = event  # for the span of the service, which starts next
+
+    def _compensated(self, event: CompensatedEvent) -> None:
+        """Record a finished span: it begins as long ago as the compensation took."""
+        ended, operation = time_ns(), self._open.get(event.invocation_id)
+        outer = get_current() if operation is None else operation.context
+        attributes: Attributes = {TOOL: event.tool_name, "toolbox.compensation.failed": event.error is not None}
+        if self._content:
+            attributes["gen_ai.tool.call.arguments"] = json.dumps(dict(event.arguments))
+        began = ended - int(event.duration * 1e9)
+        name = f"compensate {event.tool_name}"
+        span = self._tracer.start_span(name, outer, SpanKind.INTERNAL, attributes, start_time=began)
+        if event.error is not None:
+            span.set_attribute(ERROR, error_type(event.error))
+            self._fail(span, event.error)
+        span.end(ended)
 
     # --- guardrails
 
@@ -349,12 +383,13 @@ class OpenTelemetryListener(EventListener):
         attributes: Attributes,
         measured: Attributes,
         kind: SpanKind = SpanKind.INTERNAL,
+        links: Sequence[Link] = (),
     ) -> _OpenSpan:
         """Start the span of `subject` inside `parent`; without a parent, inside the current span."""
         outer = get_current()
         if parent is not None:  # not the current span: a tool can start while the model still streams its response
             outer = set_span_in_context(parent.span, outer)
-        span = self._tracer.start_span(name, outer, kind, attributes)
+        span = self._tracer.start_span(name, outer, kind, attributes, links)
         operation = _OpenSpan(span, set_span_in_context(span, outer), measured, subject)
         self._open[_key(subject)] = operation
         operation.enter()
@@ -394,6 +429,13 @@ class OpenTelemetryListener(EventListener):
         if self._content and isinstance(error, BaseException):
             span.set_status(StatusCode.ERROR, str(error))
             span.record_exception(error)
+
+
+def links_to(trace: Mapping[str, str]) -> list[Link]:
+    """Return a link to the span that these headers identify, unless it is the current one."""
+    other = get_current_span(TraceContextTextMapPropagator().extract(trace, Context())).get_span_context()
+    current = get_current_span().get_span_context()
+    return [Link(other)] if other.is_valid and other.span_id != current.span_id else []
 
 
 def _key(subject: object) -> str | int:

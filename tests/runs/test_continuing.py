@@ -35,7 +35,14 @@ from toolbox import (
     system_message,
     tool,
 )
-from toolbox.events import RunAnsweredEvent, RunResumedEvent, ServiceSuspendedEvent, ToolSuspendedEvent
+from toolbox.events import (
+    RunAnsweredEvent,
+    RunResumedEvent,
+    RunStartedEvent,
+    ServiceStartedEvent,
+    ServiceSuspendedEvent,
+    ToolSuspendedEvent,
+)
 from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
 from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, interceptors
 from toolbox.limits import UsageLimitExceededError, UsageLimits
@@ -876,6 +883,24 @@ async def test_listeners_see_suspensions_answers_and_the_continuation() -> None:
     assert (answered.call.id, answered.answer, answered.by) == ("0", "approve", "bob")
     assert isinstance(resumed, RunResumedEvent)
     assert type(seen.events[-1]).__name__ == "ServiceCompletedEvent"
+
+
+async def test_a_run_is_started_once_and_then_resumed() -> None:
+    seen = Seen()
+    async with container(asks(REFUND), says("done")).register_instance(seen, EventListener) as here:
+        run = await here.runs.start(here.get(Desk).chat, "room", "refund")
+        async for event in here.runs.events(run):
+            if isinstance(event.event, RunSuspended):
+                break
+        kinds = [type(each) for each in seen.events]
+        assert kinds.index(RunStartedEvent) == kinds.index(ServiceStartedEvent) - 1
+        assert RunResumedEvent not in kinds
+        seen.events.clear()
+        await here.runs.resume(run.id, {"0": approve()})
+
+    kinds = [type(each) for each in seen.events]
+    assert kinds.count(RunResumedEvent) == 1
+    assert RunStartedEvent not in kinds
 
 
 # --- without a container

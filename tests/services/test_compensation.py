@@ -16,10 +16,14 @@ import pytest
 from tests.conftest import Clock
 from toolbox import (
     AiMessage,
+    CompensatedEvent,
+    Compensation,
     Container,
+    EventListener,
     IllegalConfigurationError,
     Inject,
     InvocationContext,
+    InvocationEvent,
     MemoryId,
     Result,
     TokenStream,
@@ -32,6 +36,7 @@ from toolbox import (
     ToolProviderResult,
     ToolRetry,
     ToolRoundsExceededError,
+    application_scoped,
     call_scoped,
     compensate_for,
     create_ai_service,
@@ -44,7 +49,7 @@ from toolbox import (
     tool_specifications_from,
 )
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
-from toolbox.runs import RunStore
+from toolbox.runs import InMemoryRunStore, RunStore, approve
 from toolbox.services.state import State
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -916,3 +921,87 @@ async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_pat
             await asyncio.wait_for(asked.wait(), 60)
             await container.runs.cancel(run.id)
             await asyncio.wait_for(undone.wait(), 60)
+
+
+# --- what is said about compensations
+
+
+class Seen(EventListener):
+    def __init__(self) -> None:
+        self.events: list[CompensatedEvent] = []
+
+    def on_event(self, event: InvocationEvent) -> None:
+        if isinstance(event, CompensatedEvent):
+            self.events.append(event)
+
+
+@application_scoped
+class Doubles(ToolInterceptor):
+    async def around_tool(self, invocation: ToolInvocation, proceed: ToolProceed) -> Any:
+        return await proceed(invocation.with_arguments(seats=invocation.arguments["seats"] * 2))
+
+
+class Hotel:
+    @tool
+    @interceptors(Doubles)
+    def book(self, seats: int) -> str:
+        return f"booked {seats}"
+
+    @compensate_for(book)
+    def unbook(self, seats: int) -> None:
+        if seats > 10:
+            raise ValueError("too late")
+
+    @tool
+    def pay(self) -> str:
+        raise ValueError("no money")
+
+    @tool(requires_approval=True)
+    def sign(self) -> str:
+        raise ValueError("no pen")
+
+
+@register_ai_service(tools=Hotel, compensate_on_tool_errors=True)
+class Trips(Protocol):
+    async def plan(self, text: str) -> Result[str]: ...
+
+
+def trips(*replies: Any, seen: Seen | None = None, store: RunStore | None = None) -> Container:
+    made = Container(models={"default": ScriptedChatModel(replies)}, take_over_runs=False)
+    made.register(Trips, Hotel, Doubles).register_instance(seen or Seen(), EventListener)
+    return made.register_instance(store or InMemoryRunStore(), RunStore)
+
+
+async def test_a_result_and_an_event_name_what_was_undone_with_the_arguments_that_ran() -> None:
+    seen = Seen()
+    calls = [tool_call("book", {"seats": 2}), tool_call("book", {"seats": 6}), tool_call("pay", {})]
+    async with trips(AiMessage(None, calls), "failed", seen=seen) as here:
+        result = await here.get(Trips).plan("x")
+
+    assert result.compensations == (
+        Compensation("book", {"seats": 12}, "too late"),
+        Compensation("book", {"seats": 4}),
+    )
+    assert [(each.tool_name, each.arguments) for each in seen.events] == [
+        ("book", {"seats": 12}),
+        ("book", {"seats": 4}),
+    ]
+    assert [str(each.error) for each in seen.events] == ["too late", "None"]
+    assert all(each.context.request is not None and each.context.request.name == "book" for each in seen.events)
+
+
+async def test_a_call_without_compensations_says_so() -> None:
+    async with trips(tool_call("book", {"seats": 2}), "booked") as here:
+        assert (await here.get(Trips).plan("x")).compensations == ()
+
+
+async def test_a_run_that_waited_undoes_with_the_arguments_that_ran() -> None:
+    store, seen = InMemoryRunStore(), Seen()
+    async with trips(tool_call("book", {"seats": 2}), tool_call("sign", {}), store=store) as here:
+        run_id = (await here.get(Trips).plan("x")).run_id or ""
+    async with trips("failed", seen=seen, store=store) as there:
+        result = await there.runs.resume(run_id, {"1": approve()})
+
+        assert result.compensations == (Compensation("book", {"seats": 4}),)
+        assert [(each.tool_name, each.arguments) for each in seen.events] == [("book", {"seats": 4})]
+        assert await there.runs.result(run_id) == result

@@ -7,10 +7,8 @@ requests and connections (`connections`).
 from __future__ import annotations
 
 import base64
-import importlib
 import re
 import ssl
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ..callers import Caller, current_caller
+from ..context import headers_of_current_span
 from ..errors import Problem
 from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_name, secrets_in_header
 
@@ -50,7 +49,7 @@ def propagated_headers(names: tuple[str, ...]) -> dict[str, str]:
     found = {name.lower(): incoming[name.lower()] for name in names if name.lower() in incoming}
     allowed = {name.lower() for name in names}
     # A propagator also adds baggage, which may identify the user. Only named headers are sent.
-    return found | {name: value for name, value in _of_current_span().items() if name.lower() in allowed}
+    return found | {name: value for name, value in headers_of_current_span().items() if name.lower() in allowed}
 
 
 def _incoming_headers() -> Mapping[str, str]:
@@ -60,15 +59,6 @@ def _incoming_headers() -> Mapping[str, str]:
         return given[0]
     of_request: Mapping[str, str] | None = getattr(caller, "headers", None)
     return of_request if of_request is not None else given[0] if given is not None else {}
-
-
-def _of_current_span() -> dict[str, str]:
-    # A program that uses tracing has already imported OpenTelemetry; other programs may not have it installed.
-    if "opentelemetry.trace" not in sys.modules:
-        return {}
-    carrier: dict[str, str] = {}
-    importlib.import_module("opentelemetry.propagate").inject(carrier)
-    return carrier
 
 
 _NO_BASE = re.compile(r"[\s\\{}]")

@@ -17,8 +17,8 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..chat import AiMessage, PendingCall, ToolExecutionResultMessage
-from ..context import ActiveScope
+from ..chat import AiMessage, FinishReason, PendingCall, ToolExecutionResultMessage
+from ..context import ActiveScope, headers_of_current_span
 from ..deferred_answers import ToolOrigin
 from ..errors import (
     EndsInvocation,
@@ -31,9 +31,10 @@ from ..errors import (
 )
 from ..introspection import type_name
 from ..limits import UsageLimits
+from ..services.answers import restored_result
 from ..services.loop import ModelReplied
 from ..services.memory import ChatMemoryKey
-from ..services.outputs import Kind, Shape
+from ..services.outputs import Kind, Result, Shape
 from ..services.state import State
 from ..tools.codec import Encoded, EncodedInFull
 from ..tools.failures import message_of
@@ -115,6 +116,8 @@ class RunDocument:
     - `cancels`: the run was cancelled, and its tools are being undone; then it ends.
     - `limits`: what the limits around the call that started the run left for it; they are the run's own.
     - `memory_id`: the conversation's id as text.
+    - `details`: of the `Result` of a completed run, if its method returns one. See `write_details`.
+    - `trace`: the headers of the span in which the run was created or suspended last, such as `traceparent`.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -135,6 +138,8 @@ class RunDocument:
     cancels: bool = False
     limits: UsageLimits | None = None
     memory_id: str | None = None
+    details: Mapping[str, Any] | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def started_by(self) -> str | None:
@@ -178,6 +183,8 @@ class RunDocument:
                 "cancels": self.cancels,
                 "limits": _limits_to_dict(self.limits),
                 "memory_id": self.memory_id,
+                "details": self.details,
+                "trace": dict(self.trace),
             }
         )
 
@@ -205,6 +212,8 @@ class RunDocument:
                 cancels=written.get("cancels", False),
                 limits=_limits(written.get("limits")),
                 memory_id=written.get("memory_id"),
+                details=written.get("details"),
+                trace=written.get("trace", {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error
@@ -647,6 +656,38 @@ def _value_adapter(plan: MethodPlan) -> Any:
     return adapter_of(str) if structure is None else structure.type.adapter
 
 
+def write_details(result: Result[Any]) -> dict[str, Any]:
+    """Return what a `Result` has besides its content, as JSON values."""
+    state = State(
+        None,
+        (),
+        tuple(result.messages),
+        executions=tuple(result.tool_executions),
+        token_usage=result.token_usage,
+        compensations=tuple(result.compensations),
+    )
+    return {"state": json.loads(state.to_json()), "finish_reason": result.finish_reason}
+
+
+def read_details(plan: MethodPlan, content: Any, written: Mapping[str, Any] | None) -> Result[Any]:
+    """Return the `Result` with this content and the details that `write_details` wrote."""
+    if written is None:
+        return Result(content)
+    reason = written["finish_reason"]
+    state = with_restored_results(plan, State.from_dict(written["state"]))
+    return state.result(content, None if reason is None else FinishReason(reason))
+
+
+def with_restored_results(plan: MethodPlan, state: State) -> State:
+    """Return a state that was stored, with the results of tools in their types."""
+
+    def read_result(name: str, value: Any) -> Any:
+        tool = plan.toolset.stored(name)
+        return value if tool is None else restored_result(tool.returns, value)
+
+    return state.with_results(read_result)
+
+
 # --- seeds and attributes
 
 
@@ -701,6 +742,14 @@ def write_attributes(attributes: Mapping[str, Any], where: str) -> dict[str, Any
             fix = "use a value that pydantic can write as JSON in invocation_attributes(…)"
             raise IllegalConfigurationError([Problem(where, fact, fix)]) from error
     return written
+
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+def current_trace() -> dict[str, str]:
+    """Return the headers of the current span that identify it, without baggage, which may be about persons."""
+    return {name: value for name, value in headers_of_current_span().items() if name in _TRACE_HEADERS}
 
 
 # --- identities
@@ -851,5 +900,6 @@ async def describe(
         added_by=added_by,
         limits=limits,
         memory_id=None if memory_id is None else str(memory_id),
+        trace=current_trace(),
     )
     return DescribedRun(document, read_again, seeds)

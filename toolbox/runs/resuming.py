@@ -17,10 +17,9 @@ from ..context import InvocationContext
 from ..errors import RunAnswerError
 from ..events import RunAnsweredEvent
 from ..services.outputs import Result
-from ..services.plans import MethodPlan
 from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall, person_name, write_person
-from .prepared_runs import PreparedRuns
+from .prepared_runs import PreparedRun, PreparedRuns
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
 from .store import Answer, HistoryEntry, RunChanges
 from .stored_runs import RunsHost, StoredRuns
@@ -82,17 +81,17 @@ class Resuming:
         taken = await store.change(run_id, stored.version, changes)
         if taken is None:
             raise RunAnswerError(run_id, "another answer came first; read the run again")
-        tell(prepared.plan, run_id, given, name)
+        tell(prepared, run_id, given, name)
         return self._execution.keep(run_id, self._execution.begin(taken, put))
 
     def _tell_answers(
-        self, plan: MethodPlan, run_id: str, given: Sequence[tuple[WaitingCall, Answer]], by: str | None
+        self, prepared: PreparedRun, run_id: str, given: Sequence[tuple[WaitingCall, Answer]], by: str | None
     ) -> None:
         if self._host.listeners is None:
             return
-        context = InvocationContext(plan.service, plan.name)
+        context, trace = InvocationContext(prepared.plan.service, prepared.plan.name), prepared.document.trace
         for each, answer in given:
-            self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by))
+            self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by, trace))
 
     async def stream(
         self, run_id: str, answers: Mapping[str, Answer], by: Any

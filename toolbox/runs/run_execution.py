@@ -26,13 +26,13 @@ from ..errors import (
     RunIncompatibleError,
     RunStoreError,
 )
-from ..events import RunResumedEvent
+from ..events import RunResumedEvent, RunStartedEvent
 from ..services.driver import run, stream
 from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
-from ..services.outputs import Result
+from ..services.outputs import Result, Shape
 from ..tools.failures import message_of
-from .documents import read_identity, type_name_of, write_value
+from .documents import read_identity, type_name_of, write_details, write_value
 from .event_log import EventLog, pauses
 from .prepared_runs import PreparedRun, PreparedRuns
 from .run_leases import RunLeases
@@ -144,7 +144,7 @@ class RunExecution:
         while True:
             stored = await self._runs.load(run_id)
             if stored.status != "running":
-                result = self._runs.result_of(stored)
+                result = await self._runs.result_of(stored)
                 if put is not None:
                     await put(None)
                     if result.pending:
@@ -253,7 +253,9 @@ class RunExecution:
             async with self._preparing.open_scope(prepared, identity):
                 invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
                 if self._host.listeners is not None:
-                    self._host.listeners.tell(RunResumedEvent(invocation.context, owned.id))
+                    is_new = owned.generation == 1 and not (records or prepared.document.answers or cancels)
+                    event = RunStartedEvent if is_new else RunResumedEvent
+                    self._host.listeners.tell(event(invocation.context, owned.id, prepared.document.trace))
                 result = await self._read_value(invocation, log, put)
         except Exception as error:
             if _leaves_unchanged(error, owned.id):
@@ -266,7 +268,9 @@ class RunExecution:
             await self._write_end(session, "failed", error_type=type_name_of(error), error_text=message_of(error))
             raise
         if not isinstance(invocation.end, Suspend):
-            await self._write_end(session, "completed", result=write_value(prepared.plan, result.content))
+            details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
+            value = write_value(prepared.plan, result.content)
+            await self._write_end(session, "completed", result=value, details=details)
         return result
 
     async def _read_value(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
@@ -285,13 +289,13 @@ class RunExecution:
             value = invocation.value()
         if isinstance(value, Result):
             return value
-        end, state = invocation.end, invocation.state
+        end = invocation.end
         assert isinstance(end, Finish)
         output = invocation.plan.output
         reply = end.response.ai_message
         if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
             value = output.structure.read(reply.text or "").value
-        return Result(value, state.executions, state.token_usage, end.finish_reason, state.remembered)
+        return invocation.state.result(value, end.finish_reason)
 
     async def _write_end(self, session: RunSession, status: RunStatus, **facts: Any) -> None:
         """Write the end of a run into its header."""

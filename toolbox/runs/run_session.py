@@ -27,6 +27,7 @@ from .documents import (
     RunDocument,
     StoringHost,
     WaitingCall,
+    current_trace,
     describe,
     failure_to_json,
     header,
@@ -376,7 +377,7 @@ class RunSession(RunRecords):
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
         assert self.document is not None
         waiting = tuple(self._with_outer(each) for each in self._waiting_calls().values())
-        document = self.document = self.document.changed(waiting=waiting)
+        document = self.document = self.document.changed(waiting=waiting, trace=current_trace())
         self.pending = document.pending
         records = self._snapshot_records()
         events = [*(self.new_events() if self.new_events is not None else ()), event_to_json(self.suspension)]

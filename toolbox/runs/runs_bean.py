@@ -123,11 +123,12 @@ class Runs:
     async def result(self, run: str | Run[Any], timeout: float | None = None) -> Any:
         """Wait for the end of a run, also over suspensions, and return the value of its method.
 
+        For a method that returns a `Result`, that is the whole `Result`.
         Raises `RunFailedError`, `RunCancelledError`, `RunNotFoundError`, and `TimeoutError` after `timeout` seconds.
         """
         async with asyncio.timeout(timeout):
             stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id(run)))
-        return self._stored.outcome_of(stored)
+        return await self._stored.on_home(lambda: self._stored.outcome_of(stored))
 
     # --- starting and executing
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 
-from ..chat import FinishReason
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
 from ..events import Listeners
 from ..services.invocation import ServiceHost
@@ -20,10 +19,19 @@ from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
 from ..tools.pipeline import Tool
-from .documents import RunDocument, StoringHost, UnreadableDocumentError, is_text, read_value
+from .documents import (
+    RunDocument,
+    StoringHost,
+    UnreadableDocumentError,
+    is_text,
+    read_details,
+    read_value,
+    with_restored_results,
+)
 from .event_log import RunSignals, pauses
 from .run_engines import RunEngine
 from .run_leases import owner_name
+from .run_session import RunSession
 from .store import ENDED, Run, RunStore, StoredRun
 
 T = TypeVar("T")
@@ -120,26 +128,30 @@ class StoredRuns:
 
     # --- reading what is stored
 
-    def outcome_of(self, stored: StoredRun) -> Any:
-        """Return the value of the method, for a method that returns a `Result` a `Result` with its content."""
-        result = self.result_of(stored)
+    async def outcome_of(self, stored: StoredRun) -> Any:
+        """Return the value of the method of an ended run, for a method that returns a `Result` the whole `Result`."""
+        result = await self.result_of(stored)
         plan = self._host.plans_of(stored.service)[stored.method]
         return result if plan.output.shape is Shape.RESULT else result.content
 
-    def result_of(self, stored: StoredRun) -> Result[Any]:
+    async def result_of(self, stored: StoredRun) -> Result[Any]:
         """Return the stored result of a run that does not run. Raises `RunFailedError` or `RunCancelledError`."""
         document = read_document(stored)
         if stored.status == "failed":
             raise RunFailedError(stored.id, document.error_type or "", document.error_text or "")
         if stored.status == "cancelled":
             raise RunCancelledError(stored.id, document.reason)
-        if stored.status == "suspended":
-            return Result(None, (), None, FinishReason.TOOL_EXECUTION, (), document.pending, stored.id)
         plan = self._host.plans_of(stored.service).get(stored.method)
         if plan is None:
             raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
+        if stored.status == "suspended":
+            store = await self.open()
+            session = RunSession.of(stored, document, await store.records(stored.id), store)
+            restored = session.restored(session.root.path)
+            assert restored is not None, "the suspension is stored with the state"
+            return with_restored_results(plan, restored.state).result_while_suspended(document.pending, stored.id)
         try:
-            return Result(read_value(plan, document.result))
+            return read_details(plan, read_value(plan, document.result), document.details)
         except Exception as error:  # pydantic raises many kinds of exceptions
             raise RunIncompatibleError(stored.id, f"its result no longer fits {plan.where}: {error}") from error
 

@@ -15,23 +15,27 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from ..bean_references import definitions_of
 from ..chat import AiMessage, ToolExecution, ToolExecutionResultMessage, ToolSpecification
 from ..context import Cancellation, current_invocation, in_tool
 from ..errors import LeaseLostError, Problem, RunIncompatibleError, RunStoreError
+from ..events import CompensatedEvent, Listeners
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
 from ..introspection import admits_none, unwrapped
 from ..logs import own_frames
-from ..tools.codec import Encoded
+from ..tools.codec import Encoded, read_arguments
+from ..tools.failures import message_of
 from ..tools.marks import compensated_by
-from ..tools.pipeline import InjectedParameter, Tool, ToolCall, run_tool
+from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_tool
 from ..tools.sources import members_of
 from ..tools.specification import Role, ToolParameter, read_parameters
 from .invocation import Invocation, Perform
-from .loop import CallModel, RunTool, request_of
+from .loop import CallModel, RunTool, ToolFinished, request_of
+from .outputs import Compensation
 from .recording_needs import PlaceInRun
 from .state import State, execution_from_dict, execution_to_dict, identity_of
 
@@ -215,16 +219,32 @@ def compensating(perform: Perform) -> Perform:
     """Return the layer that undoes the successful tools of the invocation after a round in which a tool failed."""
 
     async def performed(effect: CallModel | RunTool, invocation: Invocation) -> Any:
-        if (
-            isinstance(effect, CallModel)
-            and invocation.plan.options.compensate_on_tool_errors
-            and (failed := _failed_in_last_round(invocation.state))
-        ):
+        if isinstance(effect, RunTool):
+            return _with_arguments(await perform(effect, invocation), effect, invocation)
+        if invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
             await _protected(_undo_round(invocation, failed))
             effect = CallModel(request_of(invocation.rules, invocation.state))
         return await perform(effect, invocation)
 
     return performed
+
+
+def _with_arguments(event: Any, effect: RunTool, invocation: Invocation) -> Any:
+    """Return the event of a tool call with the arguments that the tool ran with, if it is part of a run."""
+    # A process that continues the run does not run the tool again, and so cannot see what interceptors, guardrails or
+    # a person had made of the model's arguments.
+    ran = (invocation.environment.ran or {}).get(id(effect.request))
+    if invocation.place is None or ran is None or not isinstance(event, ToolFinished):
+        return event
+    return replace(event, outcome=replace(event.outcome, arguments=_json_arguments(ran)))
+
+
+def _json_arguments(call: ToolCall) -> dict[str, Any]:
+    """Return the arguments of a call as JSON values, by the model's names; those of the model if that fails."""
+    try:
+        return call.json_arguments()
+    except Exception:  # any exception of a value's own serializers
+        return read_arguments(call.request)
 
 
 def _failed_in_last_round(state: State) -> str | None:
@@ -315,9 +335,20 @@ class _Undo:
 
     def to_dict(self, invocation: Invocation) -> dict[str, Any]:
         """Return it as JSON values."""
-        ran = (invocation.environment.ran or {}).get(id(self.execution.request))
-        arguments = None if ran is None or ran.arguments is None else ran.json_arguments()
+        arguments = _json_arguments(self.call_that_ran(invocation))
         return {"position": self.position, "execution": execution_to_dict(self.execution), "arguments": arguments}
+
+    def call_that_ran(self, invocation: Invocation) -> ToolCall:
+        """Return the call as the tool ran: of this process, or with the stored arguments."""
+        request, environment = self.execution.request, invocation.environment
+        if (ran := (environment.ran or {}).get(id(request))) is not None:
+            return ran
+        tool = invocation.toolset.stored(request.name)
+        assert tool is not None
+        if self.arguments is not None:
+            request = replace(request, arguments=json.dumps(dict(self.arguments)))
+        arguments = None if tool.decode is None else tool.decode(request)
+        return ToolCall(tool, request, arguments, environment.context, environment)
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> _Undo:
@@ -330,7 +361,7 @@ def _to_undo(invocation: Invocation) -> list[_Undo]:
     compensations, state = _compensations_in(invocation), invocation.state
     to_undo = _positions_that_ran(state) - state.undone
     return [
-        _Undo(position, execution)
+        _Undo(position, execution, state.arguments.get(position))
         for position, execution in reversed(list(enumerate(state.all_executions)))
         if position in to_undo and _name_now(execution, invocation) in compensations
     ]
@@ -347,13 +378,16 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
             logger.error("cannot undo tool %r: this program has no compensation for it", execution.request.name)
             continue
         invocation.state = state.changed(undone=state.undone | {position})
+        arguments: dict[str, Any] = {}
+        failure: Exception | None = None
         try:
-            await _call(compensation, each, invocation, caller_left, _place_of(position, invocation))
-            done[position] = True
+            ran = each.call_that_ran(invocation)
+            arguments = _json_arguments(ran)
+            await _call(compensation, each, ran, invocation, caller_left, _place_of(position, invocation))
         except (LeaseLostError, RunStoreError):  # another process continues the run
             raise
         except Exception as error:
-            done[position] = False
+            failure = error
             logger.error(
                 "%s failed to undo tool %r: %s",
                 compensation.where,
@@ -361,6 +395,10 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
                 error,
                 exc_info=own_frames(error),
             )
+        done[position] = failure is None
+        undone = Compensation(execution.request.name, arguments, None if failure is None else message_of(failure))
+        state = invocation.state
+        invocation.state = state.changed(compensations=(*state.compensations, undone))
     return done
 
 
@@ -393,7 +431,12 @@ def _place_of(position: int, invocation: Invocation) -> PlaceInRun | None:
 
 
 async def _call(
-    compensation: Tool, undo: _Undo, invocation: Invocation, caller_left: bool, place: PlaceInRun | None
+    compensation: Tool,
+    undo: _Undo,
+    ran: ToolCall,
+    invocation: Invocation,
+    caller_left: bool,
+    place: PlaceInRun | None,
 ) -> None:
     """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
     environment, request = invocation.environment, undo.execution.request
@@ -401,35 +444,40 @@ async def _call(
     environment = replace(environment, ran=None)  # the compensation is a call of the same request
     if caller_left:
         environment = replace(environment, runner=LoopRunner(invocation.host.workers))
-    arguments = _arguments(compensation, undo, invocation)
     copied = copy_context()
     copied.run(current_invocation.set, context)
-    call = ToolCall(compensation, request, arguments, context, environment)
-    step = run_tool(call) if place is None else place.session.run_tool(run_tool, call)
+    call = ToolCall(compensation, request, _arguments(compensation, undo.execution, ran), context, environment)
+    run = run_tool if environment.listeners is None else _observed(environment.listeners, ran)
+    step = run(call) if place is None else place.session.run_tool(run, call)
     await asyncio.create_task(_awaiting(step), context=copied)
+
+
+def _observed(listeners: Listeners, ran: ToolCall) -> ToolStep:
+    """Return the step that runs a compensation and sends its event. One whose result is recorded has had its event."""
+
+    async def run(call: ToolCall) -> Any:
+        began, undone = perf_counter(), (call.request.name, _json_arguments(ran))
+        try:
+            value = await run_tool(call)
+        except Exception as error:
+            listeners.tell(CompensatedEvent(call.context, *undone, error, perf_counter() - began))
+            raise
+        listeners.tell(CompensatedEvent(call.context, *undone, None, perf_counter() - began))
+        return value
+
+    return run
 
 
 async def _awaiting(step: Any) -> None:
     await step
 
 
-def _arguments(compensation: Tool, undo: _Undo, invocation: Invocation) -> dict[str, Any]:
-    """Return the execution, or the arguments that the tool had, for the compensation's parameters."""
-    visible, execution = compensation.visible, undo.execution
+def _arguments(compensation: Tool, execution: ToolExecution, ran: ToolCall) -> dict[str, Any]:
+    """Return the execution, or the arguments that the tool ran with, for the compensation's parameters."""
+    visible = compensation.visible
     if len(visible) == 1 and unwrapped(visible[0].annotation).type is ToolExecution:
         return {visible[0].name: execution}
-    ran = (invocation.environment.ran or {}).get(id(execution.request))
-    if ran is not None and ran.arguments is not None:
-        given = ran.visible_arguments()
-    else:
-        tool = invocation.toolset.stored(execution.request.name)
-        assert tool is not None
-        assert tool.decode is not None
-        request = execution.request
-        if undo.arguments is not None:
-            request = replace(request, arguments=json.dumps(undo.arguments))
-        given = tool.decode(request)
-        given = given if tool.complete is None else tool.complete(given)
+    given = ran.visible_arguments()
     return {each.name: given[each.name] for each in visible if each.name in given}
 
 

@@ -23,7 +23,6 @@ from ..chat import (
     CONTENT_TYPES,
     ChatModel,
     ChatRequestParameters,
-    FinishReason,
     Message,
     StreamEvent,
     SystemMessage,
@@ -75,7 +74,7 @@ from .loop import (
     next_effect,
 )
 from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
-from .outputs import OutputMode, Result, Shape
+from .outputs import OutputMode, Shape
 from .plans import (
     FunctionMessage,
     MethodPlan,
@@ -753,8 +752,7 @@ class Invocation:
             raise IllegalConfigurationError([Problem(self.plan.where, fact, "let the tool return a result")])
         if self.plan.output.shape is not Shape.RESULT:
             return end.value
-        state = self.state
-        return Result(end.value, state.executions, state.token_usage, end.finish_reason, state.remembered)
+        return self.state.result(end.value, end.finish_reason)
 
     async def suspend(self) -> None:
         """Store the run, or note for the outer invocation that this one is suspended."""
@@ -769,10 +767,7 @@ class Invocation:
             raise ToolSuspension({"kind": "service"})
         if self.plan.output.shape is not Shape.RESULT and not session.wants_result:
             raise RunSuspendedError(session.id, session.pending)
-        state = self.state
-        usage, reason = state.token_usage, FinishReason.TOOL_EXECUTION
-        executions = state.all_executions
-        return Result(None, executions, usage, reason, state.remembered, session.pending, session.id)
+        return self.state.result_while_suspended(session.pending, session.id)
 
     def note(self) -> None:
         """Add the invocation to the records of enclosing `invocation_record` blocks, also after an error."""

@@ -47,6 +47,19 @@ OutputMode: TypeAlias = Literal["schema", "tool", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
+class Compensation:
+    """A tool call that was undone, because another tool of its round failed.
+
+    `arguments` are those that the tool ran with, as JSON values by the model's names. `error` is type and text of the
+    error of the method that should have undone it; None if it succeeded.
+    """
+
+    tool_name: str
+    arguments: Mapping[str, Any] = field(hash=False)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
     """The value of a service method with details of the call: declare `-> Result[str]`.
 
@@ -60,6 +73,7 @@ class Result(Generic[T]):
     - `messages`: the messages of this call, from the user message to the answer.
     - `pending`: the tool calls that wait for an answer, if the call was suspended; then `content` is None, and `run_id`
       names the run.
+    - `compensations`: the tool calls that were undone, in this order.
     """
 
     content: T = field(hash=False)
@@ -69,11 +83,11 @@ class Result(Generic[T]):
     messages: Sequence[Message] = field(default=(), repr=False)
     pending: Sequence[PendingCall] = ()
     run_id: str | None = None
+    compensations: Sequence[Compensation] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tool_executions", tuple(self.tool_executions))
-        object.__setattr__(self, "messages", tuple(self.messages))
-        object.__setattr__(self, "pending", tuple(self.pending))
+        for name in ("tool_executions", "messages", "pending", "compensations"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def __tool_value__(self) -> object:
         """Return the value for the model, if a tool returns a `Result`."""

@@ -6,7 +6,7 @@ Includes writing and reading it as versioned JSON. Not here: the next state (`lo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ from ..chat import (
     ChatResponse,
     FinishReason,
     Message,
+    PendingCall,
     SystemMessage,
     TokenUsage,
     ToolExecution,
@@ -27,7 +28,7 @@ from ..chat import (
 from ..errors import TranscriptError
 from ..tools.pipeline import ToolOutcome
 from ..transcripts import Json, message_from_dict, message_to_dict, read_field, read_json, write_json
-from .outputs import OutputMode
+from .outputs import Compensation, OutputMode, Result
 
 M = TypeVar("M", bound=Message)
 
@@ -67,7 +68,8 @@ class State:
     - `response`: the model's last reply; `pending`: its tool calls until all have finished, including calls that were
       started before the reply was complete.
     - `failed`: positions in `executions` of tools that failed; `ran`: of those that ran without an error, whatever the
-      model read; `undone`: of those whose compensation was called.
+      model read; `undone`: of those whose compensation was called, as in `compensations`.
+    - `arguments`: of tools that ran with others than the model's, by their position, as JSON values.
     """
 
     system: SystemMessage | None
@@ -88,6 +90,8 @@ class State:
     ran: frozenset[int] = frozenset()
     undone: frozenset[int] = frozenset()
     sent: tuple[str, ...] | None = None
+    compensations: tuple[Compensation, ...] = ()
+    arguments: Mapping[int, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields; faster than `dataclasses.replace`."""
@@ -136,6 +140,15 @@ class State:
             return self.messages
         return (*self.messages, *(each.outcome.message for each in self.pending if each.outcome is not None))
 
+    def result(self, value: Any, finish_reason: FinishReason | None) -> Result[Any]:
+        """Return the result of an invocation that has ended with this value."""
+        messages, undone = self.remembered, self.compensations
+        return Result(value, self.all_executions, self.token_usage, finish_reason, messages, compensations=undone)
+
+    def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:
+        """Return the result of an invocation that waits for answers."""
+        return replace(self.result(None, FinishReason.TOOL_EXECUTION), pending=pending, run_id=run_id)
+
     def to_json(self) -> str:
         """Write the state as JSON. The `result_object` of an execution is written as JSON if possible, or lost.
 
@@ -162,6 +175,8 @@ class State:
                 "ran": sorted(self.ran),
                 "undone": sorted(self.undone),
                 "sent": self.sent,
+                "compensations": [asdict(each) for each in self.compensations],
+                "arguments": [[position, dict(each)] for position, each in self.arguments.items()],
             }
         )
 
@@ -195,6 +210,8 @@ class State:
                 ran=frozenset(written["ran"] if "ran" in written else _guess_ran(executions, failed)),
                 undone=frozenset(written.get("undone", ())),
                 sent=None if (sent := written.get("sent")) is None else tuple(sent),
+                compensations=tuple(Compensation(**each) for each in written.get("compensations", ())),
+                arguments=dict(written.get("arguments", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, TranscriptError):
@@ -300,6 +317,7 @@ def _pending_to_dict(call: PendingToolCall) -> Json:
         written["execution"] = execution_to_dict(call.outcome.execution)
         written["message"] = message_to_dict(call.outcome.message)
         written["failed"], written["ran"] = call.outcome.failed, call.outcome.ran
+        written["arguments"] = call.outcome.arguments
     return written
 
 
@@ -310,5 +328,5 @@ def _pending(written: Any) -> PendingToolCall:
         assert isinstance(message, ToolExecutionResultMessage)
         execution, failed = execution_from_dict(written["execution"]), written.get("failed", False)
         ran = written.get("ran", not failed and not execution.is_error)  # earlier versions did not say it
-        outcome = ToolOutcome(execution, tuple(message.contents), failed, ran)
+        outcome = ToolOutcome(execution, tuple(message.contents), failed, ran, written.get("arguments"))
     return PendingToolCall(request_from_dict(written["request"]), written["status"], outcome, written["details"])

@@ -382,13 +382,15 @@ class ToolOutcome:
     """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model.
 
     `failed` is True if the tool's exception reached the handler of failed tools. `ran` is True if the tool ran without
-    an error, whatever the model reads.
+    an error, whatever the model reads. `arguments` are those that it ran with, as JSON values by the model's names,
+    where a compensation will need them and they are not the model's.
     """
 
     execution: ToolExecution
     contents: Sequence[Content] = ()
     failed: bool = False
     ran: bool = False
+    arguments: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @property
     def message(self) -> ToolExecutionResultMessage:
