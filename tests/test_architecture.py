@@ -67,6 +67,7 @@ LAYERS: dict[str, int] = {
     "toolbox.recordings": 7,
     "toolbox.pytest_plugin": 8,
     "toolbox.cli": 7,
+    "toolbox.__main__": 8,
     "toolbox.openapi": 7,
     "toolbox.mcp": 7,
     "toolbox.sql": 7,

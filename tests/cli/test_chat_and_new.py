@@ -389,6 +389,76 @@ def test_a_conversation_runs_what_the_container_runs_around_its_calls(
     assert "Done." in done.stdout
 
 
+GUARDED = """
+from typing import Protocol
+from toolbox import AiMessage, Container, Inject, register_ai_service, tool
+from toolbox.security import SecurityIdentity, authenticated, roles_allowed
+from toolbox.testing import ScriptedChatModel, offered_tools
+
+class Orders:
+    @tool
+    @roles_allowed("support")
+    def refund(self, order: int) -> str:
+        return "refunded"
+
+    @tool
+    def hours(self) -> str:
+        return "9 to 5"
+
+class Model(ScriptedChatModel):
+    async def chat(self, request):
+        print("offered:", [each.name for each in request.tool_specifications])
+        return await super().chat(request)
+
+@register_ai_service(tools=Orders)
+class Desk(Protocol):
+    @authenticated
+    async def chat(self, question: str) -> str: ...
+
+container = Container(models={"default": Model(["Hello."])}).register(Desk)
+seeded = Container(models={"default": Model(["Hello."])}, seeds=[SecurityIdentity]).register(Desk)
+"""
+
+
+@pytest.mark.parametrize("container", ["container", "seeded"])
+def test_a_conversation_may_have_an_identity_with_roles(container: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(GUARDED)
+    options = ("--container", f"program:{container}", "--identity", "ann")
+
+    support = toolbox(
+        "chat", "program:Desk", *options, "--role", "support", "--role", "x", folder=tmp_path, typed="q\n"
+    )
+    nobody = toolbox("chat", "program:Desk", *options, folder=tmp_path, typed="q\n")
+
+    assert "offered: ['refund', 'hours']" in support.stdout, support.stderr
+    assert "offered: ['hours']" in nobody.stdout, nobody.stderr
+
+
+def test_a_conversation_without_an_identity_is_anonymous(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(GUARDED)
+
+    done = toolbox("chat", "program:Desk", "--container", "program:seeded", folder=tmp_path, typed="q\n")
+
+    assert done.returncode == 1
+    assert "Desk.chat needs an identity, but the caller is anonymous" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--role", "support"), "--role has no effect without --identity; add --identity NAME"),
+        (("--identity", " "), "the name is empty"),
+    ],
+)
+def test_a_conversation_needs_a_name_for_its_identity(options: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(GUARDED)
+
+    done = toolbox("chat", "program:Desk", *options, folder=tmp_path)
+
+    assert done.returncode == 2
+    assert expected in done.stderr
+
+
 def test_a_call_that_needs_an_approval_waits_for_it_in_a_conversation(tmp_path: Path) -> None:
     program = WATCHED.replace("METHOD", "async def chat(self, question: str) -> int: ...")
     program = program.replace("@tool\n", "@tool(requires_approval=True)\n").replace("REGISTERED", "Assistant")

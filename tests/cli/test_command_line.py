@@ -304,11 +304,12 @@ def test_output_of_imported_modules_is_not_in_the_json(program: Program, name: s
     assert "loaded" in result.stderr
 
 
-def test_the_command_runs_as_a_process() -> None:
+@pytest.mark.parametrize("module", ["toolbox", "toolbox.cli"])
+def test_the_command_runs_as_a_process(module: str) -> None:
     root = Path(__file__).parent.parent.parent
 
     done = subprocess.run(
-        [sys.executable, "-m", "toolbox.cli", "tools", "sample_app.weather:WeatherForecastAgent", "--json"],
+        [sys.executable, "-m", module, "tools", "sample_app.weather:WeatherForecastAgent", "--json"],
         cwd=root,
         capture_output=True,
         text=True,

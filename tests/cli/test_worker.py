@@ -100,6 +100,48 @@ def test_a_worker_needs_runs_that_others_can_see(folder: Path) -> None:
     assert "register sql.engine and sql.SqlRunStore" in out + errors
 
 
+ROLES = """
+from program import *
+from toolbox.security import SecurityIdentity, roles_allowed
+
+@register_ai_service(durable=True)
+class Clerk(Protocol):
+    @roles_allowed("clerk")
+    async def ask(self, question: str) -> str: ...
+
+def container_with(seeds=()):
+    found = Container(models={"default": ScriptedChatModel(["done"])}, settings=settings, seeds=seeds)
+    return found.register(Clerk, sql.engine, sql.SqlRunStore)
+
+without = container_with()
+seeded = container_with([SecurityIdentity])
+
+async def begin():
+    async with container_with([SecurityIdentity]).register_instance(Nowhere(), RunEngine) as container:
+        async with container.request_scope({SecurityIdentity: SecurityIdentity("ann", {"clerk"})}):
+            print((await container.runs.start(Clerk.ask, "hello")).id)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM")
+def test_a_worker_of_services_with_roles_runs_as_the_identity_that_started_them(folder: Path) -> None:
+    (folder / "clerks.py").write_text(ROLES)
+    run_id = output(run(folder, "-c", "import asyncio, clerks; asyncio.run(clerks.begin())"))
+
+    refused = run(folder, "-m", "toolbox", "worker", "clerks:without")
+    _, errors = refused.communicate(timeout=110)
+    worker = run(folder, "-m", "toolbox", "worker", "clerks:seeded")
+    lines = [worker.stdout.readline() for _ in range(3)]
+    worker.send_signal(signal.SIGTERM)
+    output(worker)
+
+    assert refused.returncode == 1
+    assert "no bean provides a SecurityIdentity; declare it: Container(seeds=[SecurityIdentity])" in " ".join(
+        errors.split()
+    )
+    assert f"run {run_id} (clerks.Clerk.ask): completed after" in lines[-1]
+
+
 def test_the_help_says_what_a_worker_does(folder: Path) -> None:
     text = output(run(folder, "-m", "toolbox.cli", "worker", "--help"))
 

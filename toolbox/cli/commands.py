@@ -173,6 +173,12 @@ def chat(
     values: Annotated[
         list[str] | None, typer.Option("--set", help="Another parameter, name=value; can be repeated.")
     ] = None,
+    identity: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name of the caller. Default: an anonymous caller.")
+    ] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help="A role of the caller, with --identity; can be repeated.")
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -187,7 +193,15 @@ def chat(
 
     Piped input is sent line by line. The exit status is then 1 if one of the questions failed.
     """
-    from .terminal import Conversation, ShowJson, ShowText, converse, exit_interrupted, prompt_for
+    from .terminal import (
+        Conversation,
+        ShowJson,
+        ShowText,
+        converse,
+        exit_interrupted,
+        identity_named,
+        prompt_for,
+    )
 
     service = load(target)
     if not isinstance(service, type) or service_options_of(service) is None:
@@ -196,12 +210,16 @@ def chat(
         given = dict(each.split("=", 1) for each in values or ())
     except ValueError:
         fail("invalid --set; write --set name=value")
+    try:
+        caller = identity_named(identity, role or ())
+    except ValueError as error:
+        fail(str(error))
     console = Console(soft_wrap=True)
     try:
         there = container_of(service, target, container)
         internals_of(there).take_over_runs(False)
         shown = ShowJson() if as_json else ShowText(console)
-        conversation = Conversation(there, service, method, memory_id, given, shown)
+        conversation = Conversation(there, service, method, memory_id, given, shown, caller)
         read = prompt_for(console, quiet=as_json)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # keep tool output out of the JSON
             failed = asyncio.run(converse(there, conversation, read))

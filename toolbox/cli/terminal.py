@@ -46,7 +46,7 @@ from ..errors import IllegalConfigurationError, Problem, ToolboxError
 from ..hosts.executors import tool_specification_from, tool_specifications_from
 from ..overview import SCOPES, Node
 from ..safe_text import for_json, for_terminal
-from ..security import Reach
+from ..security import Reach, SecurityIdentity
 from ..services.declaration import service_options_of
 from ..services.memory import estimate_tokens
 from ..services.outputs import Kind
@@ -340,10 +340,17 @@ def message_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
     return left[0]
 
 
+def identity_named(name: str | None, roles: Sequence[str]) -> SecurityIdentity | None:
+    """Return the caller with this name and these roles; None without a name. Raises `ValueError` for an invalid one."""
+    if name is None and roles:
+        raise ValueError("--role has no effect without --identity; add --identity NAME")
+    return None if name is None else SecurityIdentity(name, roles)
+
+
 class Conversation:
     """A conversation with one service method, the first one if `method` is None.
 
-    `given` are the values of further parameters.
+    `given` are the values of further parameters. Without a `caller`, the identity is that of the program.
     """
 
     def __init__(
@@ -354,9 +361,13 @@ class Conversation:
         memory_id: object,
         given: Mapping[str, str],
         show: Show,
+        caller: SecurityIdentity | None = None,
     ) -> None:
         self._container, self._service, self._method = container, service, method
         self._memory_id, self._given, self.show = memory_id, given, show
+        self._seeds = {} if caller is None else {SecurityIdentity: caller}
+        if caller is not None:  # the identity= of an application that is not loaded here cannot provide it
+            internals_of(container).declare_seed(SecurityIdentity, SecurityIdentity.anonymous, is_optional=True)
 
     def begin(self) -> None:
         """Read the method's plan. The container is started. Raises `LookupError` for an unknown method or parameter."""
@@ -374,10 +385,11 @@ class Conversation:
         """Send a message in its own request scope; show an error and return False if the call fails."""
         host = internals_of(self._container).host
         said = [UserMessage(text)] if self._parameter in self._plan.history else text
-        events, value_of_call = watched_call(self._plan, host, {**self._arguments, self._parameter: said})
+        arguments = {**self._arguments, self._parameter: said}
         is_structured = self._plan.output.kind is Kind.STRUCTURED
         is_suspended = False
-        async with self._container.request_scope():
+        async with self._container.request_scope(self._seeds):
+            events, value_of_call = watched_call(self._plan, host, arguments)  # a stream belongs to this scope
             try:
                 async for event in events:
                     is_suspended = isinstance(event, RunSuspended)

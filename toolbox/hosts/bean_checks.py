@@ -102,7 +102,8 @@ def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[P
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         fact = f"{', '.join(places[:3])}{more}: roles are used, but no bean provides a SecurityIdentity"
         fix = (
-            "pass identity= to install(…), register a producer, or declare a seed: Container(seeds=[SecurityIdentity])"
+            "declare it: Container(seeds=[SecurityIdentity]), also if identity= of install(…) provides it in another "
+            "module; or pass identity= to install(…), or register a producer"
         )
         yield Problem(_IDENTITY.where, fact, fix)
 
