@@ -52,8 +52,7 @@ SearchBehavior ToolSearchRequest ToolSearchResult ToolSearchStrategy
 handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 SearchBehavior handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 AnthropicChatModel PydanticAiChatModel
-on_start
-only_if
+decorates on_start only_if
 """
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
 PUBLIC_MODULES = [

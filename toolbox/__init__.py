@@ -58,6 +58,7 @@ from .parameters import (
     Progress,
 )
 from .di.conditions import only_if
+from .di.decorating import decorates
 from .di.decorators import (
     Instance,
     Named,
@@ -457,6 +458,7 @@ __all__ = [
     "call_scoped",
     "compensate_for",
     "create_ai_service",
+    "decorates",
     "dependent",
     "handle_tool_arguments_error",
     "handle_tool_execution_error",

@@ -23,6 +23,7 @@ from .bean_references import GLOBAL_INTERCEPTOR_MARK, is_rest_client
 from .chat import ChatModel, ToolSpecification
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
 from .di.conditions import LeftOut, conditions_of
+from .di.decorating import decorates_mark_of
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
 from .di.graph import (
     DEFAULT,
@@ -39,6 +40,7 @@ from .di.registry import (
     Registered,
     Registry,
     bean_reader,
+    decorator_reader,
     marked_in,
     producer_problems,
     read_included,
@@ -170,7 +172,7 @@ class Container:
         from .tools.sources import bean_types
 
         startup = _startup()
-        if conditions_of(member):
+        if conditions_of(member) or decorates_mark_of(member):
             return True
         if isinstance(member, type):
             marks = (scope_mark_of(member), service_options_of(member))
@@ -205,13 +207,19 @@ class Container:
 
         def with_named(registration: Registration | None) -> Registration | None:
             """Add the classes that decorators name at the provided classes, so that they need no registration."""
-            provided = () if registration is None else [each.provides for each in registration.definitions]
-            if registration is None or not (implied := tuple(named_beans(provided))):
+            if registration is None:
+                return None
+            decorator = registration.decorator
+            described = registration.definitions if decorator is None else (decorator.definition,)
+            if not (implied := tuple(named_beans(each.provides for each in described))):
                 return registration
             return replace(registration, implies=(*registration.implies, *implied))
 
-        read, startup = bean_reader(names), _startup()
-        others = read_given, read_included, read_service, read_client, read_bean
+        def read_decorating(registered: object) -> Registration | None:
+            return with_named(read_decorator(registered))
+
+        read, read_decorator, startup = bean_reader(names), decorator_reader(names), _startup()
+        others = read_given, read_included, read_decorating, read_service, read_client, read_bean
         return others if startup is None else (startup.read_function, *others)
 
     def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
@@ -678,16 +686,22 @@ class ContainerInternals:
         """Return the bean classes that have tools, in registration order."""
         from .tools.sources import bean_types
 
-        return bean_types(dict.fromkeys(each.provides for each in self._graph.definitions))
+        return bean_types(self._bean_classes())
 
     def mcp_beans(self) -> tuple[type[Any], ...]:
         """Return the bean classes that have tools, resources or prompts for MCP clients, in registration order."""
         from .tools.marks import mcp_marked
         from .tools.sources import bean_types
 
-        classes = dict.fromkeys(each.provides for each in self._graph.definitions)
+        classes = self._bean_classes()
         with_tools = set(bean_types(classes))
         return tuple(each for each in classes if each in with_tools or (isinstance(each, type) and mcp_marked(each)))
+
+    def _bean_classes(self) -> dict[Any, None]:
+        """Return the types of all beans, without decorators: lookups of the decorated types find those."""
+        graph = self._graph
+        decorators = graph.decorations.inner_of
+        return dict.fromkeys(each.provides for key, each in enumerate(graph.definitions) if key not in decorators)
 
     def describe(self) -> tuple[BeanDescription, ...]:
         """Return all beans in registration order, for tools that show the graph."""

@@ -266,6 +266,27 @@ def _allows(variable: TypeVar, argument: Any) -> bool:
     return not variable.__constraints__ or argument in variable.__constraints__
 
 
+def unfit(interface: Any, implementation: Any) -> str:
+    """Return the reason why a type does not implement an interface, or ""."""
+    wanted, given = class_of(interface), class_of(implementation)
+    if not (isinstance(wanted, type) and isinstance(given, type)) or wanted in given.__mro__:
+        return ""
+    if not getattr(wanted, "_is_protocol", False):
+        return "" if issubclass(given, wanted) else f"{type_name(given)} is not a subclass of {type_name(wanted)}"
+    if hasattr(given, "__getattr__"):
+        return ""
+    # Instances may have the attributes that a Protocol annotates; its methods are those of the class.
+    bases = [base for base in wanted.__mro__ if getattr(base, "_is_protocol", False)]
+    methods = dict.fromkeys(name for base in bases for name, each in vars(base).items() if inspect.isfunction(each))
+    # Not with `hasattr`, which also finds the methods of the metaclass, such as `__call__`.
+    known = {name for base in given.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", ()))}
+    missing = [name for name in methods if name not in _OF_ALL_PROTOCOLS | known]
+    return f"{type_name(given)} has no {', '.join(missing)}, which {type_name(wanted)} requires" if missing else ""
+
+
+_OF_ALL_PROTOCOLS = frozenset({"__init__", "__new__", "__subclasshook__", "__class_getitem__", "__init_subclass__"})
+
+
 # --- names
 
 

@@ -238,8 +238,9 @@ class BeanDefinition:
     `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
     `make_ready` is then awaited before `factory` is called, if that returns an instance that async code must create.
     `behind` are beans it needs and gets in another way; `included` calls the provider of an included container.
-    `optional`: the factory may return None. An `implicit` bean gives way where its provider's name is taken. `source`
-    is what was registered; `problems` is what is wrong with the declaration by itself.
+    `inner` is the parameter of a decorator that gets the decorated bean. `optional`: the factory may return None. An
+    `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what is
+    wrong with the declaration by itself.
     """
 
     provides: Any
@@ -254,6 +255,7 @@ class BeanDefinition:
     behind: tuple[InjectionPoint, ...] = ()
     make_ready: Callable[[], Awaitable[None]] | None = None
     included: Any = None
+    inner: str = ""
     implicit: bool = False
     optional: bool = False
     source: object = None

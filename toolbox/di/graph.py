@@ -29,6 +29,7 @@ from ..introspection import (
     plain,
     snake_case,
     type_name,
+    unfit,
 )
 from ..security import SecurityIdentity
 from .beans import (
@@ -44,6 +45,7 @@ from .beans import (
     read_class,
 )
 from .conditions import LeftOut
+from .decorating import BeanDecorator, Decorations, decorates_mark_of
 from .decorators import Scope
 
 
@@ -53,7 +55,7 @@ class Registration:
 
     `implies` are further objects to register. `check` yields the problems of the object when all beans are known.
     `start` describes a function that runs at each start.
-    `left_out` says why the object is not registered.
+    `left_out` says why the object is not registered. `decorator` is a class with `@decorates`.
     """
 
     definitions: tuple[BeanDefinition, ...]
@@ -61,6 +63,7 @@ class Registration:
     check: Callable[[BeanGraph], Iterable[Problem]] | None = None
     start: Any = None
     left_out: LeftOut | None = None
+    decorator: BeanDecorator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,7 @@ class BeanGraph:
         names: Names | None = None,
         on_request: Callable[[Any], BeanDefinition | None] | None = None,
         left_out: Iterable[LeftOut] = (),
+        decorators: Iterable[BeanDecorator] = (),
     ) -> None:
         self.names, self._on_request = names or {}, on_request
         self.left_out = list(left_out)
@@ -188,10 +192,13 @@ class BeanGraph:
         self._bound_open: dict[tuple[Any, str | None], int] = {}
         self._absent_callers: dict[int, bool] = {}
         self.binding_problems: list[Problem] = []
+        self.decorations = Decorations(decorators, self.definitions, self._index, self._bound)
         for definition in definitions:
             self._add(definition)
         self.registered = len(self.definitions)
-        self._bind_all(list(bindings))
+        bindings = list(bindings)
+        self._bind_all(bindings)
+        self._decorate_all(bindings)
         self._beans: list[Bean] = []
         self._resolve_all()
 
@@ -211,6 +218,27 @@ class BeanGraph:
             if is_key(form):
                 self._index.setdefault(form, []).append((key, definition.name))
         return key
+
+    # --- decorators
+
+    def _decorate_all(self, bindings: Sequence[Binding]) -> None:
+        """Put each decorator in the place of the beans of its type."""
+        for decorator in self.decorations.usable:
+            wanted, name = decorator.mark.wanted, decorator.mark.name
+            if not decorator.is_open:
+                self._matching(wanted)  # a generic class with these type arguments becomes a bean
+            targets = [(plain(each.interface), each.name, plain(each.implementation)) for each in bindings]
+            if self.decorations.put_around_all(decorator, targets):
+                continue
+            if any(map(decorator.matches, [form for key in self._open for form in self._opened_forms(key)])):
+                continue  # its beans are added when they are requested
+            what = f"no bean provides {wanted_text(replace(point_of(wanted, ''), name=name))}, which it decorates"
+            absent = "; ".join(map(str, self.left_out_for(wanted)))
+            fix = "register one, or remove the decorator"
+            self.decorations.problems.append(Problem(decorator.label, f"{what}: {absent}" if absent else what, fix))
+
+    def _opened_forms(self, key: int) -> tuple[Any, ...]:
+        return forms_of(opened(self.definitions[key].provides))
 
     # --- bindings
 
@@ -264,7 +292,7 @@ class BeanGraph:
         # Lists are in registration order. The implementation can already be listed by its name.
         if key not in self.templates and (binding.name is not None or key not in (each for each, _ in pairs)):
             pairs.append((key, binding.name))
-            pairs.sort(key=lambda pair: pair[0])
+            pairs.sort(key=self.decorations.place_of)
 
     def _implementing(self, binding: Binding) -> SingleBean | NotFound:
         """Return the bean that provides the implementation of a binding."""
@@ -312,8 +340,11 @@ class BeanGraph:
         while len(self._beans) < len(self.definitions):
             key = len(self._beans)
             definition = self.definitions[key]
-            needs = () if key in self.templates else definition.needs
-            self._beans.append(Bean(key, definition, self._values_of(needs), self._values_of(definition.behind)))
+            needs = self._values_of(() if key in self.templates else definition.needs)
+            if (inner := self.decorations.inner_of.get(key)) is not None:
+                decorated = self.single(inner)
+                needs = tuple((point, decorated if point.parameter == definition.inner else v) for point, v in needs)
+            self._beans.append(Bean(key, definition, needs, self._values_of(definition.behind)))
 
     def _values_of(self, points: Iterable[InjectionPoint]) -> tuple[tuple[InjectionPoint, Value], ...]:
         return tuple((point, self._value_of(point)) for point in points)
@@ -371,8 +402,8 @@ class BeanGraph:
         if not is_key(wanted):
             return self._named(name) if name is not None and wanted in (Any, object) else NotFound()
         bound = self._bound.get((wanted, name))
-        if bound is None and derive:
-            bound = self._bound_with_arguments(wanted, name)
+        if bound is None and derive and (filled := self._bound_with_arguments(wanted, name)) is not None:
+            bound = self.decorations.outermost(filled, wanted)
         if bound is not None:
             return SingleBean(bound)
         pairs = self._matching(wanted, derive)
@@ -382,7 +413,7 @@ class BeanGraph:
             pairs = [pair for pair in pairs if pair[1] is None] or pairs
         keys = tuple(dict.fromkeys(key for key, _ in pairs))
         if len(keys) > 1:
-            exact = [key for key in keys if self.definitions[key].provides == wanted]
+            exact = [key for key in keys if self.definitions[self.decorations.undecorated(key)].provides == wanted]
             keys = tuple(exact) if len(exact) == 1 else keys
         return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
 
@@ -405,13 +436,13 @@ class BeanGraph:
                 definition = self.definitions[key]
                 if all(members.intersection(forms_of(plain(each))) for each in get_args(definition.provides)):
                     arms.append((key, definition.name))
-            return sorted(set(arms), key=lambda pair: pair[0])
+            return sorted(set(arms), key=self.decorations.place_of)
         if not is_key(wanted):
             return []
         found: list[tuple[int, str | None]] = list(self._index.get(wanted, ()))
         if not found and derive:
             derived = self._derive(wanted)
-            found = [] if derived is None else [(derived, None)]
+            found = [] if derived is None else [(self.decorations.outermost(derived, wanted), None)]
         return found
 
     def _derive(self, wanted: Any) -> int | None:
@@ -430,7 +461,7 @@ class BeanGraph:
 
     def _filled(self, key: int, wanted: Any) -> int | None:
         """Return the bean of a generic class with the type arguments that give the wanted type, if there are any."""
-        for form in forms_of(opened(self.definitions[key].provides)):
+        for form in self._opened_forms(key):
             if arguments := fitted(form, wanted):
                 return self._with_arguments(key, arguments)
         return None
@@ -663,27 +694,6 @@ def _only(keys: Iterable[int]) -> SingleBean | NotFound:
     return SingleBean(found[0]) if len(found) == 1 else NotFound(found)
 
 
-def unfit(interface: Any, implementation: Any) -> str:
-    """Return the reason why a type cannot be bound to an interface, or ""."""
-    wanted, given = class_of(interface), class_of(implementation)
-    if not (isinstance(wanted, type) and isinstance(given, type)) or wanted in given.__mro__:
-        return ""
-    if not getattr(wanted, "_is_protocol", False):
-        return "" if issubclass(given, wanted) else f"{type_name(given)} is not a subclass of {type_name(wanted)}"
-    if hasattr(given, "__getattr__"):
-        return ""
-    # Instances may have the attributes that a Protocol annotates; its methods are those of the class.
-    bases = [base for base in wanted.__mro__ if getattr(base, "_is_protocol", False)]
-    methods = dict.fromkeys(name for base in bases for name, each in vars(base).items() if inspect.isfunction(each))
-    # Not with `hasattr`, which also finds the methods of the metaclass, such as `__call__`.
-    known = {name for base in given.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", ()))}
-    missing = [name for name in methods if name not in _OF_ALL_PROTOCOLS | known]
-    return f"{type_name(given)} has no {', '.join(missing)}, which {type_name(wanted)} requires" if missing else ""
-
-
-_OF_ALL_PROTOCOLS = frozenset({"__init__", "__new__", "__subclasshook__", "__class_getitem__", "__init_subclass__"})
-
-
 # --- names of providers
 
 
@@ -777,6 +787,8 @@ def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
 
 
 def _made_by(definition: BeanDefinition) -> str:
+    if (mark := decorates_mark_of(definition.source)) is not None:
+        return f"decorator of {type_name(mark.wanted)}"
     if definition.factory_kind is FactoryKind.SEED:
         return "seed"
     source = definition.source

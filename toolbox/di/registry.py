@@ -31,6 +31,7 @@ from .beans import (
     seed_of,
 )
 from .conditions import Condition, Conditions, LeftOut, SettingCondition, conditions_of
+from .decorating import decorates_mark_of, read_decorator
 from .decorators import Scope, producer_mark_of, settings_check_of
 from .graph import Bean, BeanGraph, Binding, Registration, chain_text, provider_names
 
@@ -160,7 +161,8 @@ class Registry:
         definitions += (seed_of(each, find) for each, find in optional if each not in provided)
         definitions += own
         left_out = [reading.left_out for reading, _ in readings if reading.left_out is not None]
-        graph = BeanGraph(definitions, self._bindings, names, on_request, left_out)
+        decorators = [reading.decorator for reading, _ in readings if reading.decorator is not None]
+        graph = BeanGraph(definitions, self._bindings, names, on_request, left_out, decorators)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
     def _unconditional(self, readers: Sequence[Reader], names: Names) -> BeanGraph:
@@ -307,6 +309,17 @@ def bean_reader(names: Names) -> Reader:
     return read
 
 
+def decorator_reader(names: Names) -> Reader:
+    """Return the reader of classes with `@decorates`; their annotations can use `names`."""
+
+    def read(entry: object) -> Registration | None:
+        if not isinstance(entry, type) or (mark := decorates_mark_of(entry)) is None:
+            return None
+        return Registration((), decorator=read_decorator(entry, mark, names))
+
+    return read
+
+
 def producer_problems(graph: BeanGraph, settings: Any, overridden: Iterable[int] = ()) -> Iterator[Problem]:
     """Yield invalid settings of producers that check their settings."""
     left_out = set(overridden)
@@ -367,6 +380,7 @@ def declarations(graph: BeanGraph) -> Iterator[Problem]:
     for definition in graph.definitions:
         yield from definition.problems
     yield from graph.binding_problems
+    yield from graph.decorations.problems
 
 
 def injection_points(graph: BeanGraph) -> Iterator[Problem]:
