@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Path, Query, Request, Response
 from fastapi.params import Depends
@@ -29,7 +29,10 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from toolbox.chat import PendingCall
 from toolbox.container import Container, internals_of
-from toolbox.errors import ContainerNotStartedError, RunAnswerError, RunSuspendedError
+from toolbox.errors import ContainerNotStartedError, RunAnswerError, RunNotFoundError, RunSuspendedError
+from toolbox.execution.markers import BLOCKING, is_async
+from toolbox.execution.runners import LoopRunner
+from toolbox.introspection import takes
 from toolbox.overview import ENTRIES, Entry
 from toolbox.runs.event_log import number_after
 from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, respond, retry
@@ -197,6 +200,8 @@ async def _call_on_thread(function: Callable[[], Any]) -> Any:
 
 _MAX_ANSWERS = 1000  # in one request
 _MAX_TEXT = 10_000  # characters of a reason
+_PAGE = 100  # runs that are read at once while `may_see` chooses
+_MAX_LOOKED_AT = 10_000  # runs for which `may_see` is called for one list
 
 
 class PendingCallView(BaseModel):
@@ -209,6 +214,7 @@ class PendingCallView(BaseModel):
     kind: Literal["approval", "deferred", "unknown_outcome"]
     reason: str | None
     attributes: dict[str, Any]
+    started_by: str | None
 
 
 class HistoryEntryView(BaseModel):
@@ -234,6 +240,8 @@ class RunView(BaseModel):
     updated_at: datetime
     history: list[HistoryEntryView]
     error: str | None
+    started_by: str | None
+    memory_id: str | None
 
 
 class AnswerBody(BaseModel):
@@ -283,14 +291,31 @@ class CancelBody(BaseModel):
 RunId = Annotated[str, Path(max_length=500)]
 
 
+MaySee: TypeAlias = Callable[[SecurityIdentity, Run[Any]], bool | Awaitable[bool]]
+"""Decides whether a caller may see a run, and so answer and cancel it."""
+
+
 def runs_router(
-    container: Container, *, prefix: str = "/runs", tags: Sequence[str] = ("runs",), events: bool = True
+    container: Container,
+    *,
+    prefix: str = "/runs",
+    tags: Sequence[str] = ("runs",),
+    events: bool = True,
+    may_see: MaySee | None = None,
 ) -> APIRouter:
     """Return a router for the runs of a container. It does not authenticate clients: pass your own dependencies.
 
         app.include_router(runs_router(container), dependencies=[Depends(current_operator)])
 
-    - `GET {prefix}?status=&service=&limit=`: `{"runs": […]}`, newest first, at most 1,000.
+    Without `may_see` everyone who gets in sees all runs. For customers, pass a function, `def` or `async def`, that
+    gets the caller's `SecurityIdentity` and the run:
+
+        runs_router(container, may_see=lambda identity, run: run.started_by == identity.name)
+
+    A run for which it returns False is not listed, and is an unknown run for everything else.
+
+    - `GET {prefix}?status=&service=&limit=`: `{"runs": […]}`, newest first, at most 1,000, of the newest 10,000 if
+      `may_see` hides some.
     - `GET {prefix}/{id}`: one run.
     - `GET {prefix}/{id}/events`: its events as server-sent events; `Last-Event-ID` continues. Left out with
       `events=False`.
@@ -300,10 +325,13 @@ def runs_router(
     - `POST {prefix}/{id}/cancel` with `{"reason": …}`: cancels it, and returns it; an ended run stays as it is.
 
     An unknown run gets 404. An invalid answer gets 409, or 422 with `problems` for replaced arguments. A person who may
-    not answer gets 403, or 401 if anonymous, with the reason. `error`
-    of a failed run is only the name of the exception's type.
+    not answer gets 403, or 401 if anonymous, with the reason. `error` of a failed run is only the name of the
+    exception's type. Raises `TypeError` if `may_see` does not take two arguments.
     """
+    if may_see is not None and not takes(may_see, 2):
+        raise TypeError(f"runs_router: may_see must be a function (identity, run) -> bool, got {may_see!r}")
     router = APIRouter(prefix=prefix, tags=list(tags))
+    visible = _VisibleRuns(container, may_see)
 
     @router.get("", summary="List runs")
     async def list_runs(
@@ -312,14 +340,12 @@ def runs_router(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> dict[str, list[RunView]]:
         """List runs, newest first."""
-        return {
-            "runs": [run_view(each) for each in await container.runs.list(status=status, service=service, limit=limit)]
-        }
+        return {"runs": [run_view(each) for each in await visible.list(status, service, limit)]}
 
     @router.get("/{run_id}", summary="Show a run")
     async def get_run(run_id: RunId) -> RunView:
         """Show one run."""
-        return run_view(await container.runs.get(run_id))
+        return run_view(await visible.get(run_id))
 
     if events:
 
@@ -328,7 +354,7 @@ def runs_router(
             run_id: RunId, last_event_id: Annotated[str | None, Header(max_length=100)] = None
         ) -> EventSourceResponse:
             """Send the events of a run, from the beginning or after `Last-Event-ID`."""
-            await container.runs.get(run_id)
+            await visible.get(run_id)
             return sse(container.runs.events(run_id, after=number_after(last_event_id)))
 
     @router.post("/{run_id}/answers", summary="Answer pending calls", response_model=None)
@@ -338,15 +364,57 @@ def runs_router(
             answers = {call_id: each.answer() for call_id, each in body.answers.items()}
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
+        await visible.get(run_id)
         return await answered(container, run_id, answers)
 
     @router.post("/{run_id}/cancel", summary="Cancel a run")
     async def cancel(run_id: RunId, body: CancelBody | None = None) -> RunView:
         """Cancel a run that has not ended."""
+        await visible.get(run_id)
         await container.runs.cancel(run_id, reason=body.reason if body is not None else None)
         return run_view(await container.runs.get(run_id))
 
     return router
+
+
+class _VisibleRuns:
+    """The runs that `may_see` shows to the caller of the current request; all without it."""
+
+    def __init__(self, container: Container, may_see: MaySee | None) -> None:
+        self._container, self._may_see = container, may_see
+
+    async def get(self, run_id: str) -> Run[Any]:
+        """Return a run. Raises `RunNotFoundError`, also for one that is hidden."""
+        run = await self._container.runs.get(run_id)
+        if not await self._shown([run]):
+            raise RunNotFoundError(run_id)
+        return run
+
+    async def list(self, status: RunStatus | None, service: str | None, limit: int) -> list[Run[Any]]:
+        """Return the newest runs. Calls `may_see` for no more than `_MAX_LOOKED_AT`."""
+        found: list[Run[Any]] = []
+        page = limit if self._may_see is None else max(limit, _PAGE)
+        last: Run[Any] | None = None
+        for _ in range(0, _MAX_LOOKED_AT, page):
+            runs = await self._container.runs.list(status=status, service=service, limit=page, before=last)
+            found += await self._shown(runs)
+            if len(found) >= limit or len(runs) < page:
+                break
+            last = runs[-1]
+        return found[:limit]
+
+    async def _shown(self, runs: Sequence[Run[Any]]) -> Sequence[Run[Any]]:
+        may_see, internals = self._may_see, internals_of(self._container)
+        if may_see is None:
+            return runs
+        caller = await identity_in(internals)
+        if is_async(may_see) or is_async(getattr(may_see, "__call__", None)):  # noqa: B004 - the method is inspected
+            return [run for run in runs if await cast("Awaitable[bool]", may_see(caller, run))]
+
+        def choose() -> Sequence[Run[Any]]:
+            return [run for run in runs if may_see(caller, run)]
+
+        return cast("Sequence[Run[Any]]", await LoopRunner(internals.host.workers).run(BLOCKING, choose, "may_see"))
 
 
 async def answered(container: Container, run_id: str, answers: Mapping[str, Answer]) -> Response:
@@ -390,6 +458,8 @@ def run_view(run: Run[Any]) -> RunView:
             for each in run.history
         ],
         error=error,
+        started_by=run.started_by,
+        memory_id=run.memory_id,
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from toolbox import AiMessage, ChatResponse, Container, application_scoped, register_ai_service, tool
-from toolbox.runs import RunSuspended, ToolDeferred
+from toolbox import AiMessage, ChatResponse, Container, MemoryId, application_scoped, register_ai_service, tool
+from toolbox.runs import Run, RunSuspended, ToolDeferred
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install, runs_router
@@ -237,3 +237,106 @@ async def test_queries_are_validated(running: Callable[..., Any], query: dict[st
     app, _ = made()
     async with running(app) as client:
         assert (await client.get("/runs", params=query, headers=MIA)).status_code == 422
+
+
+# --- runs that a caller may see
+
+
+@register_ai_service(tools=Refunds)
+class Chats(Protocol):
+    async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+
+def only_own(identity: SecurityIdentity, run: Run[Any]) -> bool:
+    return run.started_by == identity.name
+
+
+async def only_own_later(identity: SecurityIdentity, run: Run[Any]) -> bool:
+    return only_own(identity, run)
+
+
+class OnlyOwn:
+    async def __call__(self, identity: SecurityIdentity, run: Run[Any]) -> bool:
+        return only_own(identity, run)
+
+
+def with_rule(may_see: Any, *replies: Any) -> tuple[FastAPI, Container]:
+    container = Container(models={"default": ScriptedChatModel(replies)}).register(Chats)
+    app = FastAPI()
+    install(app, container, identity=current_user)
+    app.include_router(runs_router(container, may_see=may_see))
+    return app, container
+
+
+async def started_by(name: str | None, container: Container) -> str:
+    who = SecurityIdentity(name) if name else SecurityIdentity.anonymous()
+    async with container.request_scope({SecurityIdentity: who}):
+        run = await container.runs.start(Chats.chat, f"session of {name}", "hello")
+    async for each in container.runs.events(run.id):
+        if isinstance(each.event, RunSuspended):
+            break
+    return run.id
+
+
+@pytest.mark.parametrize("may_see", [only_own, only_own_later, OnlyOwn()], ids=["def", "async def", "object"])
+async def test_a_run_that_a_caller_may_not_see_is_unknown(running: Callable[..., Any], may_see: Any) -> None:
+    call = asks(tool_call("ask_bank", {"question": "limit?"}))
+    app, container = with_rule(may_see, call, call, call, "done")
+    async with running(app) as client:
+        ann, bob, nobody = [await started_by(name, container) for name in ("ann", "bob", None)]
+        headers = {"x-user": "ann"}
+
+        async def requests(run_id: str) -> list[Any]:
+            body = {"answers": {"0": {"kind": "respond", "value": {"limit": 5}}}}
+            return [
+                await client.get(f"/runs/{run_id}", headers=headers),
+                await client.post(f"/runs/{run_id}/answers", json=body, headers=headers),
+                await client.post(f"/runs/{run_id}/cancel", headers=headers),
+                await client.get(f"/runs/{run_id}/events", headers=headers),
+            ]
+
+        hidden = [await requests(run_id) for run_id in (bob, nobody, "unknown")]
+        listed = (await client.get("/runs", headers=headers)).json()["runs"]
+        suspended_ones = [(await container.runs.get(each)).status for each in (bob, nobody)]
+        own = await requests(ann)
+
+    assert [[reply.status_code for reply in replies] for replies in hidden] == [[404] * 4] * 3
+    assert len({reply.text for replies in hidden for reply in replies}) == 1
+    assert suspended_ones == ["suspended", "suspended"]
+    assert [each["id"] for each in listed] == [ann]
+    assert [reply.status_code for reply in own] == [200] * 4
+
+
+async def test_the_list_is_filled_with_older_runs_that_the_caller_may_see(running: Callable[..., Any]) -> None:
+    app, container = with_rule(only_own, *["done"] * 130)
+    async with running(app) as client:
+        ids = []
+        for number in range(130):
+            async with container.request_scope({SecurityIdentity: SecurityIdentity("ann" if number < 5 else "bob")}):
+                run = await container.runs.start(Chats.chat, f"s{number}", "hello")
+                await container.runs.result(run)
+            ids.append(run.id)
+        newest = (await client.get("/runs", params={"limit": 3}, headers={"x-user": "ann"})).json()["runs"]
+        everything = (await client.get("/runs", headers={"x-user": "ann"})).json()["runs"]
+
+    assert [each["id"] for each in newest] == ids[4:1:-1]
+    assert [each["id"] for each in everything] == ids[4::-1]
+
+
+async def test_runs_and_pending_calls_say_who_asked(running: Callable[..., Any]) -> None:
+    calls = tool_call("refund", {"order": 7}), tool_call("ask_bank", {"question": "limit?"})
+    app, container = with_rule(None, asks(*calls))
+    async with running(app) as client:
+        run_id = await started_by("ann", container)
+        shown = (await client.get(f"/runs/{run_id}", headers=MIA)).json()
+        body = {"answers": {"1": {"kind": "respond", "value": {"limit": 5}}}}
+        left = (await client.post(f"/runs/{run_id}/answers", json=body, headers=MIA)).json()
+
+    assert (shown["started_by"], shown["memory_id"]) == ("ann", "session of ann")
+    assert [each["started_by"] for each in (*shown["pending"], *left["pending"])] == ["ann"] * 3
+
+
+@pytest.mark.parametrize("may_see", [True, lambda run: True], ids=["no function", "one parameter"])
+def test_a_rule_must_take_the_identity_and_the_run(may_see: Any) -> None:
+    with pytest.raises(TypeError, match="runs_router: may_see must be a function"):
+        runs_router(Container(), may_see=may_see)

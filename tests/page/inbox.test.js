@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 
-import {answerFrom, inOrder} from "../../toolbox_fastapi/dev_ui/page/inbox.js";
+import {answerFrom, inOrder, startOf} from "../../toolbox_fastapi/dev_ui/page/inbox.js";
 
 test("suspended runs come first, then the newest", () => {
   const run = (id, status, updated_at) => ({id, status, updated_at});
@@ -17,6 +17,12 @@ test("suspended runs come first, then the newest", () => {
     inOrder(runs).map(each => each.id),
     ["b", "c", "a"],
   );
+});
+
+test("a run says who started it, and in which conversation", () => {
+  assert.equal(startOf({started_by: "ann", memory_id: "7"}), "Started by ann, in the conversation 7.");
+  assert.equal(startOf({started_by: null, memory_id: null}), "Started by an anonymous caller.");
+  assert.equal(startOf({started_by: "a\u202eb", memory_id: null}), "Started by a\\u202eb.");
 });
 
 test("unchanged arguments are not sent back", () => {

@@ -127,6 +127,7 @@ function detailsOf(run) {
     {class: "bench"},
     make("h2", {}, `${run.service.split(":").pop()}.${run.method}`),
     make("p", {class: "about"}, `Run ${run.id}, ${run.status}${run.error ? `: ${run.error}` : ""}.`),
+    make("p", {class: "about"}, startOf(run)),
     run.pending.map(call => pendingForm(call, (answer, button) => send({run_id: run.id, answers: answer}, button))),
     run.status === "suspended" || run.status === "running" ? make("p", {class: "buttons"}, cancel) : null,
     outcome,
@@ -139,6 +140,12 @@ function detailsOf(run) {
         )
       : null,
   );
+}
+
+// Says who asked for a run, and in which conversation.
+export function startOf(run) {
+  const conversation = run.memory_id === null ? "" : `, in the conversation ${escaped(run.memory_id)}`;
+  return `Started by ${run.started_by === null ? "an anonymous caller" : escaped(run.started_by)}${conversation}.`;
 }
 
 const textOf = value => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
