@@ -247,7 +247,8 @@ class ContainerNotStartedError(_WithFacts, FrameworkError):
             )
         return (
             f"{self.what}: the container is not started; use it inside `async with container:` or `with container:` "
-            "(in a web application: while its lifespan runs; in tests: inside `with TestClient(app)`)"
+            "(in a web application: while its lifespan runs; in tests: inside `with TestClient(app)`, or for httpx's "
+            "AsyncClient, which runs no lifespan, inside `async with container, AsyncClient(…)`)"
         )
 
 
