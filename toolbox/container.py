@@ -9,9 +9,9 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType, TracebackType
@@ -400,22 +400,8 @@ class Container:
             thread.stop()
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        checked = self._checked()
+        checked, wiring = self._wire(loop)
         host = checked.host
-        self._read_before = None  # each start needs a new graph and host
-        if checked.problems:
-            raise IllegalConfigurationError(checked.problems)
-        # Imported late: dependency_injector takes long to load.
-        from .di.wiring import Wiring
-
-        wiring = Wiring(checked.graph, self._internals, loop)
-        wiring.stop_timeout = host.settings.stop_timeout
-        wiring.application.store.update(checked.settings)
-        self._wiring = wiring
-        self._forked = ""
-        renewed_after_fork(self._internals)
-        host.start(loop)
-        self._host = host
         try:
             for override in self._overrides:
                 override.apply(wiring)
@@ -424,6 +410,7 @@ class Container:
             for listener in self._listening:
                 host.add_listener(listener)
             host.read_added_tools(self._tool_finders)
+            await host.open_stores()
             if checked.start and (startup := _startup()) is not None:
                 await startup.run_start_functions(
                     checked.start, self._internals, host.workers, wiring.open_request, wiring.find_bean
@@ -432,6 +419,25 @@ class Container:
         except BaseException as error:
             await self._stop(error)
             raise
+
+    def _wire(self, loop: asyncio.AbstractEventLoop, *, models: bool = True) -> tuple[_Checked, Wiring]:
+        """Check everything, and make beans available; none is created yet. Raises `IllegalConfigurationError`."""
+        checked = self._checked(models=models)
+        self._read_before = None  # each start needs a new graph and host
+        if checked.problems:
+            raise IllegalConfigurationError(checked.problems)
+        # Imported late: dependency_injector takes long to load.
+        from .di.wiring import Wiring
+
+        wiring = Wiring(checked.graph, self._internals, loop)
+        wiring.stop_timeout = checked.host.settings.stop_timeout
+        wiring.application.store.update(checked.settings)
+        self._wiring = wiring
+        self._forked = ""
+        renewed_after_fork(self._internals)
+        checked.host.start(loop)
+        self._host = checked.host
+        return checked, wiring
 
     async def _stop(self, error: BaseException | None) -> None:
         wiring = self._wiring
@@ -716,6 +722,31 @@ class ContainerInternals:
         """The beans of the started container; before the start, those that it would have."""
         wiring = self._container._wiring
         return self._container._read()[1].graph if wiring is None else wiring.graph
+
+    # --- instead of a start
+
+    @asynccontextmanager
+    async def beans_of(self, *kinds: type[Any]) -> AsyncIterator[list[Any]]:
+        """Create the application-scoped beans of these types, and what they need, without starting the container.
+
+        For commands: nothing else is created or started, no run is taken over, and models are not checked. The beans
+        are closed at the end of the block. Raises `IllegalConfigurationError`.
+        """
+        container = self._container
+        container._refuse_started("beans_of")
+        _, wiring = container._wire(asyncio.get_running_loop(), models=False)
+        try:
+            found = []
+            for bean in wiring.graph.beans:
+                cls = get_origin(bean.definition.provides) or bean.definition.provides
+                is_one = isinstance(cls, type) and any(kind in cls.__mro__ for kind in kinds)
+                if is_one and bean.definition.scope is Scope.APPLICATION:
+                    found.append(await wiring.aget_value(wiring.graph.single(bean.key), wiring.application))
+            yield found
+        except BaseException as error:
+            await container._stop(error)
+            raise
+        await container._stop(None)
 
     # --- while it is started
 

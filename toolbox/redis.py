@@ -18,13 +18,14 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from .chat import Message
+from .di.conditions import only_if
 from .di.decorators import application_scoped, checks_settings, produces
 from .errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from .services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
 from .settings import RedisSettings, ToolboxSettings
 from .transcripts import messages_from_json, messages_to_json
 
-__all__ = ["MemoryLeaseLostError", "RedisChatMemoryStore", "RedisSettings", "client"]
+__all__ = ["MemoryLeaseLostError", "RedisChatMemoryStore", "RedisSettings", "client", "stores"]
 
 
 def _client_of(settings: ToolboxSettings) -> Redis:
@@ -81,6 +82,7 @@ return 1
 """
 
 
+@only_if(missing=ChatMemoryStore)
 @application_scoped
 class RedisChatMemoryStore(ChatMemoryStore):
     """Stores conversations in Redis, under keys that begin with `prefix`.
@@ -161,3 +163,10 @@ class RedisChatMemoryStore(ChatMemoryStore):
         # The braces keep both keys on one node of a cluster. Service names have no colon.
         name = f"{self._prefix}:{{{key.service}:{key.memory_id}}}"
         return [f"{name}:lease", f"{name}:messages"]
+
+
+stores = (RedisChatMemoryStore,)
+"""All stores in Redis: `container.register(redis.client, *redis.stores)`.
+
+A store of your own that you register as well replaces the one of its kind.
+"""

@@ -235,6 +235,9 @@ class SqlSettings(_Section):
     are tested only if you set this."""
     echo: bool = False
     """Log SQL statements."""
+    migrate: bool = True
+    """Create and migrate the tables of the stores. With False, stores only check them at start, and `toolbox migrate`
+    creates them."""
 
     if TYPE_CHECKING:  # a text becomes a secret, which type checkers see only with pydantic's plugin
 
@@ -248,6 +251,7 @@ class SqlSettings(_Section):
             pool_recycle: float | None = None,
             pool_pre_ping: bool = True,
             echo: bool = False,
+            migrate: bool = True,
         ) -> None: ...
 
 

@@ -1,4 +1,4 @@
-"""The commands of `toolbox`: check, graph, reach, tools, chat, worker, new, mcp.
+"""The commands of `toolbox`: check, graph, reach, tools, chat, worker, migrate, new, mcp.
 
 The package `cli` is the home of typer and rich. Not here: what the commands name (`targets`), what the terminal shows
 and the conversation of `chat` (`terminal`), the `worker`, the files of a new project (`new_project`).
@@ -25,6 +25,7 @@ from ..overview import nodes_of
 from ..safe_text import for_terminal
 from ..services.declaration import service_options_of
 from .new_project import new_project
+from .store_tables import migrations_of, statements_of
 from .targets import container_in, container_of, holds_container, load, load_container, load_made
 from .terminal import (
     fail,
@@ -283,6 +284,26 @@ def worker(
         fail_with_problems(error.problems)
     except KeyboardInterrupt:
         pass
+
+
+@app.command()
+def migrate(
+    target: Target,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the statements instead of executing them.")] = False,
+) -> None:
+    """Create and migrate the tables of all stores in SQL databases, with one transaction for each database.
+
+    Run it before a new version starts, as a database user who may create tables. The programs then need only rights
+    on the rows: start them with TOOLBOX_SQL__MIGRATE=false, and they check the tables and change none.
+    """
+    container = load_container(target)
+    try:
+        lines = asyncio.run(statements_of(container) if sql else migrations_of(container))
+    except IllegalConfigurationError as error:
+        fail_with_problems(error.problems)
+    else:
+        for line in lines:
+            typer.echo(for_terminal(line))
 
 
 @app.command("mcp")

@@ -35,7 +35,7 @@ from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_f
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..security import identity_in
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
-from ..services.memory import ChatMemory, ChatMemoryKey
+from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
 from ..services.method_marks import named_at_method
 from ..services.methods import implementation_of
 from ..services.planning import (
@@ -269,15 +269,23 @@ class ContainerHost(ServiceHosting):
         """See `ServiceHost.class_behind`."""
         return cls if self._graph is None else self._graph.class_behind(cls)
 
+    async def open_stores(self) -> None:
+        """Open the `RunStore` bean, if there is one, and let the `ChatMemoryStore` bean check its tables, if it can."""
+        if self._has_bean(ChatMemoryStore):
+            store = await self.application_bean(ChatMemoryStore)
+            if (open_at_start := getattr(store, "open_at_start", None)) is not None:
+                await open_at_start()
+        if _runs_are_imported() and self._has_bean(load("run store")):
+            await self.run_store()
+
+    def _has_bean(self, wanted: Any) -> bool:
+        return self._graph is not None and isinstance(self._graph.choose(wanted, None), SingleBean)
+
     # --- runs
 
     async def open_runs(self, *, take_over: bool) -> None:
         """Open the `RunStore` and `RunEngine` beans, if there are any, and take over lapsed runs from now on."""
-        graph = self._graph
-        if graph is None or not _runs_are_imported():
-            return
-        wanted = (load("run store"), load("run engine"))
-        if any(isinstance(graph.choose(each, None), SingleBean) for each in wanted):
+        if _runs_are_imported() and any(map(self._has_bean, (load("run store"), load("run engine")))):
             await self.runs.open(take_over=take_over)  # without these beans, the first run opens them
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:

@@ -192,6 +192,8 @@ class RunDocument:
     def from_json(cls, text: str) -> RunDocument:
         """Read a document written by `to_json`. Raises `UnreadableDocumentError`."""
         written = read(text)
+        if (reason := written.get("unreadable")) is not None:
+            raise UnreadableDocumentError(reason)
         try:
             return cls(
                 arguments=written["arguments"],
@@ -217,6 +219,25 @@ class RunDocument:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error
+
+
+_NOT_SHOWN: dict[str, Any] = {"arguments": {}, "seeds": {}, "attributes": {}, "answers": [], "result": None}
+"""Fields of a document that no list shows and that can be large, with what they are without a value."""
+
+
+def shown_document(text: str) -> str:
+    """Return a document with only what lists show, for stores that keep it apart. It is read as any document.
+
+    Of a document that cannot be read, the reason stays.
+    """
+    try:
+        written = read(text)
+    except UnreadableDocumentError as error:
+        return json.dumps({"version": VERSION, "unreadable": str(error)})
+    shown = {name: _NOT_SHOWN.get(name, value) for name, value in written.items()}
+    if (identity := shown.get("identity")) is not None:
+        shown["identity"] = {**identity, "attributes": {}}
+    return json.dumps(shown)
 
 
 def read(text: str) -> dict[str, Any]:

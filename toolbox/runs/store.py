@@ -186,7 +186,9 @@ class RunStore(Protocol):
         """Return headers, newest first: by `created_at`, then by `id`, both descending.
 
         `before` is the position of a run, which need not exist any more; those after it in this order are returned.
-        `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer by the store's clock.
+        A store may leave out of the documents what lists do not show (`documents.shown_document`), so that large ones
+        are not read. `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer by the
+        store's clock.
         """
         ...
 

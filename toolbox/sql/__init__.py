@@ -17,6 +17,12 @@ from .run_store import SqlRunStore
 from .sessions import engine, session, sync_engine, sync_session
 from .transactions import transactional
 
+stores = (SqlRunStore, SqlChatMemoryStore)
+"""All stores in SQL databases: `container.register(sql.engine, *sql.stores)`.
+
+A store of your own that you register as well replaces the one of its kind.
+"""
+
 __all__ = [
     "MemoryLeaseLostError",
     "SqlChatMemoryStore",
@@ -27,6 +33,7 @@ __all__ = [
     "open_engine",
     "open_sync_engine",
     "session",
+    "stores",
     "sync_engine",
     "sync_session",
     "transactional",

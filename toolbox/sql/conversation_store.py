@@ -6,7 +6,6 @@ Each step is one short transaction: none is open while a model or a tool runs. N
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -28,18 +27,19 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
 from ..chat import Message
+from ..di.conditions import only_if
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from ..services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
+from ..settings import SqlSettings, ToolboxSettings
 from ..transcripts import messages_from_json, messages_to_json
 from .dialects import INSERT_OF, DatabaseNow, has_ended
-from .engines import FOR_WRITING, SeparateConnections, prepare_to_write
-from .migrations import Step, migrate
+from .engines import FOR_WRITING, SeparateConnections
+from .migrations import Schema, Step, StoreTables
 
 _BETWEEN_PURGES = 60.0  # seconds
 
@@ -76,6 +76,7 @@ def conversation_steps(name: str) -> tuple[Step, ...]:
     return (create,)
 
 
+@only_if(missing=ChatMemoryStore)
 @application_scoped
 class SqlChatMemoryStore(ChatMemoryStore):
     """Stores conversations in a table, which it creates and migrates on first use.
@@ -84,7 +85,9 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     A call holds a lease of `lease` seconds on its conversation and renews it until it ends; other processes wait. A
     call whose lease was lost raises `MemoryLeaseLostError` and writes nothing. Conversations are deleted
-    `expires_after` seconds after their last call; None keeps them.
+    `expires_after` seconds after their last call; None keeps them. With `migrate=False` the table is only checked at
+    start, and `toolbox migrate` creates it. As a bean, the store takes the options that it was not given from the
+    settings, such as `TOOLBOX_SQL__MIGRATE=false`.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class SqlChatMemoryStore(ChatMemoryStore):
         lease: float = LEASE,
         expires_after: float | None = None,
         table: str = "toolbox_conversations",
+        migrate: bool | None = None,
+        settings: ToolboxSettings | None = None,
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise TypeError(
@@ -106,15 +111,18 @@ class SqlChatMemoryStore(ChatMemoryStore):
             raise IllegalConfigurationError(
                 [Problem("SqlChatMemoryStore", what, "use an engine for SQLite or PostgreSQL")]
             )
-        prepare_to_write(engine.sync_engine)
+        given = SqlSettings() if settings is None else settings.sql
         self._engine = engine
         self._table = conversations_table(table)
+        self.store_tables = StoreTables(
+            engine,
+            Schema(table, conversation_steps(table), (self._table,)),
+            migrates=given.migrate if migrate is None else migrate,
+        )
         self._lifetime = expires_after
         self._leases = Leases(self, lease)
         self._longest = round(2 * lease * 1000)
         self._separate = SeparateConnections(engine)
-        self._prepared = False
-        self._preparing = asyncio.Lock()
         self._purged_at = monotonic()
 
     # --- ChatMemoryStore
@@ -139,6 +147,12 @@ class SqlChatMemoryStore(ChatMemoryStore):
         """Lock the conversation for one call at a time, across all processes that use the table."""
         async with self._separate.opened(), self._leases.lock(key):
             yield
+
+    async def open_at_start(self) -> None:
+        """Check the engine, and with `migrate=False` the table. Raises `IllegalConfigurationError`."""
+        self.store_tables.check_engine()
+        if not self.store_tables.migrates:
+            await self.store_tables.prepare()
 
     async def stop(self) -> None:
         """Release all leases that are still held."""
@@ -239,24 +253,12 @@ class SqlChatMemoryStore(ChatMemoryStore):
         self, *, writing: bool = False, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
         """Open a connection in a transaction that ends with the block."""
-        await self._prepare()
+        await self.store_tables.prepare()
         async with (engine or self._engine).connect() as connection:
             if writing:
                 await connection.execution_options(**FOR_WRITING)
             async with connection.begin():
                 yield connection
-
-    async def _prepare(self) -> None:
-        if self._prepared:
-            return
-        async with self._preparing:
-            if not self._prepared:
-                try:
-                    await migrate(self._engine, self._table.name, conversation_steps(self._table.name))
-                except (OSError, DBAPIError) as error:
-                    error.add_note(f"while preparing the conversations table in {self._engine.url!r}")
-                    raise
-                self._prepared = True
 
 
 def _until(seconds: float) -> ColumnElement[int]:

@@ -251,6 +251,15 @@ def shares_connections(engine: Engine) -> bool:
     return isinstance(engine.pool, (StaticPool, SingletonThreadPool))
 
 
+def address_of(engine: Engine) -> tuple[object, ...]:
+    """Return what two engines of one database have in common, whatever their drivers and users are."""
+    url = engine.url
+    database = url.database
+    if engine.dialect.name == "sqlite" and database:
+        database = str(Path(database).resolve())
+    return engine.dialect.name, url.host, url.port, database, tuple(sorted(url.query.items()))
+
+
 def _begin_as_writer(connection: Connection) -> None:
     if not _is_for_writing(connection):
         return

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
@@ -37,7 +36,9 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    literal_column,
     select,
+    text,
     true,
     tuple_,
     update,
@@ -48,8 +49,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
+from ..di.conditions import only_if
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
+from ..runs.documents import shown_document
 from ..runs.store import (
     ENDED,
     KEEP,
@@ -63,9 +66,10 @@ from ..runs.store import (
     StoredRun,
     ownership_after,
 )
+from ..settings import SqlSettings, ToolboxSettings
 from .dialects import INSERT_OF, DatabaseNow, has_ended
-from .engines import FOR_WRITING, SeparateConnections, prepare_to_write, shares_connections
-from .migrations import Step, migrate
+from .engines import FOR_WRITING, SeparateConnections, address_of
+from .migrations import Schema, Step, StoreTables
 
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -177,30 +181,72 @@ class FirstRunTables:
 
         return (create,)
 
+    def schema(self) -> Schema:
+        """Return the steps and the tables, for a migration."""
+        return Schema(self.name, self.steps(), (self.runs, self.leases, self.records, self.events))
+
 
 class RunTables(FirstRunTables):
-    """Today's tables. A change is made here, with a step; `migrations` has an example."""
+    """Today's tables. A change is made here, with a step; `migrations` has an example.
+
+    `shown` is the document as lists need it, of the header with the version `shown_version`: where that is another one,
+    a program of an earlier release has written the header, and the document itself counts.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.runs.append_column(Column("started_by", Text))  # version 2
-        self.runs.append_column(Column("memory_id", Text))
-        self.runs.append_column(Column("waiting_since", BigInteger))
-        Index(f"{name}_started_by", self.runs.c.started_by, self.runs.c.created_at)
+        for each in ("started_by", "memory_id", "shown"):  # version 2
+            self.runs.append_column(Column(each, Text))
+        for each in ("shown_version", "waiting_since"):
+            self.runs.append_column(Column(each, BigInteger))
+        Index(f"{name}_started_by", beginning_of(self.runs.c.started_by), self.runs.c.created_at)
 
     def steps(self) -> tuple[Step, ...]:
         """Return the migration steps."""
 
-        def add_who_asked(connection: Connection) -> None:
+        def add_columns_of_lists(connection: Connection) -> None:
             quote = connection.dialect.identifier_preparer.quote
             table, index = quote(self.name), quote(f"{self.name}_started_by")
-            for new in ("started_by TEXT", "memory_id TEXT", "waiting_since BIGINT"):
-                connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {new}")
-            connection.exec_driver_sql(f"CREATE INDEX {index} ON {table} (started_by, created_at)")
+            texts, numbers = ("started_by", "memory_id", "shown"), ("shown_version", "waiting_since")
+            for each in (*(f"{name} TEXT" for name in texts), *(f"{name} BIGINT" for name in numbers)):
+                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {each}"))
+            connection.execute(text(_FILL_STARTED_BY[connection.dialect.name].format(table=table)))
+            indexed = f"substr(started_by, 1, {_INDEXED}), created_at"
+            connection.execute(text(f"CREATE INDEX {index} ON {table} ({indexed})"))
 
-        return (*super().steps(), add_who_asked)
+        return (*super().steps(), add_columns_of_lists)
 
 
+def beginning_of(started_by: ColumnElement[Any]) -> ColumnElement[str]:
+    """Return what the index has of a name: PostgreSQL refuses long texts in an index."""
+    return func.substr(started_by, literal_column("1"), literal_column(str(_INDEXED)))
+
+
+_INDEXED = 100  # characters
+
+# Fills the new column from the documents of earlier releases, except from those that are not JSON, and except for names
+# with characters that the databases cannot take out of JSON. The document itself still has these names.
+_FILL_STARTED_BY = {
+    "sqlite": """UPDATE {table} SET started_by = json_extract(document, '$.identity.name')
+WHERE CASE WHEN json_valid(document) THEN json_extract(document, '$.identity.name') IS NOT NULL
+AND instr(json_extract(document, '$.identity'), '\\u0000') = 0
+AND instr(json_extract(document, '$.identity'), '\\ud') = 0 END""",
+    "postgresql": """DO $fill$
+DECLARE run record;
+BEGIN
+  FOR run IN SELECT id, document FROM {table} LOOP
+    BEGIN
+      UPDATE {table} SET started_by = run.document::json #>> '{{identity,name}}'
+      WHERE id = run.id AND run.document::json #>> '{{identity,name}}' IS NOT NULL;
+    EXCEPTION WHEN OTHERS THEN NULL;
+    END;
+  END LOOP;
+END
+$fill$""",
+}
+
+
+@only_if(missing=RunStore)
 @application_scoped
 class SqlRunStore(RunStore):
     """Stores runs in a database, whose tables it creates and migrates when the container starts.
@@ -209,12 +255,22 @@ class SqlRunStore(RunStore):
 
     A process owns a run for `lease` seconds and renews the lease while it executes the run; after a crash another one
     continues. Tools marked `@sql.transactional` that use `engine` record their result in their own transaction.
-    Supports SQLite and PostgreSQL.
+    With `migrate=False` the tables are only checked at start, and `toolbox migrate` creates them. As a bean, the store
+    takes the options that it was not given from the settings, such as `TOOLBOX_SQL__MIGRATE=false`. Supports SQLite and
+    PostgreSQL.
     """
 
     persistent = True
 
-    def __init__(self, engine: AsyncEngine, lease: float = 15.0, *, table: str = "toolbox_runs") -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        lease: float = 15.0,
+        *,
+        table: str = "toolbox_runs",
+        migrate: bool | None = None,
+        settings: ToolboxSettings | None = None,
+    ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise TypeError(
                 f"SqlRunStore needs an AsyncEngine, such as sql.engine creates; got {type(engine).__name__}"
@@ -225,34 +281,22 @@ class SqlRunStore(RunStore):
             what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError([Problem("SqlRunStore", what, "use an engine for SQLite or PostgreSQL")])
         self.lease = float(lease)
-        prepare_to_write(engine.sync_engine)
+        given = SqlSettings() if settings is None else settings.sql
         self._engine = engine
         self._separate = SeparateConnections(engine)
         self._is_postgresql = engine.dialect.name == "postgresql"
         self._limit = max(2 * self.lease, _SHORTEST_LIMIT) if self._is_postgresql else None
         self._tables = RunTables(table)
-        self._prepared = False
-        self._preparing = asyncio.Lock()
+        self.store_tables = StoreTables(
+            engine, self._tables.schema(), migrates=given.migrate if migrate is None else migrate
+        )
         self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgresql else engine
         self._add_record = self._adding_record()  # built once: durable tools execute it twice per call
 
     @retried
     async def open(self) -> None:
-        """Create or migrate the tables; processes that start at the same time wait for each other."""
-        if self._prepared:
-            return
-        if not self._is_postgresql and shares_connections(self._engine.sync_engine):
-            what = "all sessions of its SQLite engine share one connection, and so one transaction"
-            fix = 'use a file, or sql.open_engine("sqlite://") for a temporary database'
-            raise IllegalConfigurationError([Problem("SqlRunStore", what, fix)])
-        async with self._preparing:
-            if not self._prepared:
-                try:
-                    await migrate(self._engine, self._tables.name, self._tables.steps())
-                except (OSError, DBAPIError) as error:
-                    error.add_note(f"while preparing the tables of runs in {self._engine.url!r}")
-                    raise
-                self._prepared = True
+        """Create, migrate or check the tables; processes that start at the same time wait for each other."""
+        await self.store_tables.prepare()
 
     async def ready(self) -> bool:
         """Return True if the tables can be read; raise the database's error otherwise. For readiness checks."""
@@ -280,6 +324,8 @@ class SqlRunStore(RunStore):
                 created_at=now,
                 updated_at=now,
                 document=run.document,
+                shown=shown_document(run.document),
+                shown_version=run.version,
                 started_by=run.started_by,
                 memory_id=run.memory_id,
             )
@@ -314,7 +360,8 @@ class SqlRunStore(RunStore):
     ) -> list[StoredRun]:
         """See `RunStore`."""
         runs = self._tables.runs
-        found = self._headers().order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+        shown = case((runs.c.shown_version == runs.c.version, runs.c.shown), else_=runs.c.document)
+        found = self._headers(shown).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
         if status is not None:
             found = found.where(runs.c.status == status)
         if service is not None:
@@ -322,7 +369,8 @@ class SqlRunStore(RunStore):
         if before is not None:
             found = found.where(tuple_(runs.c.created_at, runs.c.id) < tuple_(_milliseconds(before[0]), before[1]))
         if started_by is not None:
-            found = found.where(runs.c.started_by == started_by)
+            is_indexed = beginning_of(runs.c.started_by) == started_by[:_INDEXED]
+            found = found.where(is_indexed, runs.c.started_by == started_by)
         if waiting_longer_than is not None:
             since = func.coalesce(runs.c.waiting_since, runs.c.updated_at)
             longest = waiting_longer_than // timedelta(milliseconds=1)
@@ -613,7 +661,7 @@ class SqlRunStore(RunStore):
         ours = self._engine.sync_engine
         if engine is ours or engine.pool is ours.pool:
             return True
-        return not engine.dialect.is_async and _address(engine) == _address(ours)
+        return not engine.dialect.is_async and address_of(engine) == address_of(ours)
 
     def record_in(self, connection: Connection, run_id: str, generation: int, record: StoredRecord) -> None:
         """Add the result of a tool in the tool's transaction, as its last statement before the commit.
@@ -674,9 +722,11 @@ class SqlRunStore(RunStore):
     def _milliseconds(self) -> int:
         return round(self.lease * 1000)
 
-    def _headers(self) -> Select[Any]:
+    def _headers(self, document: ColumnElement[Any] | None = None) -> Select[Any]:
         runs, leases = self._tables.runs, self._tables.leases
-        return select(*runs.c, leases.c.owner).join_from(runs, leases, leases.c.run_id == runs.c.id)
+        others = [each for each in runs.c if each.name not in ("document", "shown", "shown_version")]
+        document = runs.c.document if document is None else document.label("document")
+        return select(*others, document, leases.c.owner).join_from(runs, leases, leases.c.run_id == runs.c.id)
 
     async def _load(self, connection: AsyncConnection, run_id: str) -> StoredRun | None:
         row = (await connection.execute(self._headers().where(self._tables.runs.c.id == run_id))).first()
@@ -688,6 +738,11 @@ class SqlRunStore(RunStore):
         values: dict[str, Any] = {**changes.values, "version": columns.version + 1, "updated_at": DatabaseNow()}
         if (since := values.get("waiting_since")) is not None:
             values["waiting_since"] = _milliseconds(since)
+        if (document := values.get("document")) is not None:
+            values |= {"shown": shown_document(document), "shown_version": columns.version + 1}
+        else:
+            is_shown = columns.shown_version == columns.version
+            values["shown_version"] = case((is_shown, columns.version + 1), else_=columns.shown_version)
         if after.raises_generation:
             values["generation"] = columns.generation + 1
         return values
@@ -769,14 +824,6 @@ def _time(milliseconds: int) -> datetime:
 
 def _milliseconds(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(milliseconds=1)
-
-
-def _address(engine: Engine) -> tuple[object, ...]:
-    url = engine.url
-    database = url.database
-    if engine.dialect.name == "sqlite" and database:
-        database = str(Path(database).resolve())
-    return engine.dialect.name, url.host, url.port, database, tuple(sorted(url.query.items()))
 
 
 async def _changes(connection: AsyncConnection, statement: Any, values: dict[str, Any] | None = None) -> bool:

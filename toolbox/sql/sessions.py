@@ -81,4 +81,5 @@ def _url(settings: SqlSettings) -> str:
 def _settings_options(settings: SqlSettings) -> dict[str, Any]:
     recycle = -1 if settings.pool_recycle is None else settings.pool_recycle
     by_database = {"pool_pre_ping"} - settings.model_fields_set
-    return {**settings.model_dump(exclude={"url", "pool_recycle"} | by_database), "pool_recycle": recycle}
+    of_stores = {"migrate"}
+    return {**settings.model_dump(exclude={"url", "pool_recycle"} | of_stores | by_database), "pool_recycle": recycle}
