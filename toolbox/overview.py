@@ -7,6 +7,7 @@ entries of a web application (`toolbox_fastapi`), the output (`cli`, `toolbox_fa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -103,7 +104,7 @@ class Entry:
     """A place where calls come in: the services that it can call, and the tools that it offers.
 
     With services, the tools are added to the calls of their methods, as `@toolbox` of an endpoint does. `access` are
-    the roles of the entry itself.
+    the roles of the entry itself. With `starts_runs` it can start the async methods of all services as runs.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Entry:
     tools: tuple[Tool, ...] = ()
     calls_services: bool = True
     access: Access | None = None
+    starts_runs: bool = False
 
 
 def reach_of(plans: Plans, entries: Iterable[Entry]) -> list[Reach]:
@@ -121,13 +123,21 @@ def reach_of(plans: Plans, entries: Iterable[Entry]) -> list[Reach]:
         if not entry.calls_services:
             found += _to_tools(start, entry.tools, plans, ())
             continue
-        for service in entry.services:
-            for plan in plans.get(service, {}).values():
-                found += _from_method(start.through(plan), plan, plans, (), entry.tools)
+        for plan in _called_by(entry, plans):
+            found += _from_method(start.through(plan), plan, plans, (), entry.tools)
     for methods in plans.values():
         for plan in methods.values():
             found += _from_method(_Way(plan.where, ()).checked(plan.access).guarded_by(plan), plan, plans, ())
     return found
+
+
+def _called_by(entry: Entry, plans: Plans) -> Iterator[MethodPlan]:
+    """Yield the methods of an entry's services. One that can start runs can start every async method."""
+    for service in entry.services:
+        yield from plans.get(service, {}).values()
+    for service, methods in plans.items() if entry.starts_runs else ():
+        if service not in entry.services:
+            yield from (plan for plan in methods.values() if plan.is_coroutine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,7 @@ class _Way:
     checks: tuple[frozenset[str], ...] = ()
     requires_approval: bool = False
     guardrails: tuple[type, ...] = ()
+    approvers: tuple[str, ...] = ()
 
     def checked(self, access: Access | None) -> _Way:
         """Return the way after a check of roles. It is closed if no identity can pass the check."""
@@ -168,7 +179,8 @@ class _Way:
         way = self.checked(tool.access)
         approval = way.requires_approval or tool.requires_approval is not False
         guardrails = (*way.guardrails, *(each.type for each in named))
-        return replace(way, requires_approval=approval, guardrails=guardrails)
+        approvers = (*way.approvers, *tool.approvers)
+        return replace(way, requires_approval=approval, guardrails=guardrails, approvers=approvers)
 
     def reach(self, tool: str, effects: tuple[str, ...] = ()) -> Reach:
         """Return the row for a tool at the end of this way."""
@@ -183,6 +195,7 @@ class _Way:
             effects=effects,
             needs_identity=self.needs_identity,
             checks=self.checks,
+            approvers=tuple(dict.fromkeys(self.approvers)),
         )
 
 
@@ -213,8 +226,19 @@ def _plan_of(tool: Tool, plans: Plans) -> MethodPlan | None:
     return plans.get(class_of(tool.bean), {}).get(tool.member) if tool.bean is not None else None
 
 
-def services_behind(points: Iterable[InjectionPoint], graph: BeanGraph) -> tuple[type[Any], ...]:
-    """Return the AI services among the beans of these points, and among the beans that these hold."""
+def entry_behind(
+    name: str, points: Iterable[InjectionPoint], graph: BeanGraph, tools: tuple[Tool, ...], access: Access | None
+) -> Entry | None:
+    """Return an entry with the services among the beans of these points; None if it can call none."""
+    classes = _classes_behind(points, graph)
+    services = tuple(each for each in classes if service_options_of(each) is not None)
+    runs_bean = sys.modules.get("toolbox.runs.runs_bean")  # not imported: no program part can start a run
+    starts_runs = runs_bean is not None and runs_bean.Runs in classes
+    return Entry(name, services, tools, access=access, starts_runs=starts_runs) if services or starts_runs else None
+
+
+def _classes_behind(points: Iterable[InjectionPoint], graph: BeanGraph) -> tuple[type[Any], ...]:
+    """Return the classes of the beans of these points, and of the beans that these hold."""
     todo = [bean for point in points for bean in _beans_of(point, graph)]
     seen: dict[int, None] = {}
     while todo:
@@ -222,8 +246,7 @@ def services_behind(points: Iterable[InjectionPoint], graph: BeanGraph) -> tuple
         if bean not in seen:
             seen[bean] = None
             todo += [each for point, _ in graph[bean].needs + graph[bean].behind for each in _beans_of(point, graph)]
-    classes = (class_of(graph.definitions[bean].provides) for bean in seen)
-    return tuple(dict.fromkeys(each for each in classes if service_options_of(each) is not None))
+    return tuple(dict.fromkeys(class_of(graph.definitions[bean].provides) for bean in seen))
 
 
 def _beans_of(point: InjectionPoint, graph: BeanGraph) -> tuple[int, ...]:

@@ -282,6 +282,7 @@ class Reach:
     - `effects`: what the library knows: `transactional`, `DELETE /menu/{dish}`, `destructive`.
     - `needs_identity`: True if anonymous callers cannot take this way.
     - `checks`: the sets of roles of which the caller needs one each, outermost first.
+    - `approvers`: the roles that may answer calls on the way that wait for a person; empty if everyone may.
     """
 
     entry: str
@@ -293,6 +294,7 @@ class Reach:
     effects: tuple[str, ...] = ()
     needs_identity: bool = False
     checks: tuple[frozenset[str], ...] = ()
+    approvers: tuple[str, ...] = ()
 
     def allows(self, identity: SecurityIdentity) -> bool:
         """Return True if this identity can take this way."""
@@ -310,6 +312,7 @@ class Reach:
             "needs_identity": self.needs_identity,
             "checks": [sorted(each) for each in self.checks],
             "requires_approval": self.requires_approval,
+            "approvers": list(self.approvers),
             "guardrails": [each.__name__ for each in self.guardrails],
             "effects": list(self.effects),
         }

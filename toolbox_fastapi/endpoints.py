@@ -39,7 +39,7 @@ from toolbox.di.registry import Fallback
 from toolbox.errors import IllegalConfigurationError, Problem
 from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
 from toolbox.introspection import EMPTY, Unresolved, metadata_of, names_around, resolve, unwrapped
-from toolbox.overview import Entry, services_behind
+from toolbox.overview import Entry, entry_behind
 from toolbox.parameters import (
     Inject,
     InjectMark,
@@ -460,8 +460,8 @@ def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]
         if (dependant := getattr(context, "dependant", None)) is not None:
             points += _points_in(dependant, name)
         tools, _ = read_tools(toolbox_of(context.endpoint) or (), name, graph.class_behind)
-        if services := services_behind(points, graph):
-            yield Entry(name, services, tools, access=nearest_access(context.endpoint))
+        if entry := entry_behind(name, points, graph, tools, nearest_access(context.endpoint)):
+            yield entry
 
 
 def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type | Fallback]:

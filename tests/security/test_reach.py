@@ -35,8 +35,10 @@ from toolbox import (
     user_message,
 )
 from toolbox.cli.commands import app as cli
+from toolbox.cli.terminal import reach_as_table
 from toolbox.errors import FrameworkError
 from toolbox.guardrails import MaxLength, input_guardrails, tool_input_guardrails
+from toolbox.runs import Runs
 from toolbox.security import Reach, SecurityIdentity, authenticated, permit_all, roles_allowed
 from toolbox.testing import ScriptedChatModel, offered_tools, tool_call
 from toolbox_fastapi import Inject as InjectBean
@@ -246,6 +248,59 @@ def test_endpoints_and_mcp_servers_are_entries() -> None:
     mcp = [(each.path, each.tool) for each in rows if each.entry == "MCP /mcp"]
     assert mcp[:3] == [((), "mine"), ((), "expert"), (("Expert.expert",), "refund")]
     assert made.reach() == [each for each in rows if each.entry[0] in "DE"]
+
+
+def test_an_endpoint_that_can_start_runs_reaches_every_async_method() -> None:
+    class Jobs:
+        def __init__(self, runs: Runs) -> None: ...
+
+    @register_ai_service(tools=mine)
+    class Blocking(Protocol):
+        def ask(self, text: str) -> str: ...
+
+    app, made = application()
+    made.register(Blocking, Jobs)
+
+    @app.post("/jobs")
+    @roles_allowed("clerk")
+    async def start(runs: InjectBean[Runs], desk: InjectBean[Desk]) -> str: ...
+
+    @app.post("/later")
+    async def later(jobs: InjectBean[Jobs]) -> str: ...
+
+    rows = made.reach(app)
+    by_entry = {
+        entry: [each.path[0] for each in rows if each.entry == entry and len(each.path) == 1]
+        for entry in ("POST /jobs", "POST /later")
+    }
+
+    assert set(by_entry["POST /jobs"]) == set(by_entry["POST /later"]) == {"Desk.chat", "Desk.hello", "Expert.expert"}
+    assert len(by_entry["POST /jobs"]) == len(by_entry["POST /later"])  # each way once
+    assert all({"clerk"} in each.checks for each in rows if each.entry == "POST /jobs")
+
+
+def test_a_row_names_the_roles_that_may_approve() -> None:
+    class Money:
+        @tool(requires_approval=True, approvers=("manager", "owner"))
+        def pay(self) -> str: ...
+
+    @register_ai_service(tools=Money)
+    class Payer(Protocol):
+        @tool(requires_approval=True, approvers=["manager", "clerk"])
+        async def settle(self, text: str) -> str: ...
+
+    @register_ai_service(tools=Payer)
+    class Office(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    rows = {str(each): each for each in Container().register(Office, Payer, Money).reach()}
+
+    assert rows["Payer.settle -> pay"].approvers == ("manager", "owner")
+    assert rows["Office.chat -> settle"].approvers == ("manager", "clerk")
+    way = rows["Office.chat -> Payer.settle -> pay"]
+    assert way.approvers == ("manager", "clerk", "owner")
+    assert way.as_json()["approvers"] == ["manager", "clerk", "owner"]
+    assert [line.split("  ")[-1] for line in reach_as_table([way])][-1] == "manager, clerk, owner"
 
 
 def test_an_application_of_another_container_is_refused() -> None:

@@ -148,7 +148,7 @@ def reach_as_table(ways: Sequence[Reach]) -> Iterator[str]:
     for way in ways:
         roles = _roles_text(way)
         guardrails = ", ".join(each.__name__ for each in way.guardrails)
-        approval = "yes" if way.requires_approval else ""
+        approval = ", ".join(way.approvers) or ("yes" if way.requires_approval else "")
         rows.append((way.entry, " → ".join(way.path), way.tool, roles, approval, guardrails, ", ".join(way.effects)))
     widths = [max(len(for_terminal(row[column])) for row in rows) for column in range(len(rows[0]))]
     for number, row in enumerate(rows):

@@ -30,7 +30,7 @@ function table(ways) {
       make("td", {}, way.path.join(" → ")),
       make("td", {}, make("code", {}, way.tool)),
       make("td", {}, rolesOf(way)),
-      make("td", {}, way.requires_approval ? "yes" : ""),
+      make("td", {}, way.approvers.join(", ") || (way.requires_approval ? "yes" : "")),
       make("td", {}, way.guardrails.join(", ")),
       make("td", {}, way.effects.join(", ")),
     ),
