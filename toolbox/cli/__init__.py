@@ -1,4 +1,4 @@
-"""The command line `toolbox` with the commands check, graph, tools, chat, new and mcp."""
+"""The `toolbox` command line."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ Pause: TypeAlias = Callable[[StoredRun | None], Awaitable[None]]
 
 
 def pauses(run_id: str, signals: RunSignals) -> Pause:
-    """Return a function that waits for a change, each time a little longer, and short again once `reset` is called."""
+    """Return a function that waits for the run to change, with growing delays; call it with None to begin again."""
     seconds = _FIRST_PAUSE
 
     async def pause(run: StoredRun | None) -> None:
