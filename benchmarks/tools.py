@@ -45,8 +45,10 @@ from toolbox.events import Listeners
 from toolbox.execution.runners import LoopRunner
 from toolbox.execution.threads import Workers
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed
-from toolbox.tools.pipeline import ToolEnvironment, execute_tool
+from toolbox.tools.function_calls import with_layers
+from toolbox.tools.pipeline import execute_tool
 from toolbox.tools.sources import read_tools
+from toolbox.tools.tool_calls import ToolEnvironment
 
 ARGUMENTS = '{"city":"Valence","days":3,"unit":"C"}'
 GOAL = 5.0
@@ -101,7 +103,7 @@ def in_a_service(container: Container, function: Any, *listeners: EventListener,
     """A call as the tool loop makes it, with an interceptor if `intercepted`."""
     [tool], problems = read_tools((function,), "benchmark")
     assert not problems
-    tool = tool.with_layers(tool_layers([BeanReference.to(Passing)] if intercepted else []))
+    tool = with_layers(tool, tool_layers([BeanReference.to(Passing)] if intercepted else []))
     environment = ToolEnvironment(
         {tool.name: tool},
         InvocationContext(Container, "chat"),

@@ -23,7 +23,7 @@ from .errors import Problem
 from .services.declaration import ServiceOptions
 from .services.method_marks import GUARDRAILS, MethodMarks, NamedAt
 from .services.plans import EffectLayer, Layers
-from .tools.pipeline import Tool, ToolLayer, ToolStep
+from .tools.tool_calls import Tool, ToolLayer, ToolStep
 
 LATE: Mapping[str, str] = {
     "input guardrails": "toolbox.guardrails.guard_layers:InputCheck",

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from .settings import ToolboxSettings
     from .startup import StartFunction
     from .tools.failures import ToolErrors
-    from .tools.pipeline import Tool
+    from .tools.tool_calls import Tool
 
 T = TypeVar("T")
 R = TypeVar("R")

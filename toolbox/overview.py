@@ -22,8 +22,8 @@ from .services.declaration import service_options_of
 from .services.method_marks import MethodMarks
 from .services.planning import sources_of
 from .services.plans import MethodPlan, plan_behind
-from .tools.pipeline import Tool
 from .tools.sources import bean_types, classes_of_methods
+from .tools.tool_calls import Tool
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ from .hosts.bean_checks import injection_problems
 from .introspection import EMPTY, Unresolved, class_of, local_names, type_name
 from .security import SecurityIdentity
 from .tools.marks import ToolMark
-from .tools.pipeline import InjectedParameter
 from .tools.sources import Member, members_of
 from .tools.specification import Role, read_parameters
+from .tools.tool_calls import InjectedParameter
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 

@@ -51,8 +51,8 @@ from toolbox.services.planning import named_beans, registrable
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
 from toolbox.tools.marks import toolbox_of
-from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import bean_types, classes_of_methods, read_tools
+from toolbox.tools.tool_calls import Tool
 
 from .exchanges import ANY_CHALLENGE, EXCHANGE_KEY, ClientExchange
 

@@ -46,10 +46,10 @@ async def test_a_service_that_cannot_be_suspended_has_no_layers() -> None:
         assert await here.get(Plain).ask("x") == "3"
 
     assert (plain.may_suspend, plain.checks_suspended, plain.layers.effects) == (False, False, ())
-    assert plain.toolset.by_name["add"].run is plain.toolset.by_name["add"].innermost
+    assert plain.toolset.by_name["add"].step is None
     assert paying.may_suspend
-    assert paying.toolset.by_name["add"].run is paying.toolset.by_name["add"].innermost
-    assert paying.in_run.toolset.by_name["add"].run is not paying.toolset.by_name["add"].innermost
+    assert paying.toolset.by_name["add"].step is None
+    assert paying.in_run.toolset.by_name["add"].step is not None
 
 
 def test_services_without_a_container_import_neither_recordings_of_runs_nor_interceptors_nor_guardrails() -> None:

@@ -16,8 +16,8 @@ from toolbox.security import (
     permit_all,
     roles_allowed,
 )
-from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
+from toolbox.tools.tool_calls import Tool
 
 ANN = SecurityIdentity("ann", frozenset({"support"}))
 BOB = SecurityIdentity("bob")

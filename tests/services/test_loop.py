@@ -44,7 +44,7 @@ from toolbox.services.loop import (
 )
 from toolbox.services.outputs import ANSWER_TOOL, Kind, read_output
 from toolbox.services.state import State
-from toolbox.tools.pipeline import ToolOutcome
+from toolbox.tools.tool_calls import ToolOutcome
 
 USER = UserMessage("2 + 3?")
 

@@ -10,8 +10,9 @@ import pytest
 from toolbox import InvocationContext, MissingBeanError, ToolErrors, ToolExecutionRequest
 from toolbox.execution.runners import LoopRunner
 from toolbox.execution.threads import Workers
-from toolbox.tools.pipeline import Tool, ToolEnvironment, ToolOutcome, execute_tool
+from toolbox.tools.pipeline import execute_tool
 from toolbox.tools.sources import read_tools
+from toolbox.tools.tool_calls import Tool, ToolEnvironment, ToolOutcome
 
 
 class NotedScope:

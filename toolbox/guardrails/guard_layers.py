@@ -35,7 +35,7 @@ from ..services.invocation import Invocation
 from ..services.loop import AnswerChecked, CheckAnswer, replaced_answer
 from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.failures import message_of
-from ..tools.pipeline import Tool, ToolCall, ToolEnvironment, ToolStep
+from ..tools.tool_calls import Tool, ToolCall, ToolEnvironment, ToolStep
 from .kinds import (
     GuardrailResult,
     InputGuardrailRequest,

@@ -24,8 +24,8 @@ from ..services.memory import ChatMemoryStore
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked, toolbox_of
-from ..tools.pipeline import InjectedParameter, Tool, read_injected
 from ..tools.sources import bean_types, members_of, read_tools
+from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 
 if TYPE_CHECKING:
     from ..models.selection import NamedModels

@@ -26,8 +26,10 @@ from ..introspection import type_name
 from ..services.method_marks import named_at_tool
 from ..tools.codec import cut
 from ..tools.failures import DEFAULTS
-from ..tools.pipeline import NoService, Tool, ToolEnvironment, answer, error_result
+from ..tools.function_calls import with_layers
+from ..tools.pipeline import answer, error_result
 from ..tools.sources import is_function, read_function, read_method, read_tools
+from ..tools.tool_calls import NoService, Tool, ToolEnvironment
 
 T = TypeVar("T")
 
@@ -223,7 +225,7 @@ def _with_own_layers(tool: Tool) -> tuple[ActiveScope, Tool]:
     problems = problems or [problem for each in named for problem in scope.add(each.reference, each.where)]
     if problems:
         raise IllegalConfigurationError(problems)
-    return scope, tool.with_layers(tool_layers())
+    return scope, with_layers(tool, tool_layers())
 
 
 class StandaloneExecutor:

@@ -50,8 +50,10 @@ from ..services.planning import (
 )
 from ..services.plans import FunctionMessage, MethodPlan, may_suspend, settle
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import Tool, ToolEnvironment, ToolOutcome, execute_tool
+from ..tools.function_calls import with_layers
+from ..tools.pipeline import execute_tool
 from ..tools.sources import bean_types, classes_of_methods
+from ..tools.tool_calls import Tool, ToolEnvironment, ToolOutcome
 from .bean_checks import (
     ESTIMATOR,
     global_interceptors,
@@ -229,7 +231,7 @@ class ContainerHost(ServiceHosting):
             identity = await identity_in(self.scope)
             tools = {name: each for name, each in tools.items() if each.access is None or each.access.allows(identity)}
         if (tool := tools.get(request.name)) is not None:
-            tools = {**tools, request.name: tool.with_layers(tool_layers(self.layering.interceptors))}
+            tools = {**tools, request.name: with_layers(tool, tool_layers(self.layering.interceptors))}
         environment = ToolEnvironment(
             tools=tools,
             context=InvocationContext(

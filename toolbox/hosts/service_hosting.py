@@ -23,7 +23,7 @@ from ..services.memory import ChatMemories, ChatMemoryKey, ChatMemoryStore, InMe
 from ..services.plans import MethodPlan, call_may_suspend
 from ..services.recording_needs import PlaceInRun
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import Tool
+from ..tools.tool_calls import Tool
 
 if TYPE_CHECKING:
     from ..runs.run_engines import RunEngine

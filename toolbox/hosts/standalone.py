@@ -36,7 +36,7 @@ from ..services.methods import implementation_of
 from ..services.planning import as_sources, plan_service, providers_of, service_cycles, services_offered_by
 from ..services.plans import FunctionMessage, MethodPlan, services_below, settle
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import InjectedParameter, Tool, read_injected
+from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 from .executors import NamedInstances
 from .service_hosting import ServiceHosting
 

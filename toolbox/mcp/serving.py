@@ -33,9 +33,9 @@ from ..services.planning import named_beans
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.marks import tool_mark_of
-from ..tools.pipeline import Tool
 from ..tools.single_methods import class_defining
 from ..tools.sources import AiServiceTool, Member, bean_types, clashes, is_function, members_of, read_member, read_tools
+from ..tools.tool_calls import Tool
 from .blocks import block_of
 from .resources import (
     OfferedPrompt,

@@ -22,7 +22,7 @@ from ..services.invocation import Invocation
 from ..services.methods import arguments_as_tool
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
-from ..tools.pipeline import Tool
+from ..tools.tool_calls import Tool
 from .documents import WaitingCall, json_value, person_name, reason_of
 from .prepared_runs import PreparedRun, PreparedRuns
 from .run_session import RunPlace, RunSession

@@ -18,7 +18,7 @@ from ..errors import RunIncompatibleError, ScopeNotActiveError, ToolArgumentsErr
 from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
 from ..services.plans import MethodPlan, Toolset, plan_behind, tools_added
-from ..tools.pipeline import Tool
+from ..tools.tool_calls import Tool
 from .documents import (
     RunDocument,
     WaitingCall,

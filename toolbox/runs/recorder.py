@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ToolDeferred, TransactionRolledBackError
 from ..tools.codec import Encoded
-from ..tools.pipeline import Tool, ToolCall
+from ..tools.tool_calls import Tool, ToolCall
 from ..transaction_recorder import TRANSACTIONAL_MARK, TransactionRecorder
 from .places import RecordKey
 from .run_records import RunRecords

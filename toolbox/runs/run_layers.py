@@ -16,8 +16,8 @@ from ..execution.markers import EXECUTION_MARK, execution_of
 from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..tools.codec import Encoded, EncodedInFull, printable
-from ..tools.pipeline import Tool, ToolCall, ToolStep
 from ..tools.specification import given_or_default
+from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import read_person
 from .run_session import RunPlace, RunSession
 from .stored_calls import decode_arguments

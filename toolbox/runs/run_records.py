@@ -16,7 +16,7 @@ from ..errors import LeaseLostError, RunIncompatibleError, RunStoreError, Transc
 from ..services.invocation import Invocation
 from ..services.state import State
 from ..tools.codec import Encoded
-from ..tools.pipeline import ToolCall
+from ..tools.tool_calls import ToolCall
 from .documents import GivenAnswer, RunDocument, WaitingCall, read
 from .places import RecordKey, is_attempt_of, place_of_attempt
 from .store import RunStore, StoredRecord

@@ -19,7 +19,8 @@ from ..services.invocation import Invocation
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
-from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
+from ..tools.pipeline import execute_tool
+from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
 from .documents import (
     OuterCall,
     RecordedFailureError,

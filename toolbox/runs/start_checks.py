@@ -19,7 +19,7 @@ from ..introspection import type_name
 from ..security import SecurityIdentity
 from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
-from ..tools.pipeline import Tool
+from ..tools.tool_calls import Tool
 from .documents import adapter_of
 from .run_engines import RunEngine
 from .store import RunStore

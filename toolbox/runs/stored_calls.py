@@ -14,7 +14,7 @@ from ..execution.markers import COROUTINE
 from ..services.invocation import Invocation
 from ..tools.codec import Encoded
 from ..tools.failures import message_of
-from ..tools.pipeline import Tool, ToolCall
+from ..tools.tool_calls import Tool, ToolCall
 
 
 def json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def tool_that_gives(give: Callable[[ToolCall], Encoded], name: str) -> Tool:
         where=name,
         function=None,
         encode=lambda value: Encoded("", value),
-        run=run,
+        step=run,
     )
 
 

@@ -18,7 +18,7 @@ from ..services.invocation import ServiceHost
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
-from ..tools.pipeline import Tool
+from ..tools.tool_calls import Tool
 from .documents import (
     RunDocument,
     StoringHost,

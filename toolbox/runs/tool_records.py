@@ -24,7 +24,7 @@ from ..deferred_answers import (
 from ..errors import EndsInvocation, LeaseLostError, RunCancelledError, RunStoreError, ToolArgumentsError, ToolDeferred
 from ..services.answers import restored_result, supplied_result
 from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
-from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension
+from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
 from ..transaction_recorder import current_recorder
 from .documents import (
     GivenAnswer,

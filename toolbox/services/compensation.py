@@ -29,10 +29,11 @@ from ..introspection import admits_none, unwrapped
 from ..logs import own_frames
 from ..tools.codec import Encoded, read_arguments
 from ..tools.failures import message_of
+from ..tools.function_calls import run_tool
 from ..tools.marks import compensated_by
-from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_tool
 from ..tools.sources import members_of
 from ..tools.specification import Role, ToolParameter, read_parameters
+from ..tools.tool_calls import InjectedParameter, Tool, ToolCall, ToolStep
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, ToolFinished, request_of
 from .outputs import Compensation

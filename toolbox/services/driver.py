@@ -31,7 +31,8 @@ from ..chat_streams import events_of, no_response
 from ..context import current_bean_caller, current_invocation
 from ..execution.cancellation import CancellationsHere
 from ..tools.codec import SUCCESS
-from ..tools.pipeline import ToolSuspension, execute_tool
+from ..tools.pipeline import execute_tool
+from ..tools.tool_calls import ToolSuspension
 from .invocation import Invocation, Perform, abandon_runs
 from .layers import around, counted, limited, within
 from .loop import (

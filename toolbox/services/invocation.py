@@ -57,8 +57,9 @@ from ..introspection import type_name
 from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
 from ..security import identity_in
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolSuspension, read_injected
+from ..tools.function_calls import with_layers
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_each
+from ..tools.tool_calls import InjectedParameter, Tool, ToolEnvironment, ToolSuspension, read_injected
 from .answers import restored_result
 from .loop import (
     CallModel,
@@ -659,7 +660,7 @@ class Invocation:
         if self.place is None and may_suspend:
             self.place = _place_in_new_run(plan, self.host, self.arguments)
             self.plan = plan.in_run
-            toolset = Toolset.of([tool.with_layers(self.plan.layers.tools) for tool in toolset.tools])
+            toolset = Toolset.of([with_layers(tool, self.plan.layers.tools) for tool in toolset.tools])
         return toolset
 
     async def allowed(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:

@@ -35,7 +35,7 @@ from ..errors import (
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
-from ..tools.pipeline import ToolOutcome
+from ..tools.tool_calls import ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
 from .state import PendingToolCall, State, identity_of
 

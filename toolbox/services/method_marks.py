@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..bean_references import BeanReference, definitions_of, is_marked, named_at_first, named_in_class
-from ..tools.pipeline import Tool
+from ..tools.tool_calls import Tool
 
 GUARDRAILS = ("input_guardrails", "output_guardrails", "tool_input_guardrails", "tool_output_guardrails")
 """The decorators that name guardrails."""

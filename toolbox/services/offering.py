@@ -18,9 +18,10 @@ from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, Too
 from ..execution.markers import EXECUTION_MARK, execution_of, is_async
 from ..search import ToolSearchRequest, ToolSearchResult, ToolSearchStrategy
 from ..tools.failures import return_to_model
+from ..tools.function_calls import with_layers
 from ..tools.marks import SearchBehavior
-from ..tools.pipeline import Tool
 from ..tools.sources import AiServiceTool, read_tools
+from ..tools.tool_calls import Tool
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
 from .plans import EffectLayer, Toolset
@@ -84,7 +85,7 @@ class _Search:
             raise IllegalConfigurationError(problems)
         search = self._strategy.search
         execution = execution_of(search, getattr(search, EXECUTION_MARK, None))
-        return replace(tool, execution=execution).with_layers(self._invocation.plan.layers.tools)
+        return with_layers(replace(tool, execution=execution), self._invocation.plan.layers.tools)
 
     def narrowed(self, request: ChatRequest) -> ChatRequest:
         """Return the request with the visible tools only. Found tools are at the end, so that caches stay valid."""

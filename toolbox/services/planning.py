@@ -44,9 +44,9 @@ from ..parameters import (
 from ..security import access_to_member
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
-from ..tools.pipeline import InjectedParameter, Tool
 from ..tools.single_methods import Home, class_defining
 from ..tools.sources import AiServiceTool, bean_types, classes_of_methods, read_tools
+from ..tools.tool_calls import InjectedParameter, Tool
 from .declaration import (
     DURABLE_MARK,
     PROVIDERS_MARK,

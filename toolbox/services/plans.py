@@ -27,9 +27,10 @@ from ..introspection import Unresolved, type_name
 from ..security import Access, SecurityIdentity
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors
+from ..tools.function_calls import with_layers
 from ..tools.marks import ReturnBehavior
-from ..tools.pipeline import InjectedParameter, Tool, ToolLayer
 from ..tools.sources import clashes, read_tools
+from ..tools.tool_calls import InjectedParameter, Tool, ToolLayer
 from .declaration import CallLimits, MessageFunction, ServiceOptions
 from .loop import AnswerChecked, CallModel, CheckAnswer, ModelReplied, Rules, RunTool, ToolFinished, ToolSuspended
 from .memory import Window
@@ -123,7 +124,7 @@ class Toolset:
         """Return the toolset with `others` added. Raises `IllegalConfigurationError` for duplicate names."""
         if not others:
             return self
-        joined = [*self.tools, *(each.with_layers(plan.layers.tools) for each in others)]
+        joined = [*self.tools, *(with_layers(each, plan.layers.tools) for each in others)]
         if problems := list(clashes(joined, plan.where)):
             raise IllegalConfigurationError(problems)
         return Toolset.of(joined)
@@ -231,7 +232,7 @@ class MethodPlan:
         """
         toolset = self.toolset
         if self.layers.tools:
-            toolset = Toolset.of([tool.with_layers(self.layers.tools) for tool in toolset.tools])
+            toolset = Toolset.of([with_layers(tool, self.layers.tools) for tool in toolset.tools])
         object.__setattr__(self, "toolset", toolset)
         object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))

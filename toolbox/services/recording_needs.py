@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ..chat import PendingCall
 from ..context import CallPlace
 from ..limits import Account, UsageLimits
-from ..tools.pipeline import ToolCall, ToolStep
+from ..tools.tool_calls import ToolCall, ToolStep
 from .state import State
 
 

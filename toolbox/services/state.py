@@ -26,7 +26,7 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import TranscriptError
-from ..tools.pipeline import ToolOutcome
+from ..tools.tool_calls import ToolOutcome
 from ..transcripts import Json, message_from_dict, message_to_dict, read_field, read_json, write_json
 from .outputs import Compensation, OutputMode, Result
 

@@ -26,10 +26,11 @@ from ..parameters import TAKES_PROGRESS
 from ..safe_text import brief
 from ..security import OF_KNOWN, access_to
 from .codec import ArgumentDecoder, ResultEncoder
+from .function_calls import has_own_tool_calls, member_of
 from .marks import ApprovalRule, ReturnBehavior, SearchBehavior, ToolMark, compensated_by, effects_of, tool_mark_of
-from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
 from .single_methods import Home, class_defining, find_stricter
 from .specification import Role, Taken, ToolParameter, describe_tool, limit_problems, name_problems, read_parameters
+from .tool_calls import InjectedParameter, Tool
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _NO_MARK = ToolMark()

@@ -23,7 +23,7 @@ from toolbox.contents import media_in
 from toolbox.errors import FrameworkError, RunSuspendedError, ToolAbort
 from toolbox.services.outputs import Result
 from toolbox.tools.failures import ToolErrors, return_to_model
-from toolbox.tools.pipeline import Tool
+from toolbox.tools.tool_calls import Tool
 
 from ..routers import pending_view
 from ..streaming import EVENTS, close_stream, iterate

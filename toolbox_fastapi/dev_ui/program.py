@@ -20,8 +20,8 @@ from toolbox.security import Reach
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.services.outputs import Output, Shape
 from toolbox.services.plans import MethodPlan, Provider
-from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
+from toolbox.tools.tool_calls import Tool
 
 from ..streaming import as_json
 from .forms import BadInputError, MethodForm, form_of

@@ -30,7 +30,7 @@ from toolbox.json_text import parse_json
 from toolbox.runs.store import Answer, Run
 from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
-from toolbox.tools.pipeline import Tool
+from toolbox.tools.tool_calls import Tool
 
 from ..endpoints import IDENTITY_DEPENDENCY, endpoint_tools, endpoints_of
 from ..routers import AnswerBody, answered, run_view

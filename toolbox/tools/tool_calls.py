@@ -1,0 +1,386 @@
+"""A tool with everything that is prepared before its calls, and the data of a call: its environment and its outcome.
+
+Not here: finding tools (`sources`), running a call (`pipeline`), calling a tool's function (`function_calls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from ..bean_references import BeanReference, named_at_first, named_in_class
+from ..chat import (
+    ChatModel,
+    Content,
+    ToolExecution,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolProgress,
+    ToolSpecification,
+)
+from ..context import (
+    ActiveScope,
+    Cancellation,
+    InvocationContext,
+    current_invocation,
+    in_tool,
+)
+from ..errors import (
+    EndsInvocation,
+    Problem,
+)
+from ..events import (
+    Listeners,
+)
+from ..execution.markers import Execution
+from ..execution.runners import Runner
+from ..introspection import EMPTY, read_signature
+from ..parameters import (
+    InjectMark,
+)
+from ..security import Access
+from .codec import (
+    Encoded,
+    read_arguments,
+)
+from .failures import ToolErrors
+from .marks import SERVICE_MARK, ApprovalRule, ReturnBehavior, SearchBehavior, UnknownOutcome
+from .specification import ToolParameter, given_or_default
+
+IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
+"""Types whose values nobody can change."""
+
+# --- a tool, and the layers around its calls
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedParameter:
+    """A parameter that gets a bean. `wanted` is its annotation; an `optional` one keeps its default without a bean."""
+
+    name: str
+    wanted: Any
+    optional: bool
+
+
+def read_injected(function: Callable[..., Any], where: str) -> tuple[list[InjectedParameter], list[Problem]]:
+    """Return the `Inject[…]` parameters of a function that is called without other arguments, and its problems."""
+    injected: list[InjectedParameter] = []
+    problems: list[Problem] = []
+    for each in read_signature(function).parameters:
+        if each.is_variadic:
+            continue
+        if any(isinstance(mark, InjectMark) for mark in each.metadata):
+            injected.append(InjectedParameter(each.name, each.annotation, each.default is not EMPTY))
+        elif each.default is EMPTY:
+            fix = f"annotate it as a bean, `{each.name}: Inject[…]`, or give it a default"
+            problems.append(Problem(where, f"the parameter {each.name!r} has no value", fix))
+    return injected, problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool, with everything that can be prepared before a call.
+
+    `bean` is looked up for each call in the current scope, and its attribute `member` is called; without a bean,
+    `function` is called. `decode` is None for an executor written by hand, which gets the request itself. `positional`
+    contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
+    `EMPTY`. `step` runs a call inside the tool's layers; None if it has none. `key_names` and `run_id_names` are hidden
+    parameters about the run, `progress_names` those that report progress. `visible` are the parameters that the model
+    fills.
+
+    `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
+    the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
+    is None if every identity may call the tool. `effects` are known effects, for reports. `former_names` are names in
+    stored runs.
+    """
+
+    specification: ToolSpecification
+    execution: Execution
+    where: str
+    function: Callable[..., Any] | None
+    encode: Callable[[Any], Encoded]
+    decode: Callable[[ToolExecutionRequest], dict[str, Any]] | None = None
+    return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
+    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
+    timeout: float | None = None
+    max_result_chars: int | None = None
+    bean: Any = None
+    member: str = ""
+    positional: tuple[tuple[str, Any], ...] = ()
+    memory_id_names: tuple[str, ...] = ()
+    context_names: tuple[str, ...] = ()
+    needs_memory_id: bool = False
+    injected: tuple[InjectedParameter, ...] = ()
+    returns: Any = EMPTY
+    requires_approval: bool | ApprovalRule = False
+    approvers: tuple[str, ...] = ()
+    not_self: bool = False
+    deferred: bool = False
+    on_unknown_outcome: UnknownOutcome = "tell"
+    former_names: tuple[str, ...] = ()
+    key_names: tuple[str, ...] = ()
+    run_id_names: tuple[str, ...] = ()
+    progress_names: tuple[str, ...] = ()
+    visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
+    access: Access | None = None
+    effects: tuple[str, ...] = ()
+    step: ToolStep | None = field(default=None, compare=False, repr=False)
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    validate: Callable[..., dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    owner: type | None = field(default=None, compare=False, repr=False)
+    definitions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def has_hidden(self) -> bool:
+        """True if there are parameters that the framework fills."""
+        hidden = self.memory_id_names or self.context_names or self.injected or self.positional
+        return bool(hidden or self.key_names or self.run_id_names)
+
+    @property
+    def is_service(self) -> bool:
+        """True for a method of an AI service, which has no memory as a tool."""
+        marked = self.function is not None and hasattr(self.function, SERVICE_MARK)
+        return marked or (self.bean is not None and self.owner is not None and SERVICE_MARK in vars(self.owner))
+
+    @property
+    def has_immutable_arguments(self) -> bool:
+        """True if the types of all arguments are immutable, so that they need not be copied."""
+        types = [
+            *(each.annotation for each in self.visible),
+            *(type(each.default) for each in self.visible if each.has_default),
+        ]
+        return self.decode is not None and all(isinstance(each, type) and each in IMMUTABLE for each in types)
+
+    def named_by(self, decorator: str) -> tuple[BeanReference, ...]:
+        """Return what a decorator names at the tool's class, then at the tool.
+
+        Decorators of an AI service and its methods belong to the invocations of its methods.
+        """
+        if self.is_service:
+            return ()
+        of_class = named_in_class(self.owner, decorator) if self.owner is not None else ()
+        return (*of_class, *named_at_first(self.definitions, decorator))
+
+    @property
+    def name(self) -> str:
+        """The name that the model uses."""
+        return self.specification.name
+
+
+class ToolCall:
+    """One call of a tool with decoded and valid arguments. A layer can pass on a changed call.
+
+    `arguments` maps the names of the function's parameters to the model's values, without those that keep the
+    function's default. It is None for an executor written by hand, which reads the request, unless a layer changed it.
+    """
+
+    __slots__ = ("arguments", "context", "environment", "request", "tool")
+
+    def __init__(
+        self,
+        tool: Tool,
+        request: ToolExecutionRequest,
+        arguments: dict[str, Any] | None,
+        context: InvocationContext,
+        environment: ToolEnvironment,
+    ) -> None:
+        self.tool, self.request, self.arguments = tool, request, arguments
+        self.context, self.environment = context, environment
+
+    def with_arguments(self, arguments: dict[str, Any]) -> ToolCall:
+        """Return the same call with other arguments, which are not validated again."""
+        return ToolCall(self.tool, self.request, arguments, self.context, self.environment)
+
+    @property
+    def is_late(self) -> bool:
+        """True if the tool's timeout ended an earlier run of this call."""
+        cancellation = self.context.cancellation
+        return self.tool.timeout is not None and isinstance(cancellation, CallCancellation) and cancellation.is_late
+
+    def visible_arguments(self) -> dict[str, Any]:
+        """Return a copy of the arguments that a model can see, by the names of the parameters, with defaults.
+
+        Raises `ToolArgumentsError` if the tool is an executor and the model's JSON is invalid.
+        """
+        if self.arguments is None:
+            return read_arguments(self.request)
+        complete = self.tool.complete
+        return dict(self.arguments) if complete is None else complete(self.arguments)
+
+    def json_arguments(self) -> dict[str, Any]:
+        """Return the same as JSON values, by the model's names."""
+        from pydantic_core import to_jsonable_python
+
+        names = {each.name: each.shown_name for each in self.tool.visible}
+        written = {
+            names.get(name, name): to_jsonable_python(given_or_default(value), by_alias=True, serialize_unknown=True)
+            for name, value in self.visible_arguments().items()
+        }
+        return dict(json.loads(json.dumps(written)))
+
+    def with_validated(self, values: Mapping[str, Any]) -> ToolCall:
+        """Return the same call with `values` as its arguments, after validating all of them.
+
+        Raises `ToolArgumentsError`.
+        """
+        validate = self.tool.validate
+        if validate is None:
+            return self.with_arguments(dict(values))
+        known = self.visible_arguments()
+        # The same immutable object is valid already, and validators may change a value each time they see it.
+        kept = {
+            name: value for name, value in values.items() if value is known.get(name, self) and type(value) in IMMUTABLE
+        }
+        changed = {name: value for name, value in values.items() if name not in kept}
+        return self.with_arguments(validate(self.request, changed, kept))
+
+    def with_changed(self, changes: Mapping[str, Any]) -> ToolCall:
+        """Return the same call with some arguments changed, after validating these. Raises `ToolArgumentsError`."""
+        validate = self.tool.validate
+        if validate is None:
+            return self.with_arguments({**self.visible_arguments(), **changes})
+        return self.with_arguments(validate(self.request, changes, self.arguments))
+
+
+ToolStep: TypeAlias = Callable[[ToolCall], Awaitable[Encoded]]
+"""Takes a decoded call and returns the result for the model. Raises the exceptions of the tool."""
+
+ToolLayer: TypeAlias = Callable[[ToolStep, Tool], ToolStep]
+"""Wraps the calls of one tool: takes the next step and returns a new step. A layer that this tool does not need returns
+the same step and costs nothing.
+
+A step may raise an exception, return an `Encoded`, or call the next step, also several times; each time the tool runs
+in a new call scope. Error handlers run outside of all layers, and never for an `EndsInvocation`.
+"""
+
+
+class ToolSuspension(EndsInvocation):
+    """Suspends a tool call whose result will be supplied later, from outside. Raised by a layer or a tool.
+
+    `details` are JSON values, which are stored with the pending call.
+    """
+
+    def __init__(self, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(details)
+        self.details: Mapping[str, Any] = dict(details or {})
+
+    def __str__(self) -> str:
+        return "the tool call was suspended until its result is supplied, but nothing here stores suspended calls"
+
+
+@dataclass(slots=True)
+class ToolEnvironment:
+    """The shared environment of the tool calls of one invocation: tools, context, scope, runner and error handlers.
+
+    `model` finds a model of the host by name, for guardrails.
+    """
+
+    tools: Mapping[str, Tool]
+    context: InvocationContext
+    scope: ActiveScope
+    runner: Runner
+    failures: ToolErrors
+    max_result_chars: int | None = None
+    listeners: Listeners | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
+    ran: dict[int, ToolCall] | None = None
+    """The calls whose tools ran without an error, by the id of their request; None if nobody wants to know."""
+    search_tool: str | None = None
+    """The name of the tool that finds more tools."""
+    sent: tuple[str, ...] | None = None
+    """The names of the tools in the request for the current reply, which interceptors may have narrowed. A call of
+    another tool is a call of an unknown tool. None if no request was sent."""
+    on_progress: Callable[[ToolProgress], object] | None = None
+    """Receives the progress of tools, on the event loop."""
+    model: Callable[[str | None], ChatModel] | None = None
+    abandon_runs: Callable[[Exception], Awaitable[list[str]]] | None = None
+    """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through.
+
+    Returns the names of these services.
+    """
+
+    def note_ran(self, call: ToolCall, encoded: Encoded) -> None:
+        """Note that the tool of a call ran, unless its result is an error. The step that runs a tool calls it."""
+        # What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the
+        # result of one that ran. A compensation must undo what ran, and nothing else.
+        if self.ran is not None and not encoded.is_error:
+            self.ran[id(call.request)] = call
+
+    def was_sent(self, name: str) -> bool:
+        """Return True if the model could see a tool of this name when it replied."""
+        return self.sent is None or name in self.sent
+
+    def called_tool(self, request: ToolExecutionRequest) -> Tool | None:
+        """Return the tool that the model calls; None if it could not see one of this name."""
+        return self.tools.get(request.name) if self.was_sent(request.name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model.
+
+    `failed` is True if the tool's exception reached the handler of failed tools. `ran` is True if the tool ran without
+    an error, whatever the model reads. `arguments` are those that it ran with, as JSON values by the model's names,
+    where a compensation will need them and they are not the model's.
+    """
+
+    execution: ToolExecution
+    contents: Sequence[Content] = ()
+    failed: bool = False
+    ran: bool = False
+    arguments: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @property
+    def message(self) -> ToolExecutionResultMessage:
+        """The message that answers the call; created on access."""
+        done = self.execution
+        request = done.request
+        return ToolExecutionResultMessage(
+            request.id, request.name, done.result, done.is_error, done.attributes, self.contents
+        )
+
+
+class NoService:
+    """Placeholder for the service in the context of a call without a service."""
+
+
+# --- timeouts
+
+
+@contextmanager
+def running_again(call: ToolCall) -> Iterator[ToolCall]:
+    """Yield a call that `is_late`, with a new context for one more run."""
+    context = in_tool(call.context, call.request, CallCancellation(call.environment.context.cancellation))
+    token = current_invocation.set(context)
+    try:
+        yield ToolCall(call.tool, call.request, call.arguments, context, call.environment)
+    finally:
+        current_invocation.reset(token)
+
+
+class CallCancellation(Cancellation):
+    """The cancellation of a tool with a timeout: set by the timeout or by the invocation's cancellation."""
+
+    def __init__(self, invocation: Cancellation) -> None:
+        self._invocation = invocation
+
+    @property
+    def is_late(self) -> bool:
+        """True if the tool's timeout has passed."""
+        return self._given_up
+
+    @property
+    def cancelled(self) -> bool:
+        return self._given_up or self._invocation.cancelled
+
+    def followed_by(self, follow: Callable[[], object]) -> Callable[[], object]:
+        ends = super().followed_by(follow), self._invocation.followed_by(follow)
+        return lambda: [end() for end in ends]
