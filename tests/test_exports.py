@@ -52,7 +52,7 @@ SearchBehavior ToolSearchRequest ToolSearchResult ToolSearchStrategy
 handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 SearchBehavior handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 AnthropicChatModel PydanticAiChatModel
-decorates on_start only_if
+decorates on_start only_if RestArgumentError
 """
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
 PUBLIC_MODULES = [
@@ -64,7 +64,10 @@ PUBLIC_MODULES = [
 PRIVATE_EVENTS = {"Listeners"}
 TOOLBOX_FASTAPI = "ClientDisconnectedError Inject install sse"
 TESTING = "ScriptedChatModel tool_call"
-REST = "Body Header Path Query client_query_param delete get head patch post put register_rest_client rest_settings"
+REST = (
+    "Body BodyField Header Path Query RestArgumentError Url client_query_param delete get head patch post put "
+    "register_rest_client rest_settings"
+)
 
 
 @pytest.mark.parametrize(

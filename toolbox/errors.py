@@ -46,6 +46,7 @@ __all__ = [
     "OutputGuardrailError",
     "OutputParsingError",
     "Problem",
+    "RestArgumentError",
     "RestClientError",
     "RestDecodeError",
     "RestTimeoutError",
@@ -751,6 +752,10 @@ class RestClientError(_WithFacts, ToolboxError):
 
 class RestTimeoutError(RestClientError, TimeoutError):
     """A REST server did not answer in time."""
+
+
+class RestArgumentError(RestClientError, ValueError):
+    """An argument of a REST call cannot be sent in its place. Nothing was sent."""
 
 
 class RestDecodeError(RestClientError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..errors import RestClientError, RestDecodeError, RestTimeoutError
+from ..errors import RestArgumentError, RestClientError, RestDecodeError, RestTimeoutError
 from .annotations import (
     Body,
+    BodyField,
     Cookie,
     File,
     Form,
@@ -12,6 +13,7 @@ from .annotations import (
     Path,
     Query,
     Upload,
+    Url,
     client_cookie_param,
     client_exception_mapper,
     client_form_param,
@@ -31,6 +33,7 @@ from .replies import Response, ServerSentEvent
 
 __all__ = [
     "Body",
+    "BodyField",
     "Cookie",
     "File",
     "Form",
@@ -39,11 +42,13 @@ __all__ = [
     "Path",
     "Query",
     "Response",
+    "RestArgumentError",
     "RestClientError",
     "RestDecodeError",
     "RestTimeoutError",
     "ServerSentEvent",
     "Upload",
+    "Url",
     "client_cookie_param",
     "client_exception_mapper",
     "client_form_param",

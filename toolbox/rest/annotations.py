@@ -38,6 +38,8 @@ class Place(StrEnum):
     FORM = "form"
     FILE = "file"
     BODY = "body"
+    BODY_FIELD = "body field"
+    URL = "whole address"
 
 
 # --- parameters
@@ -47,7 +49,7 @@ class Place(StrEnum):
 class Path:
     """Send the parameter as one segment of the path: `Annotated[T, Path("id")]` for `{id}`.
 
-    `name` is the name in braces, by default that of the parameter. Values with `/` or `\\` raise `RestClientError`,
+    `name` is the name in braces, by default that of the parameter. Values with `/` or `\\` raise `RestArgumentError`,
     because many servers decode `%2F` before they choose a route: `8/refunds` would reach another one.
     `allow_slash=True` sends such values, encoded; `.` and `..` between slashes are never allowed.
     """
@@ -123,7 +125,31 @@ class Body:
     place: ClassVar[Place] = Place.BODY
 
 
-PlaceMark: TypeAlias = Path | Query | Header | Cookie | Form | File | Body
+@dataclass(frozen=True, slots=True)
+class BodyField:
+    """Send the parameter as one field of a JSON body: `Annotated[T, BodyField("maxTokens")]`.
+
+    All parameters so marked make one object. `name` is the field's name, by default that of the parameter. None is
+    omitted if it is the parameter's default, and `null` otherwise.
+    """
+
+    name: str | None = None
+    place: ClassVar[Place] = Place.BODY_FIELD
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """Send the request to the address that the parameter holds: `Annotated[str, Url()]`, such as the next page's.
+
+    The path of the verb must be empty. The address must have the client's own origin, a path below its base path, and
+    no user info; otherwise `RestArgumentError` is raised before anything is sent. Query parameters are added to it.
+    """
+
+    name: ClassVar[str | None] = None
+    place: ClassVar[Place] = Place.URL
+
+
+PlaceMark: TypeAlias = Path | Query | Header | Cookie | Form | File | Body | BodyField | Url
 
 
 @dataclass(frozen=True, slots=True)

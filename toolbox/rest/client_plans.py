@@ -70,7 +70,8 @@ _TEMPLATE = re.compile(r"\{([^{}]*)\}")
 class ParameterPlan:
     """One parameter of a method: the place and name its value is sent under.
 
-    With `spread`, each field of the value is sent. `adapter` writes a body as JSON.
+    With `spread`, each field of the value is sent. `adapter` writes a body, or a field of it, as JSON. With
+    `omits_none`, None is not sent as a field of the body.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ParameterPlan:
     spread: bool = False
     mark: PlaceMark | None = None
     adapter: TypeAdapter[Any] | None = None
+    omits_none: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def default_of(point: InjectionPoint) -> object:
 
 
 _PLACE_MARKS: tuple[type[PlaceMark], ...] = get_args(PlaceMark)
-_OF_THE_BODY = frozenset({Place.BODY, Place.FORM, Place.FILE})
+_OF_THE_BODY = frozenset({Place.BODY, Place.BODY_FIELD, Place.FORM, Place.FILE})
 
 
 def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[Problem, ...]]:
@@ -300,6 +302,7 @@ class _RequestReader:
         signature = self._signature()
         parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
         self._check_names(parameters, path[1::2])
+        self._check_address(parameters)
         fixed = tuple(self._fixed())
         self._check_bodies(parameters, fixed)
         self._check_headers(parameters, fixed)
@@ -396,11 +399,12 @@ class _RequestReader:
         spread = structured and place in (Place.QUERY, Place.FORM)
         if spread and not _has_fields(annotation):
             self._problem(f"{name} cannot be a {place} parameter: it is neither text nor has fields", "use a model")
-        one_value = place in (Place.PATH, Place.COOKIE)
+        one_value = place in (Place.PATH, Place.COOKIE, Place.URL)
         if (structured and (one_value or place is Place.HEADER)) or (one_value and _is_list(annotation)):
             self._problem(f"the parameter {name} holds more than one value, but a {place} holds one", "use a scalar")
-        adapter = self._adapter(name, annotation) if place is Place.BODY else None
-        return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter)
+        adapter = self._adapter(name, annotation) if place in (Place.BODY, Place.BODY_FIELD) else None
+        omits_none = parameter.default is None
+        return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter, omits_none)
 
     def _adapter(self, name: str, annotation: Any) -> TypeAdapter[Any] | None:
         try:
@@ -424,6 +428,14 @@ class _RequestReader:
             if names.count(name) > 1:
                 self._problem(f"more than one parameter has the name {{{name}}}", "keep one")
 
+    def _check_address(self, parameters: tuple[ParameterPlan, ...]) -> None:
+        names = [parameter.name for parameter in parameters if parameter.place is Place.URL]
+        if len(names) > 1:
+            self._problem(f"{', '.join(names)} are all whole addresses, but a request has one", "keep one")
+        elif names and self.mark.path:
+            fix = f"write @rest.{self.mark.verb.lower()}() without a path"
+            self._problem(f"{names[0]} is the whole address, but the verb has the path {self.mark.path!r}", fix)
+
     def _check_bodies(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         places = [each.place for each in parameters] + [each.place for each in fixed]
         of_the_body = [place for place in places if place in _OF_THE_BODY]
@@ -437,7 +449,13 @@ class _RequestReader:
         elif len(bodies) > 1:
             self._problem(f"{', '.join(bodies)} are all bodies, but a request has one", "put them into one model")
         elif bodies and len(of_the_body) > 1:
-            self._problem(f"{bodies[0]} is the body, but the method has form fields too", "keep one of the two")
+            kind = "fields of a body" if Place.BODY_FIELD in of_the_body else "form fields"
+            self._problem(f"{bodies[0]} is the body, but the method has {kind} too", "keep one of the two")
+        elif len({place is Place.BODY_FIELD for place in of_the_body}) > 1:
+            self._problem("the method has fields of a JSON body and form fields", "keep one of the two")
+        fields = [parameter.wire_name for parameter in parameters if parameter.place is Place.BODY_FIELD]
+        for name in dict.fromkeys(each for each in fields if fields.count(each) > 1):
+            self._problem(f"more than one parameter is the field {name!r} of the body", "keep one")
 
     def _check_headers(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         named = [(each.place, each.wire_name) for each in parameters] + [(each.place, each.name) for each in fixed]

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 import ssl
 import threading
 import time
@@ -20,13 +21,13 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
-from urllib.parse import urljoin
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urljoin
 
 import httpx2
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from ..errors import ContainerNotStartedError, RestClientError
+from ..errors import ContainerNotStartedError, RestArgumentError
 from ..execution.threads import keep_inherited, renewed_after_fork
 from ..http_replies import BoundedBody
 from ..safe_text import HIDDEN, brief
@@ -38,6 +39,7 @@ from .encoding import (
     EncodingError,
     cookie_value,
     fields_of,
+    has_dot_segment,
     header_value,
     is_dot_segment,
     is_header_name,
@@ -55,6 +57,9 @@ from .encoding import (
 from .endpoint import RestEndpoint
 from .replies import EXCERPT
 
+T = TypeVar("T")
+
+_NO_ADDRESS = re.compile(r"[\x00-\x20\x7f\\]")
 _MASKS = (b"*", b'""')  # what pydantic writes for a secret, and for an empty one
 
 
@@ -87,7 +92,7 @@ def build(
 ) -> Outgoing:
     """Return the request of a call. `fixed` has the current fixed values, `headers` the computed headers.
 
-    Raises `RestClientError` for a value that cannot be sent in its place; nothing has been sent then.
+    Raises `RestArgumentError` for a value that cannot be sent in its place; nothing has been sent then.
     """
     building = _Building(plan, endpoint)
     building.accept(plan.reply.accept)
@@ -113,6 +118,9 @@ class _Building:
         self._fields: list[tuple[str, str]] = []
         self._files: list[tuple[str, Upload]] = []
         self._content: bytes | None = None
+        self._body_fields: dict[str, bytes] = {}
+        self._address: str | None = None
+        self._address_is_hidden = False
         self._fixed_names: set[str] = set()
         self._secrets: list[str] = []
         self._open_headers: set[str] = set()
@@ -123,7 +131,7 @@ class _Building:
     def headers_of(self, headers: Mapping[str, object]) -> None:
         """Add headers of the settings or computed headers. None is omitted."""
         for name, value in headers.items():
-            self._putting(name, lambda name=name, value=value: self._put(Place.HEADER, name, value, True))
+            self._putting(name, functools.partial(self._put, Place.HEADER, name, value, True))
 
     def fixed(self, fixed: FixedValue, value: object) -> None:
         variables = [os.environ.get(name, default) or "" for name, default in variables_of(fixed.value)]
@@ -136,6 +144,8 @@ class _Building:
         def put() -> None:
             if parameter.place is Place.BODY:
                 self._body(parameter, value)
+            elif parameter.place is Place.BODY_FIELD:
+                self._body_field(parameter, value)
             elif parameter.place is Place.FILE:
                 self._file(parameter, value)
             elif parameter.spread:
@@ -146,12 +156,12 @@ class _Building:
 
         self._putting(parameter.name, put)
 
-    def _putting(self, name: str, put: Any) -> None:
+    def _putting(self, name: str, put: Callable[[], T]) -> T:
         try:
-            put()
+            return put()
         except (EncodingError, UnicodeEncodeError) as error:
             where = f"{self._endpoint.url}{self._plan.template}"
-            raise RestClientError(f"{self._plan.where}: {name} cannot be sent: {error}", where) from error
+            raise RestArgumentError(f"{self._plan.where}: {name} cannot be sent: {error}", where) from error
 
     def _put(self, place: Place, name: str, value: object, hidden: bool, allow_slash: bool = False) -> None:
         if is_secret(value):
@@ -173,7 +183,11 @@ class _Building:
                 if value is not None:
                     self._cookies[name] = cookie_value(text_of(value))
                     self._secrets.append(self._cookies[name])
-            case Place.FILE | Place.BODY:
+            case Place.URL:
+                if value is None:
+                    raise EncodingError("it is None; the address is required")
+                self._address, self._address_is_hidden = text_of(value), hidden
+            case Place.FILE | Place.BODY | Place.BODY_FIELD:
                 raise AssertionError("files and bodies cannot be fixed values")
 
     def _one_query(self, name: str, text: str, hidden: bool) -> None:
@@ -221,6 +235,10 @@ class _Building:
             self._content, media_type = _json(parameter, value, self._secrets), "application/json"
         self._headers.setdefault("content-type", ("Content-Type", header_value(given or media_type)))
 
+    def _body_field(self, parameter: ParameterPlan, value: Any) -> None:
+        if value is not None or not parameter.omits_none:
+            self._body_fields[parameter.wire_name] = _json(parameter, value, self._secrets)
+
     def _file(self, parameter: ParameterPlan, value: Any) -> None:
         if value is None:
             return
@@ -234,6 +252,39 @@ class _Building:
                 item = Upload(content, mark.filename or parameter.wire_name, mark.media_type or default)
             header_value(item.media_type)  # it is sent as a header of the part
             self._files.append((parameter.wire_name, item))
+
+    def _addressed(self, base: str, address: str) -> tuple[str, str]:
+        """Return the address that an argument holds, with the query of the request, and the form to show of it.
+
+        Raises `RestArgumentError` unless it is below `base`: a server's reply, a user or a model may have chosen it.
+        """
+        name = next(each.name for each in self._plan.parameters if each.place is Place.URL)
+        return self._putting(name, lambda: self._below(base, address))
+
+    def _below(self, base: str, address: str) -> tuple[str, str]:
+        if _NO_ADDRESS.search(address):
+            raise EncodingError("it contains white space, a backslash or a control character")
+        try:
+            scheme, colon, rest = address.partition(":")
+            url = httpx2.URL(f"{scheme.lower()}{colon}{rest}")  # it knows default ports of lower-case schemes only
+            query = parse_qsl(url.query.decode("ascii"), keep_blank_values=True)
+        except (httpx2.InvalidURL, ValueError) as error:
+            raise EncodingError("it is not a valid URL") from error
+        if has_dot_segment(address.partition("?")[0]) or not is_below(url, httpx2.URL(base)):
+            raise EncodingError(f"it must be below {base}, without user info")
+        self._secrets += [text for each, text in query if is_secret_name(each)]
+        added: list[tuple[str, str]] = []
+        shown: list[tuple[str, str]] = []
+        for pair, shown_pair in zip(self._query, self._shown_query, strict=True):
+            known = [text for each, text in query if each == unquote(pair[0])]
+            if not known:
+                added.append(pair)
+                shown.append(shown_pair)
+            elif unquote(pair[1]) not in known:
+                raise EncodingError(f"its query has another value of {unquote(pair[0])!r}")
+        path = f"{url.scheme}://{url.netloc.decode('ascii')}{url.raw_path.decode('ascii')}"
+        shown_path = f"{base}/{HIDDEN}" if self._address_is_hidden else shown_url(path)
+        return _with_query(path, added), _with_query(shown_path, shown)
 
     def finish(self) -> Outgoing:
         path, shown_path = "", ""
@@ -250,10 +301,19 @@ class _Building:
             pairs = (f"{percent(name)}={percent(text)}" for name, text in self._fields)
             self._content, self._fields = "&".join(pairs).encode(), []
             self._headers.setdefault("content-type", ("Content-Type", b"application/x-www-form-urlencoded"))
+        if any(each.place is Place.BODY_FIELD for each in self._plan.parameters):
+            fields = (to_json(name) + b":" + value for name, value in self._body_fields.items())
+            self._content = b"{" + b",".join(fields) + b"}"
+            self._headers.setdefault("content-type", ("Content-Type", b"application/json"))
+        url, shown = self._endpoint.url + path, self._endpoint.url + shown_path
+        if self._address is None:
+            url, shown = _with_query(url, self._query), _with_query(shown, self._shown_query)
+        else:
+            url, shown = self._addressed(url, self._address)
         return Outgoing(
             self._plan.verb,
-            self._endpoint.url + path + _query_text(self._query),
-            self._endpoint.url + shown_path + _query_text(self._shown_query),
+            url,
+            shown,
             self._headers,
             self._content,
             self._fields,
@@ -263,8 +323,9 @@ class _Building:
         )
 
 
-def _query_text(pairs: list[tuple[str, str]]) -> str:
-    return "?" + "&".join(f"{name}={value}" for name, value in pairs) if pairs else ""
+def _with_query(url: str, pairs: list[tuple[str, str]]) -> str:
+    query = "&".join(f"{name}={value}" for name, value in pairs)
+    return f"{url}{'&' if '?' in url else '?'}{query}" if pairs else url
 
 
 def _json(parameter: ParameterPlan, value: Any, secrets: list[str]) -> bytes:
@@ -460,30 +521,18 @@ class RestConnection:
     def request(self, outgoing: Outgoing, timeout: float, where: str) -> httpx2.Request:
         """Return the request for httpx2.
 
-        Raises `RestClientError` for a URL that is too long or not below the base URL of the endpoint.
+        Raises `RestArgumentError` for a URL that is too long or not below the base URL of the endpoint.
         """
         shown = brief(outgoing.shown_url, EXCERPT)
         try:
             request = self._request(outgoing, timeout)
         except httpx2.InvalidURL as error:
-            raise RestClientError(f"{where}: invalid URL: {error}", shown) from error
-        if not self._is_below_base(request.url):
-            raise RestClientError(f"{where}: the request is not sent: its URL is not below {self.endpoint.url}", shown)
+            raise RestArgumentError(f"{where}: invalid URL: {error}", shown) from error
+        if not is_below(request.url, self._base):  # credentials are sent nowhere else, whatever the arguments were
+            fact = f"the request is not sent: its URL is not below {self.endpoint.url}"
+            raise RestArgumentError(f"{where}: {fact}", shown)
         outgoing.sent.append(request)
         return request
-
-    def _is_below_base(self, url: httpx2.URL) -> bool:
-        """Return True if the URL has the origin of the endpoint and a path below its base path.
-
-        This keeps credentials from being sent anywhere else, whatever the arguments were.
-        """
-        base = self._base
-        if (url.raw_scheme, url.raw_host, url.port, url.userinfo) != (base.raw_scheme, base.raw_host, base.port, b""):
-            return False
-        start, path = base.raw_path.rstrip(b"/"), url.raw_path.partition(b"?")[0]
-        if path != start and not path.startswith(start + b"/"):
-            return False
-        return not any(map(is_dot_segment, path[len(start) :].decode("ascii").split("/")))
 
     def _request(self, outgoing: Outgoing, timeout: float) -> httpx2.Request:
         connect = min(timeout, self.endpoint.settings.connect_timeout)
@@ -543,6 +592,16 @@ def _set_shown_url(request: httpx2.Request, shown: str) -> None:
     url = ShownUrl(request.url)
     url.shown = shown
     request.url = url
+
+
+def is_below(url: httpx2.URL, base: httpx2.URL) -> bool:
+    """Return True if the URL has the origin of `base`, a path below that of `base`, and no user info."""
+    if (url.raw_scheme, url.raw_host, url.port, url.userinfo) != (base.raw_scheme, base.raw_host, base.port, b""):
+        return False
+    start, path = base.raw_path.rstrip(b"/"), url.raw_path.partition(b"?")[0]
+    if path != start and not path.startswith(start + b"/"):
+        return False
+    return not any(map(is_dot_segment, path[len(start) :].decode("ascii").split("/")))
 
 
 def is_same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
