@@ -478,8 +478,11 @@ class PendingCall:
     - `id`: the place of the call in the run, such as `0/1/0`; unique in the run. It is not the model's own id.
     - `arguments`: the validated arguments as JSON values, by the model's names.
     - `service`: the qualified name (`module.Class`) of the service whose model made the call.
-    - `kind`: `"approval"`, `"deferred"` or `"unknown_outcome"`. `reason` and `attributes` come from `ToolDeferred`.
+    - `kind`: `"approval"`, `"deferred"` or `"unknown_outcome"`.
+    - `reason`: the text of `ToolDeferred`, or of the rule that asks for an approval. `attributes` come from
+      `ToolDeferred`.
     - `started_by`: the name of the identity that asked for the run; None for an anonymous one.
+    - `call_id`: the model's own id of the call, as in its `ToolExecutionRequest`. A model may repeat it.
     """
 
     id: str
@@ -490,6 +493,7 @@ class PendingCall:
     reason: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     started_by: str | None = None
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

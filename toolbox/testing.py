@@ -31,6 +31,7 @@ from .chat import (
     UserMessage,
 )
 from .chat_streams import events_of, words
+from .context import InvocationContext
 from .events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
 from .json_text import compact_json, object_text
 from .runs.store import Answer, approve
@@ -56,6 +57,7 @@ __all__ = [
     "resume_until_done",
     "run_store_checks",
     "system_text",
+    "text_of",
     "tool_call",
     "user_text",
 ]
@@ -94,29 +96,57 @@ class ScriptedChatModel:
         model = ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), "The sum is 3."])
         container = Container(models={"default": model})
 
+    A mapping has a script for each service, `{Waiter: ["…"], Cook: ["…"]}`, for services that run at the same time: the
+    innermost service that asks gets its next reply.
+
     A reply is a `str`, an `AiMessage`, a `ChatResponse`, one `tool_call(…)`, an exception to raise, or a function that
     takes the request and returns (or awaits) any of these. The model raises `AssertionError` when the script has no
-    more replies.
+    more replies, and for a service without a script.
     """
 
-    def __init__(self, replies: Iterable[Reply] = (), *, supports_response_format: bool = False) -> None:
-        self._replies: Iterator[Reply] = iter([replies] if isinstance(replies, str) else replies)
+    def __init__(
+        self,
+        replies: Iterable[Reply] | Mapping[type[Any], Iterable[Reply]] = (),
+        *,
+        supports_response_format: bool = False,
+    ) -> None:
+        scripts = replies if isinstance(replies, Mapping) else {None: replies}
+        self._scripts: dict[type[Any] | None, Iterator[Reply]] = {
+            service: iter([script] if isinstance(script, str) else script) for service, script in scripts.items()
+        }
+        self._has_one_script = not isinstance(replies, Mapping)
         self.supports_response_format = supports_response_format
         self.requests: list[ChatRequest] = []
 
-    def will_reply(self, *replies: Reply) -> None:
-        """Add replies to the end of the script."""
-        self._replies = itertools.chain(self._replies, replies)
+    def will_reply(self, *replies: Reply, service: type[Any] | None = None) -> None:
+        """Add replies to the end of the script, or to that of `service` if each service has its own."""
+        if self._has_one_script != (service is None):
+            fix = "leave out service=" if self._has_one_script else "pass service= with the class of one service"
+            raise TypeError(f"will_reply: {fix}")
+        self._scripts[service] = itertools.chain(self._scripts.get(service, ()), replies)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Return the next reply. Raises `AssertionError` if there is none."""
         self.requests.append(request)
-        for reply in self._replies:
+        service = None if self._has_one_script else self._asking_service()
+        for reply in self._scripts[service]:
             return await _response(reply, request)
+        whose = "" if service is None else f" of {service.__name__}"
         raise AssertionError(
-            f"no scripted reply for request {len(self.requests)}, which ends with {request.messages[-1:]!r}; "
+            f"no scripted reply for request {len(self.requests)}{whose}, which ends with {request.messages[-1:]!r}; "
             "add a reply with will_reply(…)"
         )
+
+    def _asking_service(self) -> type[Any]:
+        """Return the service with a script that asks, or one of its bases. Raises `AssertionError` without a script."""
+        context = InvocationContext.current()
+        known = ", ".join(each.__name__ for each in self._scripts if each is not None) or "no service"
+        if context is None:
+            raise AssertionError(f"request {len(self.requests)} comes from no service; there are scripts for {known}")
+        for each in context.service.__mro__:
+            if each in self._scripts:
+                return each
+        raise AssertionError(f"no script for the service {context.service.__name__}; there are scripts for {known}")
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Yield the next reply as stream events, word by word."""
@@ -412,6 +442,20 @@ def user_text(request: ChatRequest | ScriptedChatModel) -> str | None:
     """Return the text of a request's last user message, or None. Of a scripted model, its last request is read."""
     messages = reversed(_request(request).messages)
     return next((each.text for each in messages if isinstance(each, UserMessage)), None)
+
+
+def text_of(said: Message | Iterable[Message] | ChatRequest | ScriptedChatModel) -> str:
+    """Return all that a message, several messages or a request say, in order, joined by line breaks.
+
+        assert "soup" in text_of(model.requests[0])
+
+    Unlike `.text` it is never None: a message without text gives `""`. Of a scripted model, its last request is read.
+    """
+    if isinstance(said, (ChatRequest, ScriptedChatModel)):
+        said = _request(said).messages
+    elif isinstance(said, (SystemMessage, UserMessage, AiMessage, ToolExecutionResultMessage)):
+        said = [said]
+    return "\n".join(each.text for each in said if each.text)
 
 
 def _request(request: ChatRequest | ScriptedChatModel) -> ChatRequest:

@@ -1,6 +1,7 @@
 """The scripted model returns its replies and keeps the requests."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import pytest
@@ -11,17 +12,23 @@ from toolbox import (
     ChatResponse,
     CompleteResponse,
     CompleteToolCall,
+    Container,
     FinishReason,
+    ImageContent,
     PartialReasoning,
     PartialResponse,
     PartialToolCall,
+    SystemMessage,
     TokenUsage,
     ToolExecutionRequest,
+    ToolExecutionResultMessage,
     UserMessage,
     create_ai_service,
+    register_ai_service,
+    tool,
 )
 from toolbox.chat_streams import stream_of
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel, text_of, tool_call
 
 pytestmark = pytest.mark.anyio
 
@@ -120,3 +127,109 @@ async def test_scripted_errors_reach_the_caller_of_a_service_unchanged() -> None
     with pytest.raises(KeyError) as raised:
         await create_ai_service(Assistant, chat_model=ScriptedChatModel([error])).chat("x")
     assert raised.value is error
+
+
+# --- a script for each service
+
+
+@register_ai_service
+class Waiter(Protocol):
+    async def serve(self, wish: str) -> str: ...
+
+
+@register_ai_service
+class Cook(Protocol):
+    @tool
+    async def cook(self, dish: str) -> str:
+        """Cook a dish."""
+        ...
+
+
+@register_ai_service(tools=Cook, concurrent_tools=True)
+class Chef(Protocol):
+    async def plan(self, wish: str) -> str: ...
+
+    def tell(self, wish: str) -> AsyncIterator[str]: ...
+
+
+@register_ai_service
+class Guest(Protocol):
+    async def ask(self, text: str) -> str: ...
+
+
+async def test_services_that_run_at_the_same_time_have_scripts_of_their_own() -> None:
+    met = asyncio.Barrier(2)
+
+    async def waits(request: ChatRequest) -> str:
+        await met.wait()
+        return "second"
+
+    model = ScriptedChatModel({Waiter: ["first", waits], Cook: [waits, "third"]})
+    async with Container(models={"default": model}).register(Waiter, Cook) as container:
+        waiter, cook = container.get(Waiter), container.get(Cook)
+        assert await waiter.serve("a") == "first"
+        assert await asyncio.gather(waiter.serve("b"), cook.cook("c")) == ["second", "second"]
+        assert await cook.cook("d") == "third"
+
+    assert len(model.requests) == 4
+
+
+async def test_the_innermost_service_asks() -> None:
+    calls = AiMessage(None, [tool_call("cook", {"dish": "soup"}), tool_call("cook", {"dish": "cake"})])
+    model = ScriptedChatModel({Chef: [calls, "Dinner.", calls, "Supper."], Cook: ["soup", "cake", "soup", "cake"]})
+    async with Container(models={"default": model}).register(Chef) as container:
+        assert await container.get(Chef).plan("dinner") == "Dinner."
+        assert "".join([each async for each in container.get(Chef).tell("supper")]) == "Supper."
+
+
+async def test_a_service_without_a_script_and_a_request_of_no_service_are_named() -> None:
+    model = ScriptedChatModel({Waiter: "hello", Cook: []})
+    async with Container(models={"default": model}).register(Guest, Cook, Waiter) as container:
+        with pytest.raises(AssertionError, match="no script for the service Guest; there are scripts for Waiter, Cook"):
+            await container.get(Guest).ask("?")
+        with pytest.raises(AssertionError, match="no scripted reply for request 2 of Cook"):
+            await container.get(Cook).cook("soup")
+        assert await container.get(Waiter).serve("soup") == "hello"
+    with pytest.raises(AssertionError, match="comes from no service"):
+        await model.chat(HI)
+
+
+async def test_replies_are_added_to_the_script_of_one_service() -> None:
+    model = ScriptedChatModel({Waiter: []})
+    model.will_reply("one", service=Waiter)
+    model.will_reply("two", service=Guest)
+    service = create_ai_service(Waiter, chat_model=model)
+
+    assert await service.serve("?") == "one"
+    assert await create_ai_service(Guest, chat_model=model).ask("?") == "two"
+    with pytest.raises(TypeError, match="pass service="):
+        model.will_reply("three")
+    with pytest.raises(TypeError, match="leave out service="):
+        ScriptedChatModel([]).will_reply("three", service=Waiter)
+
+
+# --- text_of
+
+
+def test_text_of_is_all_that_messages_say_in_order() -> None:
+    call = tool_call("look")
+    messages = [
+        SystemMessage("Be brief."),
+        UserMessage(["What is", ImageContent(url="https://example.com/a.png"), "this?"]),
+        AiMessage(None, [call], reasoning="hm"),
+        ToolExecutionResultMessage.of(call, "a lake"),
+        AiMessage("A lake."),
+    ]
+
+    assert [text_of(each) for each in messages] == ["Be brief.", "What is\nthis?", "", "a lake", "A lake."]
+    assert text_of(messages) == "Be brief.\nWhat is\nthis?\na lake\nA lake."
+    assert text_of(iter(messages[3:])) == "a lake\nA lake."
+    assert text_of(ChatRequest(messages)) == text_of(tuple(messages))
+    assert text_of([]) == ""
+
+
+async def test_text_of_a_model_is_its_last_request() -> None:
+    model = ScriptedChatModel(["one"])
+    await model.chat(HI)
+
+    assert text_of(model) == text_of(model.requests[0]) == "Hi"

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import pytest
 
 from toolbox import (
+    AiMessage,
+    ChatResponse,
     Container,
     FinishReason,
     IllegalConfigurationError,
@@ -570,3 +572,71 @@ async def test_tools_may_not_defer_in_a_service_without_deferred_tools_and_witho
 
     with pytest.raises(IllegalConfigurationError, match="deferred=True"):
         await desk.ask("order")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_rule_that_returns_a_text_asks_for_approval_and_gives_the_reason(is_async: bool) -> None:
+    def decide(arguments: dict[str, Any], context: InvocationContext) -> bool | str:
+        return {5: False, 50: "", 500: "above 100 euros"}[arguments["euros"]]
+
+    async def decide_later(arguments: dict[str, Any], context: InvocationContext) -> bool | str:
+        return decide(arguments, context)
+
+    @tool(requires_approval=decide_later if is_async else decide)
+    def pay(euros: int) -> str:
+        ran.append(euros)
+        return "paid"
+
+    @register_ai_service(tools=pay)
+    class Payments(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    calls = [tool_call("pay", {"euros": euros}, id=f"c{euros}") for euros in (5, 50, 500)]
+    async with container(asks(*calls), says("done"), services=(Payments,)) as here:
+        result = await here.get(Payments).ask("pay")
+
+        assert ran == [5]
+        assert [(each.id, each.call_id, each.reason) for each in result.pending] == [
+            ("1", "c50", None),
+            ("2", "c500", "above 100 euros"),
+        ]
+        await here.runs.resume(result.run_id or "", {each.id: approve() for each in result.pending})
+
+    assert ran == [5, 50, 500]
+
+
+@register_ai_service(tools=Refunds)
+class InnerDesk(Protocol):
+    @tool
+    async def handle(self, order: str) -> str:
+        """Handle an order."""
+        ...
+
+
+@register_ai_service(tools=[InnerDesk, Refunds])
+class OuterDesk(Protocol):
+    async def chat(self, text: str) -> Result[str]: ...
+
+
+async def test_a_pending_call_has_the_id_that_the_model_gave_its_call_at_any_depth_and_after_the_store() -> None:
+    store = InMemoryRunStore()
+    replies = asks(tool_call("handle", {"order": "7"}, id="outer"), REFUND), asks(REFUND)
+    async with container(*replies, store=store, services=(OuterDesk,)) as here:
+        result = await here.get(OuterDesk).chat("refund")
+
+    assert sorted((each.id, each.call_id) for each in result.pending) == [("0/0", "same"), ("1", "same")]
+
+    async with container(store=store, services=(OuterDesk,)) as other:
+        assert (await other.runs.get(result.run_id or "")).pending == result.pending
+
+
+async def test_the_result_has_the_id_of_the_last_reply() -> None:
+    first = ChatResponse(AiMessage(None, (REFUND,)), id="r1")
+    async with container(first, ChatResponse(AiMessage("done"), id="r2"), says("no id")) as here:
+        result = await here.get(Desk).chat("refund order 7")
+        assert result.response_id == "r1"
+
+        resumed = await here.runs.resume(result.run_id or "", {"0": approve()})
+        assert (resumed.content, resumed.response_id) == ("done", "r2")
+
+        assert (await here.get(Desk).chat("hello")).response_id is None

@@ -4,7 +4,7 @@ from typing import Any, Protocol, assert_type
 
 from pydantic import BaseModel
 
-from toolbox import Container, Result, TokenStream, register_ai_service, tool
+from toolbox import Container, InvocationContext, Result, TokenStream, register_ai_service, tool
 from toolbox.runs import (
     IdempotencyKey,
     Run,
@@ -42,6 +42,27 @@ class Transfers(Protocol):
 
 class Engine:
     async def submit(self, run_id: str, generation: int) -> None: ...
+
+
+def needs_a_reason(arguments: dict[str, Any], context: InvocationContext) -> bool | str:
+    return "too much" if arguments["euros"] > 100 else False
+
+
+async def needs_a_person(arguments: dict[str, Any], context: InvocationContext) -> str | bool:
+    return True
+
+
+class Payments:
+    @tool(requires_approval=needs_a_reason)
+    def pay(self, euros: int) -> None: ...
+
+    @tool(requires_approval=needs_a_person)
+    def give(self, euros: int) -> None: ...
+
+
+def a_result_has_ids(result: Result[str]) -> None:
+    assert_type(result.response_id, str | None)
+    assert_type([each.call_id for each in result.pending], list[str])
 
 
 async def starting_a_bound_method(runs: Runs, transfers: Transfers, order: Order) -> None:

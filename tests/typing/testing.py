@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, assert_type
 
-from toolbox import ChatRequest, Message, OpenAiChatModel, Result, ToolExecution, invocation_record
+from toolbox import ChatRequest, Message, OpenAiChatModel, Result, ToolExecution, invocation_record, tool
 from toolbox.pytest_plugin import OverrideBean
 from toolbox.recordings import Recording
 from toolbox.testing import (
@@ -17,6 +17,7 @@ from toolbox.testing import (
     called_tools,
     offered_tools,
     system_text,
+    text_of,
     tool_call,
     user_text,
 )
@@ -24,6 +25,15 @@ from toolbox.testing import (
 
 class Prices(Protocol):
     def of(self, dish: str) -> float: ...
+
+
+class Waiter(Protocol):
+    async def serve(self, wish: str) -> str: ...
+
+
+class Cook(Protocol):
+    @tool
+    async def cook(self, dish: str) -> Result[str]: ...
 
 
 class Free:
@@ -48,6 +58,16 @@ def calls_are_found_in_all_that_keeps_them(
     assert_type(offered_tools(model), list[str])
     assert_type(system_text(request), str | None)
     assert_type(user_text(request), str | None)
+    assert_type(text_of(request), str)
+    assert_type(text_of(messages), str)
+    assert_type(text_of(messages[-1]), str)
+
+
+def a_model_may_have_a_script_for_each_service() -> None:
+    model = ScriptedChatModel({Waiter: ["one", tool_call("find")], Cook: [lambda request: text_of(request)]})
+    model.will_reply("two", service=Waiter)
+    ScriptedChatModel(["one", tool_call("find"), lambda request: text_of(request)])
+    ScriptedChatModel("one")
 
 
 def a_fake_fits_the_protocol_it_stands_for(toolbox_override: OverrideBean) -> None:

@@ -265,23 +265,25 @@ def call_to_dict(call: PendingCall) -> dict[str, Any]:
         "reason": call.reason,
         "attributes": dict(call.attributes),
         "started_by": call.started_by,
+        "call_id": call.call_id,
     }
 
 
 def stored_call_to_dict(call: PendingCall) -> dict[str, Any]:
     """Return a pending call as JSON values for a store. Older programs refuse fields that they do not know."""
-    return {name: value for name, value in call_to_dict(call).items() if name != "started_by"}
+    return {name: value for name, value in call_to_dict(call).items() if name not in ("started_by", "call_id")}
 
 
-def call_from_dict(written: Mapping[str, Any], started_by: str | None) -> PendingCall:
+def call_from_dict(written: Mapping[str, Any], started_by: str | None, call_id: str = "") -> PendingCall:
     """Return a pending call that `stored_call_to_dict` wrote, without fields of newer programs."""
     known = {name: value for name, value in written.items() if name in PendingCall.__slots__}
-    return PendingCall(**{**known, "started_by": started_by})
+    return PendingCall(**{**known, "started_by": started_by, "call_id": call_id})
 
 
 def _waiting_to_dict(waiting: WaitingCall) -> dict[str, Any]:
     return {
         "call": stored_call_to_dict(waiting.call),
+        "call_id": waiting.call.call_id,
         "method": waiting.method,
         "approvers": list(waiting.approvers),
         "not_self": waiting.not_self,
@@ -302,7 +304,7 @@ def _read_origin(written: Mapping[str, Any]) -> ToolOrigin | None:
 
 def _waiting(written: Any, identity: Mapping[str, Any] | None) -> WaitingCall:
     return WaitingCall(
-        call=call_from_dict(written["call"], _name_of(identity)),
+        call=call_from_dict(written["call"], _name_of(identity), written.get("call_id", "")),
         method=written["method"],
         approvers=tuple(written["approvers"]),
         not_self=written["not_self"],
@@ -687,7 +689,8 @@ def write_details(result: Result[Any]) -> dict[str, Any]:
         token_usage=result.token_usage,
         compensations=tuple(result.compensations),
     )
-    return {"state": json.loads(state.to_json()), "finish_reason": result.finish_reason}
+    facts = {"finish_reason": result.finish_reason, "response_id": result.response_id}
+    return {"state": json.loads(state.to_json()), **facts}
 
 
 def read_details(plan: MethodPlan, content: Any, written: Mapping[str, Any] | None) -> Result[Any]:
@@ -696,7 +699,8 @@ def read_details(plan: MethodPlan, content: Any, written: Mapping[str, Any] | No
         return Result(content)
     reason = written["finish_reason"]
     state = with_restored_results(plan, State.from_dict(written["state"]))
-    return state.result(content, None if reason is None else FinishReason(reason))
+    result = state.result(content, None if reason is None else FinishReason(reason))
+    return replace(result, response_id=written.get("response_id"))
 
 
 def with_restored_results(plan: MethodPlan, state: State) -> State:

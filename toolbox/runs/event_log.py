@@ -64,8 +64,10 @@ def event_from_json(text: str) -> ServiceEvent:
         if kind is ToolExecuted:
             return ToolExecuted(execution_from_dict(values["execution"]))
         if kind is RunSuspended:
-            started_by = values.get("started_by")  # events of earlier versions have none
-            return RunSuspended(values["run_id"], tuple(call_from_dict(each, started_by) for each in values["pending"]))
+            started_by, written = values.get("started_by"), values["pending"]  # events of earlier versions have none
+            ids = values.get("call_ids", [""] * len(written))
+            calls = (call_from_dict(each, started_by, id_) for each, id_ in zip(written, ids, strict=True))
+            return RunSuspended(values["run_id"], tuple(calls))
         if "request" in values:
             values["request"] = request_from_dict(values["request"])
         return cast("ServiceEvent", kind(**values))
@@ -96,7 +98,8 @@ def _fields(event: ServiceEvent) -> Json:
         case RunSuspended():
             pending = [stored_call_to_dict(each) for each in event.pending]
             started_by = event.pending[0].started_by if event.pending else None
-            return {"run_id": event.run_id, "pending": pending, "started_by": started_by}
+            ids = [each.call_id for each in event.pending]
+            return {"run_id": event.run_id, "pending": pending, "started_by": started_by, "call_ids": ids}
 
 
 # --- writing

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any, cast
 
 from ..context import complete_context
@@ -114,27 +115,38 @@ def approval(step: ToolStep, tool: Tool) -> ToolStep:
             complete_context(call.context, approved_by=read_person(given.by))
             if given.answer.arguments is None and given.asked != arguments:  # it runs with what the person saw
                 call = call.with_arguments(decode_arguments(call, given.asked))
-        elif await _needs_approval(tool, call):
-            raise tools.suspend(call, place.call, "approval")
+        elif (asked := await _ask_rule(tool, call)) is not None:
+            raise tools.suspend(call, place.call, "approval", asked.reason)
         return await step(call)
 
     return run
 
 
-async def _needs_approval(tool: Tool, call: ToolCall) -> bool:
+@dataclass(frozen=True, slots=True)
+class _ApprovalNeeded:
+    """A call needs an approval; the tool's rule may give the reason."""
+
+    reason: str | None = None
+
+
+async def _ask_rule(tool: Tool, call: ToolCall) -> _ApprovalNeeded | None:
+    """Return that the call needs an approval, or None. A rule that returns a text asks for one, also an empty text."""
     needed: Any = tool.requires_approval
     if isinstance(needed, bool):
-        return needed
+        return _ApprovalNeeded() if needed else None
     execution = execution_of(needed, getattr(needed, EXECUTION_MARK, None))
     try:
         visible = {name: given_or_default(value) for name, value in call.visible_arguments().items()}
         ask = functools.partial(needed, visible, call.context)
-        return bool(await call.environment.runner.run(execution, ask, f"{tool.name} (requires_approval)"))
+        said = await call.environment.runner.run(execution, ask, f"{tool.name} (requires_approval)")
+        if isinstance(said, str):
+            return _ApprovalNeeded(said or None)
+        return _ApprovalNeeded() if said else None
     except asyncio.CancelledError:
         raise
     except Exception as error:
         logger.warning("requires_approval of tool %r failed, so the call needs approval: %s", tool.name, error)
-        return True
+        return _ApprovalNeeded()
 
 
 def judging(guarded: ToolStep, step: ToolStep) -> ToolStep:

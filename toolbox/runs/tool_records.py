@@ -391,7 +391,14 @@ class ToolRecords:
         if origin is not None:
             attributes = {"mcp_server": origin.mcp_server, **attributes}
         pending = PendingCall(
-            place, call.request.name, call.json_arguments(), qualified(context.service), kind, reason, attributes
+            place,
+            call.request.name,
+            call.json_arguments(),
+            qualified(context.service),
+            kind,
+            reason,
+            attributes,
+            call_id=call.request.id,
         )
         self._records.at(place).waiting = WaitingCall(
             call=pending,

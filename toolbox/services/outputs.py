@@ -74,6 +74,7 @@ class Result(Generic[T]):
     - `pending`: the tool calls that wait for an answer, if the call was suspended; then `content` is None, and `run_id`
       names the run.
     - `compensations`: the tool calls that were undone, in this order.
+    - `response_id`: the id that the model server gave the last reply; None if it gave none.
     """
 
     content: T = field(hash=False)
@@ -84,6 +85,7 @@ class Result(Generic[T]):
     pending: Sequence[PendingCall] = ()
     run_id: str | None = None
     compensations: Sequence[Compensation] = ()
+    response_id: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("tool_executions", "messages", "pending", "compensations"):

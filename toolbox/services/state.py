@@ -142,8 +142,15 @@ class State:
 
     def result(self, value: Any, finish_reason: FinishReason | None) -> Result[Any]:
         """Return the result of an invocation that has ended with this value."""
-        messages, undone = self.remembered, self.compensations
-        return Result(value, self.all_executions, self.token_usage, finish_reason, messages, compensations=undone)
+        return Result(
+            value,
+            self.all_executions,
+            self.token_usage,
+            finish_reason,
+            self.remembered,
+            compensations=self.compensations,
+            response_id=None if self.response is None else self.response.id,
+        )
 
     def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:
         """Return the result of an invocation that waits for answers."""

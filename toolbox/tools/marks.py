@@ -31,8 +31,8 @@ SERVICE_MARK = "__toolbox_service__"
 UnknownOutcome: TypeAlias = Literal["tell", "ask", "retry"]
 """After a crash during a tool call: send the model an error, ask a person, or run the call again."""
 
-ApprovalRule: TypeAlias = Callable[[dict[str, Any], InvocationContext], bool | Awaitable[bool]]
-"""Decides from the arguments whether a call needs the approval of a person."""
+ApprovalRule: TypeAlias = Callable[[dict[str, Any], InvocationContext], bool | str | Awaitable[bool | str]]
+"""Decides from the arguments whether a call needs the approval of a person; a text says why."""
 
 
 class ReturnBehavior(StrEnum):
@@ -135,8 +135,9 @@ def tool(
     - `metadata`: values for your program; they are not sent to the model.
     - `timeout`: the limit in seconds; a slower tool fails with `ToolTimeoutError`.
     - `max_result_chars`: longer results are cut, with a note for the model.
-    - `requires_approval`: True, or a function `(arguments, context) -> bool`, `def` or `async def`: a person must
-      approve the call before it runs. If the function raises, the call needs approval.
+    - `requires_approval`: True, or a function `(arguments, context) -> bool | str`, `def` or `async def`: a person must
+      approve the call before it runs. A text is the reason that the person reads. If the function raises, the call
+      needs approval.
     - `approvers`: roles; only a `SecurityIdentity` with one of them may answer a call that waits. `not_self`: the
       identity that asked may not answer, and anonymous callers do not see the tool.
     - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
