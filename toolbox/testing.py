@@ -110,7 +110,7 @@ class ScriptedChatModel:
         *,
         supports_response_format: bool = False,
     ) -> None:
-        scripts = replies if isinstance(replies, Mapping) else {None: replies}
+        scripts: Mapping[Any, Any] = replies if isinstance(replies, Mapping) else {None: replies}
         self._scripts: dict[type[Any] | None, Iterator[Reply]] = {
             service: iter([script] if isinstance(script, str) else script) for service, script in scripts.items()
         }
