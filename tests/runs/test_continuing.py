@@ -1354,6 +1354,37 @@ async def test_a_time_limit_ends_a_started_call(clock: Clock) -> None:
             await here.runs.result(run)
 
 
+@register_ai_service(timeout=100)
+class Rooms(Protocol):
+    async def ask(self, room: MemoryId[str], text: str) -> str: ...
+
+
+async def test_waiting_for_the_conversation_does_not_count_for_the_timeout_of_a_run(clock: Clock) -> None:
+    async def answer_after_a_minute(request: ChatRequest) -> str:
+        await both_have_begun.wait()
+        clock.advance(60)
+        return "done"
+
+    class Begun(EventListener):
+        def __init__(self) -> None:
+            self.count = 0
+
+        def on_event(self, event: InvocationEvent) -> None:
+            self.count += isinstance(event, ServiceStartedEvent)
+            if self.count == 2:  # the other one waits as soon as it is its turn on the loop
+                asyncio.get_running_loop().call_later(0.05, both_have_begun.set)
+
+    both_have_begun = asyncio.Event()
+    model = ScriptedChatModel([answer_after_a_minute, answer_after_a_minute])
+    made = Container(models={"default": model}).register(Rooms).register_instance(Begun(), EventListener)
+    async with made as here:
+        first = await here.runs.start(here.get(Rooms).ask, "7", "first")
+        second = await here.runs.start(here.get(Rooms).ask, "7", "second")
+
+        assert await here.runs.result(first) == "done"
+        assert await here.runs.result(second) == "done"  # 60 seconds of waiting and 60 of work
+
+
 @register_ai_service
 class Inside(Protocol):
     @tool

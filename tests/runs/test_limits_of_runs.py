@@ -116,6 +116,8 @@ async def test_wrong_arguments_are_a_type_error_and_start_nothing() -> None:
                 await here.runs.start(Desk.ask, *arguments)
         with pytest.raises(TypeError, match=r"Desk\.ask"):
             await here.runs.start(Desk.ask, other="x")
+        with pytest.raises(TypeError, match=r"Desk\.ask\(\): text must be str, got int"):
+            await here.runs.start(Desk.ask, 5)
         assert await here.runs.list() == []
 
 

@@ -17,6 +17,8 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import ValidationError
+
 from ..chat import AiMessage, FinishReason, PendingCall, ToolExecutionResultMessage
 from ..context import ActiveScope, headers_of_current_span
 from ..deferred_answers import ToolOrigin
@@ -31,6 +33,7 @@ from ..errors import (
 )
 from ..introspection import type_name
 from ..limits import UsageLimits
+from ..safe_text import faults_of
 from ..services.answers import restored_result
 from ..services.loop import ModelReplied
 from ..services.memory import ChatMemoryKey
@@ -598,10 +601,6 @@ def json_value(value: Any) -> Any:
 
 def reason_of(error: Exception) -> str:
     """Return pydantic's faults in one line."""
-    from pydantic import ValidationError
-
-    from ..safe_text import faults_of
-
     if isinstance(error, ValidationError):
         return "; ".join(f"{path}: {message}" if path else message for path, message in faults_of(error))
     return str(error).split("\n", 1)[0]
@@ -617,6 +616,19 @@ def _write_arguments(plan: MethodPlan, arguments: Mapping[str, Any]) -> tuple[di
         with suppress(Exception):  # pydantic and serializers raise many kinds of exceptions
             written[name], read_again[name] = _write_and_read(plan.annotations.get(name, Any), value)
     return written, read_again
+
+
+def refuse_other_type(plan: MethodPlan, name: str, value: Any) -> None:
+    """Raise `TypeError` if an argument is not of the type that the method declares."""
+    annotation = plan.annotations.get(name, Any)
+    try:
+        is_of_type = type(adapter_of(annotation).validate_python(value, strict=True)) is type(value)
+    except ValidationError:
+        is_of_type = False
+    except Exception:  # a type that pydantic does not know, or a validator that fails
+        return
+    if not is_of_type:
+        raise TypeError(f"{plan.where}(): {name} must be {type_name(annotation)}, got {type(value).__name__}")
 
 
 def read_arguments(run_id: str, plan: MethodPlan, document: RunDocument) -> dict[str, Any]:

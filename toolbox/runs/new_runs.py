@@ -19,7 +19,7 @@ from ..limits import current_account, refuse_if_used_up, remaining
 from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools
-from .documents import current_identity, describe, header
+from .documents import current_identity, describe, header, refuse_other_type
 from .prepared_runs import PreparedRun
 from .run_execution import NewRun, RunExecution, wait_unless_lost
 from .store import StoredRun
@@ -89,16 +89,21 @@ class NewRuns:
     async def _make(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> NewRun:
         """Return a new run, with a new id unless the method has a `RunId` parameter.
 
-        Raises `IllegalConfigurationError` for arguments, seeds and attributes that cannot be stored.
+        Raises `TypeError` for an argument of another type than the method declares, and `IllegalConfigurationError`
+        for arguments, seeds and attributes that cannot be stored.
         """
         given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
+        if given is not None and not isinstance(given, str):
+            raise TypeError(f"{plan.where}(): {plan.run_id_parameter} must be str, got {type(given).__name__}")
         if given is not None and not is_storable(given):
             raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
         attributes, added_by = current_attributes.get(), place_of_added_tools()
         left = remaining(current_account.get())
         described = await describe(plan, self._host, arguments, attributes, added_by, left)
         if described.document.unwritten:
-            fact = f"the argument {described.document.unwritten[0]!r} cannot be stored with the run"
+            name = described.document.unwritten[0]
+            refuse_other_type(plan, name, arguments[name])
+            fact = f"the argument {name!r} cannot be stored with the run"
             fix = "use a value of the declared type, which pydantic can write and read"
             raise IllegalConfigurationError([Problem(plan.where, fact, fix)])
         memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]

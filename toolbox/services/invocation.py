@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, cast
@@ -322,6 +322,8 @@ class Invocation:
     account: Account | None = None
     refused: UsageLimitExceededError | None = None
     deadline: Deadline | None = None
+    limit: asyncio.Timeout | None = None
+    """The timeout that ends the invocation at its deadline, while it runs."""
     _step: StepOfTask | None = None
     _call_options: ChatRequestParameters | None = None
 
@@ -417,6 +419,12 @@ class Invocation:
     def is_late(self) -> bool:
         """True if the deadline has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline.at
+
+    def move_deadline(self, seconds: float) -> None:
+        """Let the invocation end later. Called before it begins."""
+        assert self.deadline is not None
+        self.deadline = replace(self.deadline, at=self.deadline.at + seconds)
+        complete_context(self.context, deadline=self.deadline.at)
 
     def timed_out(self) -> InvocationTimeoutError:
         """Return the error for a deadline that has passed."""

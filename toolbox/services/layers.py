@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    contextmanager,
     nullcontext,
     suppress,
 )
@@ -43,7 +44,7 @@ from ..limits import (
 from ..security import identity_in, identity_now
 from .invocation import Invocation, Perform
 from .loop import CallModel, Finish, ModelReplied, RunTool, Suspend
-from .memory import ChatMemoryKey
+from .memory import ChatMemories, ChatMemoryKey
 from .model_calls import reported
 from .outputs import ANSWER_TOOL
 
@@ -85,7 +86,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     assert key is not None
     assert window is not None
     memories = await invocation.host.memories()
-    async with memories.turn(key, invocation):
+    async with _turn(memories, key, invocation):
         plan = invocation.plan
         checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
         if checks and not invocation.is_resumed:
@@ -100,6 +101,18 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             await memories.store.update_messages(key, kept)
             if invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, kept))
+
+
+@asynccontextmanager
+async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
+    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+    # It may continue at any time, also while a long call has the conversation, and must not fail for that.
+    place = invocation.place
+    is_recorded = place is not None and place.session.generation is not None
+    async with AsyncExitStack() as entered:
+        with _uncounted(invocation) if is_recorded else nullcontext():
+            await entered.enter_async_context(memories.turn(key, invocation))
+        yield
 
 
 async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
@@ -138,7 +151,7 @@ async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]
     left = deadline - time.monotonic()
     if left <= 0:
         raise invocation.timed_out()
-    limit = asyncio.timeout(left)
+    limit = invocation.limit = asyncio.timeout(left)
     try:
         async with limit:
             yield
@@ -146,6 +159,23 @@ async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]
         if limit.expired():
             raise invocation.timed_out() from None
         raise
+
+
+@contextmanager
+def _uncounted(invocation: Invocation) -> Iterator[None]:
+    """Move the deadline by the time that the block takes."""
+    limit = invocation.limit
+    if limit is None or limit.expired():
+        yield
+        return
+    began, ends = time.monotonic(), limit.when()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        taken = time.monotonic() - began
+        invocation.move_deadline(taken)
+        limit.reschedule(None if ends is None else ends + taken)
 
 
 # --- roles
