@@ -95,7 +95,7 @@ class Capabilities:
         ]
         return Layers(
             around_turn=_when(options.compensate_on_failure, "compensation of failures"),
-            invocation=(load("input guardrails")(checks),) if checks else (),
+            check_input=load("input guardrails")(checks) if checks else None,
             effects=tuple(effects),
             tools=tool_layers(interceptors, marks, in_run=in_run),
             whole_replies=bool(models or output_checks),  # the reply may be changed, or asked for again

@@ -170,7 +170,7 @@ async def test_invocation_layers_see_the_outcome() -> None:
             raise
         seen.append(type(invocation.end).__name__)
 
-    layers = Layers(invocation=(watching,))
+    layers = Layers(around_turn=(watching,))
     assert await assistant(layers, says("hello")).ask("q") == "hello"
     with pytest.raises(RuntimeError):
         await assistant(layers, RuntimeError("down")).ask("r")

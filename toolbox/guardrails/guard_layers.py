@@ -7,8 +7,7 @@ answer (`services.loop`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -138,22 +137,17 @@ def _class_name(named: BeanReference) -> str:
 
 
 class InputCheck:
-    """The layer of the input guardrails of a method."""
+    """The input guardrails of a method."""
 
     __slots__ = ("_named",)
 
     def __init__(self, named: Sequence[BeanReference]) -> None:
         self._named = tuple(named)
 
-    @asynccontextmanager
-    async def __call__(self, invocation: Invocation) -> AsyncIterator[None]:
-        # A resumed invocation has passed them. Results of tools at the end of a history are not the user's words.
-        if not invocation.is_resumed and invocation.ends_with_user_message:
-            await self._run(invocation)
-        yield
-
-    async def _run(self, invocation: Invocation) -> None:
+    async def __call__(self, invocation: Invocation) -> None:
         """Let the guardrails judge the user message, and replace it. Raises `InputGuardrailError`."""
+        if not invocation.ends_with_user_message:
+            return  # results of tools at the end of a history are not the user's words
         place, failures = _GuardContext.of_invocation(invocation), []
         messages = invocation.conversation
         for named in self._named:

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from secrets import token_hex
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from ..chat import AiMessage, FinishReason, PendingCall, ToolExecutionResultMessage
+from ..chat import AiMessage, FinishReason, PendingCall, ToolExecutionResultMessage, UserMessage
 from ..context import ActiveScope, headers_of_current_span
 from ..deferred_answers import ToolOrigin
 from ..errors import (
@@ -30,6 +31,7 @@ from ..errors import (
     RunIncompatibleError,
     ScopeNotActiveError,
     ToolRetry,
+    TranscriptError,
 )
 from ..introspection import type_name
 from ..limits import UsageLimits
@@ -38,15 +40,12 @@ from ..services.answers import restored_result
 from ..services.loop import ModelReplied
 from ..services.memory import ChatMemoryKey
 from ..services.outputs import Kind, Result, Shape
+from ..services.plans import MethodPlan, Template
 from ..services.state import State
 from ..tools.codec import Encoded, EncodedInFull
 from ..tools.failures import message_of
 from ..transcripts import message_from_dict, message_to_dict
 from .store import Answer, HistoryEntry, RunStore, StoredRun
-
-if TYPE_CHECKING:
-    from ..services.plans import MethodPlan
-
 
 VERSION = 1
 
@@ -108,7 +107,9 @@ class GivenAnswer:
 class RunDocument:
     """The JSON of a run's header.
 
-    - `arguments`: of the method, as JSON values by name; `unwritten` names those that pydantic cannot write.
+    - `arguments`: of the method, as JSON values by name. `unwritten` names those that pydantic cannot write, `dropped`
+      those that an input guardrail kept out of the run. `digest`: a salted hash of all arguments of the call.
+    - `is_checked`: the input guardrails have judged the message. `message`: what they made of it, as JSON values.
     - `output`: a fingerprint of the method's return type.
     - `seeds`: by the qualified name of their type. `identity`: who asked. `attributes`: of the `InvocationContext`.
     - `waiting`: the pending calls; `answers`: all answers so far; `history`: for people.
@@ -143,6 +144,10 @@ class RunDocument:
     memory_id: str | None = None
     details: Mapping[str, Any] | None = None
     trace: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    digest: str = ""
+    is_checked: bool = False
+    message: Mapping[str, Any] | None = None
 
     @property
     def started_by(self) -> str | None:
@@ -188,6 +193,10 @@ class RunDocument:
                 "memory_id": self.memory_id,
                 "details": self.details,
                 "trace": dict(self.trace),
+                "dropped": list(self.dropped),
+                "digest": self.digest,
+                "is_checked": self.is_checked,
+                "message": self.message,
             }
         )
 
@@ -219,6 +228,10 @@ class RunDocument:
                 memory_id=written.get("memory_id"),
                 details=written.get("details"),
                 trace=written.get("trace", {}),
+                dropped=tuple(written.get("dropped", ())),
+                digest=written.get("digest", ""),
+                is_checked=written.get("is_checked", False),
+                message=written.get("message"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error
@@ -618,6 +631,50 @@ def _write_arguments(plan: MethodPlan, arguments: Mapping[str, Any]) -> tuple[di
     return written, read_again
 
 
+def digest_of(arguments: Mapping[str, Any], salt: str | None = None) -> str:
+    """Return a hash of JSON values with its salt, by default a new one: two texts with the same salt are comparable."""
+    salt = salt or token_hex(16)
+    text = json.dumps(arguments, sort_keys=True)
+    return f"{salt}:{hashlib.sha256(f'{salt}:{text}'.encode()).hexdigest()}"
+
+
+def are_arguments_of(document: RunDocument, arguments: Mapping[str, Any]) -> bool:
+    """Return True if a run was asked with these arguments, as JSON values."""
+    if not document.digest:  # a run of an earlier version
+        return document.arguments == arguments
+    return digest_of(arguments, document.digest.partition(":")[0]) == document.digest
+
+
+def with_message(
+    document: RunDocument, plan: MethodPlan, arguments: Mapping[str, Any], message: UserMessage
+) -> RunDocument:
+    """Return a document with the message that input guardrails have written in place of the user's.
+
+    What the user has said is not stored then: of the arguments, the document keeps those that are used elsewhere.
+    """
+    system = plan.system.variables if isinstance(plan.system, Template) else frozenset()
+    needed = {plan.memory_parameter, plan.run_id_parameter, plan.call_options, *plan.history, *plan.contents}
+    needed |= {plan.values[each] for each in system}
+    kept = {name: value for name, value in document.arguments.items() if name in needed}
+    if plan.continues_history:
+        name = next(each for each in reversed(plan.history) if arguments[each])
+        kept[name], _ = _write_and_read(plan.annotations[name], [*arguments[name][:-1], message])
+    dropped = tuple(name for name in document.arguments if name not in kept)
+    return document.changed(arguments=kept, dropped=dropped, message=message_to_dict(message))
+
+
+def read_user_message(run_id: str, document: RunDocument) -> UserMessage | None:
+    """Return the message of `with_message`; None if the arguments have it. Raises `RunIncompatibleError`."""
+    if document.message is None:
+        return None
+    try:
+        message = message_from_dict(document.message)
+    except TranscriptError as error:
+        raise RunIncompatibleError(run_id, f"its user message cannot be read: {error}") from error
+    assert isinstance(message, UserMessage)
+    return message
+
+
 def refuse_other_type(plan: MethodPlan, name: str, value: Any) -> None:
     """Raise `TypeError` if an argument is not of the type that the method declares."""
     annotation = plan.annotations.get(name, Any)
@@ -632,14 +689,14 @@ def refuse_other_type(plan: MethodPlan, name: str, value: Any) -> None:
 
 
 def read_arguments(run_id: str, plan: MethodPlan, document: RunDocument) -> dict[str, Any]:
-    """Return the arguments of the method; None for those that were not written. Raises `RunIncompatibleError`."""
+    """Return the arguments of the method; None for those that were not stored. Raises `RunIncompatibleError`."""
     arguments: dict[str, Any] = {}
-    stored = {*document.arguments, *document.unwritten}
+    stored = {*document.arguments, *document.unwritten, *document.dropped}
     parameters = plan.signature.parameters
     if gone := sorted(stored - {*parameters}):
         raise RunIncompatibleError(run_id, f"{plan.where} has no parameter {gone[0]!r} any more")
     for name, parameter in parameters.items():
-        if name in document.unwritten:
+        if name in document.unwritten or name in document.dropped:
             arguments[name] = None
         elif name in document.arguments:
             try:
@@ -903,7 +960,7 @@ def conversation_key(key: ChatMemoryKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DescribedRun:
-    """The document of a new run. `arguments` and `seeds` are what another process would read from it."""
+    """The document of a new run, with all arguments. `arguments` and `seeds` are what is read from it."""
 
     document: RunDocument
     arguments: Mapping[str, Any]
@@ -938,5 +995,6 @@ async def describe(
         limits=limits,
         memory_id=None if memory_id is None else str(memory_id),
         trace=current_trace(),
+        digest=digest_of(written),
     )
     return DescribedRun(document, read_again, seeds)

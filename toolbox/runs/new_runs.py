@@ -16,10 +16,12 @@ from ..context import InvocationContext, current_attributes
 from ..errors import IllegalConfigurationError, Problem, RunConflictError, RunSuspendedError
 from ..events import ServiceFailedEvent, ServiceStartedEvent
 from ..limits import current_account, refuse_if_used_up, remaining
+from ..services.invocation import Invocation
+from ..services.layers import check_input_first
 from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools
-from .documents import current_identity, describe, header, refuse_other_type
+from .documents import are_arguments_of, current_identity, describe, header, refuse_other_type, with_message
 from .prepared_runs import PreparedRun
 from .run_execution import NewRun, RunExecution, wait_unless_lost
 from .store import StoredRun
@@ -44,9 +46,12 @@ class NewRuns:
         plan, arguments = self._host.bound_call(method, args, kwargs)
         await self._refuse_without_role(plan, arguments)
         new = await self._make(plan, arguments, follows=True)
-        wanted, store = new.stored, await self._runs.open()
-        if (account := current_account.get()) is not None and await store.load(wanted.id) is None:
-            refuse_if_used_up(account)
+        account, store = current_account.get(), await self._runs.open()
+        if (account is not None or _has_check(plan)) and not await self._exists(new):
+            if account is not None:
+                refuse_if_used_up(account)
+            new = await self._with_checked_input(new, arguments)
+        wanted = new.stored
         while True:
             if is_new := await store.create(wanted):
                 await self._submit(wanted)
@@ -64,8 +69,11 @@ class NewRuns:
         await self._refuse_without_role(plan, arguments)
         new = await self._make(plan, arguments, follows=False)
         run_id = new.stored.id
-        # In a task: if the caller leaves while the run is created, the run must still be executed.
-        task = await self._execution.detach(run_id, self._create(new, copy_context()))
+        task = None
+        if not _has_check(plan) or not await self._exists(new):
+            new = await self._with_checked_input(new, arguments)
+            # In a task: if the caller leaves while the run is created, the run must still be executed.
+            task = await self._execution.detach(run_id, self._create(new, copy_context()))
         result = None if task is None else await wait_unless_lost(task, run_id)
         if task is None:
             self._refuse_conflict(await self._runs.load(run_id), new)
@@ -77,6 +85,28 @@ class NewRuns:
         if result.pending:
             raise RunSuspendedError(run_id, result.pending)
         return result.content
+
+    async def _exists(self, new: NewRun) -> bool:
+        """Return True if there is a run with the id that the caller gave."""
+        if new.prepared.plan.run_id_parameter is None:
+            return False
+        return await (await self._runs.open()).load(new.stored.id) is not None
+
+    async def _with_checked_input(self, new: NewRun, arguments: Mapping[str, Any]) -> NewRun:
+        """Return the run with the message that the input guardrails let through. Raises `InputGuardrailError`."""
+        plan, document = new.prepared.plan, new.prepared.document
+        if not _has_check(plan):
+            return new
+        invocation = Invocation(plan, self._host, arguments)
+        await check_input_first(invocation)
+        document = document.changed(is_checked=True)
+        if invocation.has_other_message:
+            document = with_message(document, plan, arguments, invocation.user_message)
+        return replace(
+            new,
+            stored=replace(new.stored, document=document.to_json()),
+            prepared=replace(new.prepared, document=document),
+        )
 
     async def _create(self, new: NewRun, context: Context) -> asyncio.Task[Result[Any]] | None:
         """Store a run and execute it in a task, in the caller's context. Returns None if the id exists."""
@@ -93,8 +123,6 @@ class NewRuns:
         for arguments, seeds and attributes that cannot be stored.
         """
         given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
-        if given is not None and not isinstance(given, str):
-            raise TypeError(f"{plan.where}(): {plan.run_id_parameter} must be str, got {type(given).__name__}")
         if given is not None and not is_storable(given):
             raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
         attributes, added_by = current_attributes.get(), place_of_added_tools()
@@ -111,7 +139,8 @@ class NewRuns:
         document = described.document.changed(follows=follows)
         stored = header(given or uuid4().hex, plan, key, document)
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
-        return NewRun(stored, PreparedRun(plan, described.arguments, described.seeds, document, added))
+        prepared = PreparedRun(plan, described.arguments, described.seeds, document, added)
+        return NewRun(stored, prepared, described.document.arguments)
 
     async def _refuse_without_role(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
         """Raise `UnauthenticatedError` or `ForbiddenError` for callers who may not call the method.
@@ -149,11 +178,15 @@ class NewRuns:
             return f"other attributes of the identity: {', '.join(keys)}"
         if now.identity is None and (keys := _find_differing(old.seeds, now.seeds)):
             return f"other seeds: {', '.join(keys)}"
-        if old.arguments != now.arguments:
+        if not are_arguments_of(old, new.given):
             return "other arguments"
         if keys := _find_differing(old.attributes, now.attributes):
             return f"other invocation attributes: {', '.join(keys)}"
         return None
+
+
+def _has_check(plan: MethodPlan) -> bool:
+    return plan.layers.check_input is not None
 
 
 def _find_differing(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Result, Shape
 from ..tools.failures import message_of
-from .documents import read_identity, type_name_of, write_details, write_value
+from .documents import read_identity, read_user_message, type_name_of, write_details, write_value
 from .event_log import EventLog, pauses
 from .prepared_runs import PreparedRun, PreparedRuns
 from .run_leases import RunLeases
@@ -58,10 +58,11 @@ def _leaves_unchanged(error: Exception, run_id: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run that was not stored so far: its header, and what an execution needs of it."""
+    """A run that was not stored so far: its header, what an execution needs of it, and all arguments as JSON values."""
 
     stored: StoredRun
     prepared: PreparedRun
+    given: Mapping[str, Any]
 
 
 class RunExecution:
@@ -251,7 +252,11 @@ class RunExecution:
             session.new_events, session.write_events = log.taken, log.flush
         try:
             async with self._preparing.open_scope(prepared, identity):
-                invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
+                message = read_user_message(owned.id, prepared.document)
+                invocation = Invocation(
+                    prepared.plan, self._host, prepared.arguments, place=session.root, message=message
+                )
+                invocation.is_input_checked = prepared.document.is_checked
                 if self._host.listeners is not None:
                     is_new = owned.generation == 1 and not (records or prepared.document.answers or cancels)
                     event = RunStartedEvent if is_new else RunResumedEvent

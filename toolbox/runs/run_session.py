@@ -38,6 +38,7 @@ from .documents import (
     reply_to_json,
     snapshot_to_json,
     state_from_dict,
+    with_message,
     writable,
 )
 from .event_log import event_to_json
@@ -372,7 +373,9 @@ class RunSession(RunRecords):
         attributes = invocation.context.attributes
         described = await describe(plan, host, invocation.arguments, attributes, invocation.added_by, left)
         self.document = described.document
-        return header(self.id, plan, invocation.memory_key, described.document)
+        if invocation.has_other_message:
+            self.document = with_message(self.document, plan, invocation.arguments, invocation.user_message)
+        return header(self.id, plan, invocation.memory_key, self.document)
 
     async def _store_suspension(self, run: StoredRun | None) -> None:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""

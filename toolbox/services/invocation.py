@@ -299,6 +299,7 @@ class Invocation:
 
     `state` is the current state, once it `has_begun`, and `end` is the last effect. `history` is the conversation so
     far; a layer may set `history` and `user_message` before the invocation begins. With a `state`, it resumes there.
+    `message` is the user message, if it is not that of the arguments.
     """
 
     model: ChatModel
@@ -317,6 +318,10 @@ class Invocation:
     """The place that adds tools to this call; see `tools_added`."""
     dynamic_providers: tuple[Provider, ...] = ()
     unreachable: tuple[McpConnectionError, ...] = ()
+    is_input_checked = False
+    """True if the input guardrails have judged the user message before the run was stored."""
+    has_other_message = False
+    """True if an input guardrail has replaced the user message."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
     account: Account | None = None
@@ -337,6 +342,7 @@ class Invocation:
         on_loop: bool = False,
         state: State | None = None,
         place: PlaceInRun | None = None,
+        message: UserMessage | None = None,
     ) -> None:
         outer = current_invocation.get()
         restored = None
@@ -363,7 +369,7 @@ class Invocation:
         if plan.call_limits.timeout is not None or around is not None or outer is not None:
             self.deadline, known = self._deadlines(outer)
         if restored is None:
-            self.user_message = self._user_message()
+            self.user_message = self._user_message() if message is None else message
         else:
             self._continue(restored)
             if self.deadline is not None:
@@ -473,6 +479,11 @@ class Invocation:
         return self._resumed is not None
 
     @property
+    def needs_check_of_input(self) -> bool:
+        """True if input guardrails must judge the user message. A resumed invocation has passed them."""
+        return self.plan.layers.check_input is not None and not (self.is_resumed or self.is_input_checked)
+
+    @property
     def conversation(self) -> tuple[Message, ...]:
         """The messages before the user message: those of the conversation, then those of parameters."""
         history = (*self.history, *self._given_history())
@@ -488,7 +499,7 @@ class Invocation:
 
     def replace_user_message(self, message: UserMessage) -> None:
         """Replace the user message before anything is sent. The context has the new one from now on."""
-        self.user_message = message
+        self.user_message, self.has_other_message = message, True
         complete_context(self.context, user_message=message)
 
     # --- starting

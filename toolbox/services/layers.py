@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from ..chat import ChatResponse, Message
+from ..context import current_invocation
 from ..errors import AsyncBeanError, ConversationSuspendedError, IllegalConfigurationError
 from ..events import (
     MemoryWrittenEvent,
@@ -54,14 +55,14 @@ NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
 
 def around(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    """Return the layers of an invocation: account, listeners, roles, its conversation, and those of its plan."""
+    """Return the layers of an invocation: account, listeners, roles, compensation, conversation, check of the input."""
     layers = [
         *([in_account] if invocation.account is not None else ()),
         *([observed] if invocation.host.listeners is not None else ()),
         *([with_roles] if invocation.plan.access is not None and not invocation.is_admitted else ()),
         *invocation.plan.layers.around_turn,
         *([in_conversation] if invocation.memory_key is not None else ()),
-        *invocation.plan.layers.invocation,
+        *([with_checked_input] if invocation.needs_check_of_input else ()),
     ]
     if not layers:
         return NOTHING
@@ -210,6 +211,44 @@ async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
     if not plan.access.allows(identity):
         raise plan.access.refusal(identity, plan.where)
     yield
+
+
+# --- the check of the user message
+
+
+@asynccontextmanager
+async def with_checked_input(invocation: Invocation) -> AsyncIterator[None]:
+    """Let the input guardrails judge the user message. Raises `InputGuardrailError`."""
+    assert invocation.plan.layers.check_input is not None
+    await invocation.plan.layers.check_input(invocation)
+    yield
+
+
+async def check_input_first(invocation: Invocation) -> None:
+    """Check the input of an invocation that will run later, as a run. Raises `InputGuardrailError`.
+
+    The guardrails see its conversation as it stands now, without waiting for its turn.
+    """
+    plan, key = invocation.plan, invocation.memory_key
+    token = current_invocation.set(invocation.context)
+    began = perf_counter()
+    try:
+        async with within(invocation), _limited_by(invocation):
+            if key is not None and plan.window is not None:
+                invocation.history = await (await invocation.host.memories()).load(key, plan.window)
+            async with with_checked_input(invocation):
+                pass
+    except Exception as error:
+        if (listeners := invocation.host.listeners) is not None:
+            listeners.tell(ServiceStartedEvent(invocation.context))
+            listeners.tell(ServiceFailedEvent(invocation.context, error, perf_counter() - began))
+        raise
+    finally:
+        current_invocation.reset(token)
+
+
+def _limited_by(invocation: Invocation) -> AbstractAsyncContextManager[None]:
+    return NOTHING if invocation.account is None else in_account(invocation)
 
 
 # --- limits

@@ -146,15 +146,15 @@ EffectLayer: TypeAlias = Callable[[PerformEffect], PerformEffect]
 class Layers:
     """The layers of a method, outermost first. They are chosen once, and a method has only those that it needs.
 
-    `invocation` layers wrap the whole invocation, `effects` layers each model request and each tool call, and `tools`
-    layers each tool call with decoded arguments. `around_turn` layers wrap the invocation and its turn in the
-    conversation. With `whole_replies`, tools start only when the reply is complete,
-    because a layer may change it. `check_answer` performs a `CheckAnswer`, and `max_answer_retries` is how often the
-    model is asked again after a refused answer.
+    `around_turn` layers wrap the invocation and its turn in the conversation, `effects` layers each model request and
+    each tool call, and `tools` layers each tool call with decoded arguments. `check_input` judges the user message
+    before the invocation begins, or before its run is stored, and may replace it. With `whole_replies`, tools start
+    only when the reply is complete, because a layer may change it. `check_answer` performs a `CheckAnswer`, and
+    `max_answer_retries` is how often the model is asked again after a refused answer.
     """
 
     around_turn: tuple[InvocationLayer, ...] = ()
-    invocation: tuple[InvocationLayer, ...] = ()
+    check_input: Callable[[Any], Awaitable[None]] | None = None
     effects: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
     whole_replies: bool = False
