@@ -4,6 +4,11 @@ The format has a version, and texts of earlier versions stay readable. Not here:
 (`models`).
 """
 
+# The fields are written and read by hand, here and for the states and documents of runs. Pydantic would change what is
+# stored: it writes NaN as null, sets as lists and objects as dictionaries, where an error tells the caller that a value
+# would be lost; it refuses values that are nested more than 255 levels deep; and it reads "yes" as True. Its errors do
+# not name the place in the words of this format.
+
 from __future__ import annotations
 
 import json

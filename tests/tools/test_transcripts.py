@@ -143,6 +143,20 @@ def test_invalid_conversations_are_rejected_with_the_path(text: str, path: str, 
     assert what in raised.value.what
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", ["half \ud83d", 10**40, nested(400)], ids=["lone surrogate", "large", "deep"])
+def test_unusual_values_of_models_survive_json(value: Any) -> None:
+    message = AiMessage(value if isinstance(value, str) else "x", attributes={"value": value})
+
+    assert messages_from_json(messages_to_json([message])) == (message,)
+
+
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
 def test_values_that_json_does_not_support_are_rejected(value: object) -> None:
     with pytest.raises(TranscriptError, match="cannot be written as JSON"):

@@ -345,42 +345,34 @@ class Invocation:
         message: UserMessage | None = None,
     ) -> None:
         outer = current_invocation.get()
-        restored = None
         if place is None and (as_tool or plan.may_suspend or plan.has_inner_provider):
             place = _place_of(plan, host, outer if as_tool else None, arguments)
+        restored = None
         if place is not None:
             plan, restored = plan.in_run, place.session.restored(place.path)
-            state = state if restored is None else restored.state
-        self.plan, self.host, self.arguments, self._resumed = plan, host, arguments, state
-        self.place = place
-        pool = plan.options.concurrent_tools
-        self.together = bool(pool)
+        self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
+        self._resumed = state if restored is None else restored.state
+        self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
-        # In a run that continues elsewhere, no caller waits on a thread.
-        continues = place is not None and place.session.generation is not None and not as_tool
-        runner = LoopRunner if plan.is_async or on_loop or continues else CallerRunner
-        self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
+        self.runner = self._choose_runner(as_tool, on_loop)
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
         self.memory_key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
         self.caller: Caller | None = caller_here() if remembers else None
-        around = current_limit.get()
-        known = None
-        if plan.call_limits.timeout is not None or around is not None or outer is not None:
-            self.deadline, known = self._deadlines(outer)
+        self.deadline, earliest = self._deadlines(outer)
         if restored is None:
             self.user_message = self._user_message() if message is None else message
         else:
             self._continue(restored)
             if self.deadline is not None:
-                known = self.deadline.at if known is None else min(known, self.deadline.at)
+                earliest = self.deadline.at if earliest is None else min(earliest, self.deadline.at)
         self.context = InvocationContext(
             service=plan.service,
             method=plan.name,
             memory_id=memory_id,
             user_message=self.user_message,
             attributes=current_attributes.get(),
-            deadline=known,
+            deadline=earliest,
             outer_invocation_id=outer.invocation_id if outer is not None else None,
         )
         if restored is not None:
@@ -388,13 +380,27 @@ class Invocation:
         added = current_additional_tools.get()
         if added is not None and added[1] is outer:
             self._added, self.added_by = added[0], added[2]
-        account, limits = current_account.get(), plan.options.limits
-        if place is not None:
-            limits = place.session.limits_of(place.path, limits)
-        if account is not None or limits is not None:
-            self.account = Account(limits, account, self)
-            if restored is not None:
-                restored.account_for(self.account)
+        self.account = self._open_account(restored)
+
+    def _choose_runner(self, as_tool: bool, on_loop: bool) -> LoopRunner:
+        """Return the runner of the tools: with the thread of the caller, if one waits for a synchronous method."""
+        pool = self.plan.options.concurrent_tools
+        # In a run that continues elsewhere, no caller waits on a thread.
+        continues = self.place is not None and self.place.session.generation is not None and not as_tool
+        kind = LoopRunner if self.plan.is_async or on_loop or continues else CallerRunner
+        return kind(self.host.workers, pool if isinstance(pool, Executor) else None)
+
+    def _open_account(self, restored: StoredInvocation | None) -> Account | None:
+        """Return the account that counts the usage, if this invocation or one around it has limits."""
+        around, limits = current_account.get(), self.plan.options.limits
+        if self.place is not None:
+            limits = self.place.session.limits_of(self.place.path, limits)
+        if around is None and limits is None:
+            return None
+        account = Account(limits, around, self)
+        if restored is not None:
+            restored.account_for(account)
+        return account
 
     def _continue(self, restored: StoredInvocation) -> None:
         """Take the user message and the deadline of an invocation that was stored."""
