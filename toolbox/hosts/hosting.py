@@ -274,7 +274,7 @@ class ContainerHost(ServiceHosting):
     async def open_stores(self) -> None:
         """Open the `RunStore` bean, if there is one, and let the `ChatMemoryStore` bean check its tables, if it can."""
         if self._has_bean(ChatMemoryStore):
-            store = await self.application_bean(ChatMemoryStore)
+            store = (await self.memories()).store  # the calls use the same one
             if (open_at_start := getattr(store, "open_at_start", None)) is not None:
                 await open_at_start()
         if _runs_are_imported() and self._has_bean(load("run store")):
