@@ -45,6 +45,7 @@ LAYERS: dict[str, int] = {
     "toolbox.http_replies": 2,
     "toolbox.demo": 3,
     "toolbox.bean_references": 3,
+    "toolbox.request_hooks": 3,
     "toolbox.execution": 3,
     "toolbox.security": 3,
     "toolbox.di": 4,

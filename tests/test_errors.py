@@ -121,6 +121,7 @@ def test_configuration_and_usage_errors_are_framework_errors() -> None:
         "MemoryInUseError",
         "ConversationSuspendedError",
         "LeaseLostError",
+        "OpenTransactionError",
         "AnswerForbiddenError",
         "RunAnswerError",
         "RunBusyError",

@@ -96,6 +96,7 @@ from .errors import (
     ModelRefusedError,
     ModelTimeoutError,
     ModelTruncatedError,
+    OpenTransactionError,
     OutputGuardrailError,
     OutputParsingError,
     Problem,
@@ -131,6 +132,7 @@ from .errors import (
 )
 from .events import (
     CompensatedEvent,
+    ConnectionReleasedEvent,
     EventListener,
     GuardrailExecutedEvent,
     InvocationEvent,
@@ -330,6 +332,7 @@ __all__ = [
     "CompensatedEvent",
     "CompleteResponse",
     "CompleteToolCall",
+    "ConnectionReleasedEvent",
     "Container",
     "ContainerNotStartedError",
     "ConversationSuspendedError",
@@ -375,6 +378,7 @@ __all__ = [
     "ModelTruncatedError",
     "Named",
     "OpenAiChatModel",
+    "OpenTransactionError",
     "OutputGuardrailError",
     "OutputParsingError",
     "PartialReasoning",

@@ -294,6 +294,7 @@ class Container:
             identity_problems,
             key_function_problems,
             listener_problems,
+            request_hook_problems,
             restricted_in,
             tool_problems,
             tools_of_beans,
@@ -310,6 +311,7 @@ class Container:
         problems += host.run_problems(registered.graph, self._added_tools())
         problems += listener_problems(registered.graph)
         problems += global_interceptor_problems(registered.graph)
+        problems += request_hook_problems(registered.graph)
         problems += estimator_problems(registered.graph)
         problems += access_problems(registered.graph)
         plans = [plan for service in host.plans.values() for plan in service.values()]

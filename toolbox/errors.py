@@ -43,6 +43,7 @@ __all__ = [
     "ModelRefusedError",
     "ModelTimeoutError",
     "ModelTruncatedError",
+    "OpenTransactionError",
     "OutputGuardrailError",
     "OutputParsingError",
     "Problem",
@@ -632,6 +633,20 @@ class ConversationSuspendedError(_WithFacts, FrameworkError):
 
 
 # --- databases
+
+
+class OpenTransactionError(_WithFacts, FrameworkError):
+    """A database session would keep its transaction, and its connection, while a model works.
+
+    `.where` is the service method, `.what` the tables or statements that a commit could lose.
+    """
+
+    where: str
+    what: str
+    template = (
+        "{where}: a database session keeps its transaction and its connection while the model works ({what}); "
+        "commit before the call, or keep it on purpose: `with sql.keep_transaction():`"
+    )
 
 
 class TransactionRolledBackError(_WithFacts, ToolboxError):

@@ -27,6 +27,7 @@ from .limits import Usage, UsageLimits
 
 __all__ = [
     "CompensatedEvent",
+    "ConnectionReleasedEvent",
     "EventListener",
     "GuardrailExecutedEvent",
     "InvocationEvent",
@@ -114,6 +115,11 @@ class ServiceFailedEvent(InvocationEvent):
 
 
 # --- the model
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionReleasedEvent(InvocationEvent):
+    """A database session gave its connection back, right before a model request."""
 
 
 @dataclass(frozen=True, slots=True)

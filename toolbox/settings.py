@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -217,6 +217,10 @@ class RestSettings(_Section):
     """Log each request at level INFO instead of DEBUG."""
 
 
+WhileAModelWorks: TypeAlias = Literal["release", "raise", "keep"]
+"""What database sessions do before a model request."""
+
+
 class SqlSettings(_Section):
     """Settings of the database of `toolbox.sql`: `TOOLBOX_SQL__<FIELD>`. Times are in seconds."""
 
@@ -238,6 +242,10 @@ class SqlSettings(_Section):
     migrate: bool = True
     """Create and migrate the tables of the stores. With False, stores only check them at start, and `toolbox migrate`
     creates them."""
+    while_a_model_works: WhileAModelWorks = "release"
+    """What sessions do before a model request. `release` commits a transaction that has only read, and gives its
+    connection back. `raise` does the same, and raises `OpenTransactionError` for a transaction with changes. `keep`
+    keeps all transactions."""
 
     if TYPE_CHECKING:  # a text becomes a secret, which type checkers see only with pydantic's plugin
 
@@ -252,6 +260,7 @@ class SqlSettings(_Section):
             pool_pre_ping: bool = True,
             echo: bool = False,
             migrate: bool = True,
+            while_a_model_works: WhileAModelWorks = "release",
         ) -> None: ...
 
 

@@ -27,7 +27,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 class Closer(NamedTuple):
     """Closes one bean with `close(target, error)`; if `loop` is set, the result must be awaited on that loop.
 
-    `key` is the key of the bean in `store`, from which it is removed first; None for a dependent bean.
+    `key` is the key of the bean in `store`, from which it is removed first; None for a dependent `bean`.
     """
 
     close: Callable[[Any, BaseException | None], Any]
@@ -35,6 +35,7 @@ class Closer(NamedTuple):
     store: dict[int, Any]
     key: int | None = None
     loop: asyncio.AbstractEventLoop | None = None
+    bean: Any = None
 
     def begin(self, error: BaseException | None) -> Any:
         """Close the bean. If `loop` is set, return an awaitable that closes it."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from itertools import chain
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
 from ..execution.cancellation import running
+from ..request_hooks import request_hooks_of
 from .closing import (
     Closer,
     OwnTask,
@@ -47,6 +49,23 @@ def innermost_scope() -> ActiveScope | None:
     """Return the lookups of the container whose scope was entered last, or None outside of all scopes."""
     scope = active.get()
     return scope.home.lookup if scope is not None else None
+
+
+def request_hooks() -> list[Callable[[], Any]]:
+    """Return the `@before_model_request` methods of all beans of the entered scopes, of the innermost scope first.
+
+    These are the request scope, the call scopes of the tools that led here, and the requests around them: a durable
+    call has its own request scope inside that of its caller, who waits.
+    """
+    found: dict[tuple[int, str], Callable[[], Any]] = {}
+    scope = active.get()
+    while scope is not None:
+        for bean in scope.beans():
+            kind: Any = type(bean)
+            for name in request_hooks_of(kind):
+                found.setdefault((id(bean), name), getattr(bean, name))
+        scope = scope.outer
+    return [*found.values()]
 
 
 @contextmanager
@@ -120,6 +139,12 @@ class OpenScope:
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
         return self.home.label(key)
+
+    def beans(self) -> list[Any]:
+        """Return the beans that the scope holds: stored ones, seeds, and dependent ones that it closes."""
+        # Copied in one step each: other threads may create beans.
+        kept = [*self.store.values()], [*self.seeds.values()], [*self.extras.values()]
+        return [*chain(*kept), *(each.bean for each in [*self.closers])]
 
     def around(self) -> Iterator[OpenScope]:
         """Yield the scopes in which one thread can create beans at the same time, longest-lived first."""
@@ -305,13 +330,13 @@ class OpenScope:
 
     def keep_stopping(self, bean: Any, key: int | None) -> Any:
         """Return the bean; call its `stop()` when this scope ends."""
-        return self.keep(bean, Closer(stop, bean, self.store, key))
+        return self.keep(bean, Closer(stop, bean, self.store, key, bean=bean))
 
     def keep_stopping_async(self, bean: Any, key: int | None) -> Any:
         """Return the bean; await its `stop()` when this scope ends."""
         self._refuse_awaited_end(bean)
         loop = running_loop() or self.home.loop
-        return self.keep(bean, Closer(stop_async, bean, self.store, key, loop))
+        return self.keep(bean, Closer(stop_async, bean, self.store, key, loop, bean))
 
     def enter(self, generator: Any, key: int | None) -> Any:
         """Return the value that a producer yields; finish the generator when this scope ends."""
@@ -319,7 +344,7 @@ class OpenScope:
             value = next(generator)
         except StopIteration:
             raise yielded_nothing(generator) from None
-        return self.keep(value, Closer(finish, generator, self.store, key))
+        return self.keep(value, Closer(finish, generator, self.store, key, bean=value))
 
     async def enter_async(self, generator: Any, key: int | None, own_task: bool) -> Any:
         """Return the value that an async producer yields; finish the generator when this scope ends."""
@@ -328,13 +353,13 @@ class OpenScope:
         if own_task:
             task = OwnTask(generator)
             value = await task.open()
-            return await self.keep_awaiting(value, Closer(close_own_task, task, self.store, key, loop))
+            return await self.keep_awaiting(value, Closer(close_own_task, task, self.store, key, loop, value))
         try:
             with running(generator):  # its timeouts and task groups still work while it is closed
                 value = await anext(generator)
         except StopAsyncIteration:
             raise yielded_nothing(generator) from None
-        return await self.keep_awaiting(value, Closer(finish_async, generator, self.store, key, loop))
+        return await self.keep_awaiting(value, Closer(finish_async, generator, self.store, key, loop, value))
 
     def _refuse_awaited_end(self, made: Any) -> None:
         if self.entered_on_loop:

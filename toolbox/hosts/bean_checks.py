@@ -18,6 +18,7 @@ from ..errors import Problem
 from ..events import EventListener
 from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator
+from ..request_hooks import request_hooks_of
 from ..security import OF_KNOWN, SecurityIdentity, access_to_member, class_access, marked_access
 from ..services.declaration import method_names, service_options_of
 from ..services.memory import ChatMemoryStore
@@ -240,6 +241,27 @@ def global_interceptor_problems(graph: BeanGraph) -> Iterator[Problem]:
     """Yield problems with the global interceptors."""
     for each in global_interceptors(graph):
         yield from named_problems(NamedAt(type_name(each.type), "global_interceptor", each, is_at_tool=False))
+
+
+def request_hook_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with `@before_model_request` methods, which need no arguments and a bean of a request or call."""
+    found = {}
+    for each in graph.definitions[: graph.registered]:
+        # An instance may be registered as one of its base types.
+        for cls in {class_of(each.provides), type(each.source)}:
+            if isinstance(cls, type):
+                found.update({(cls, name): each for name in request_hooks_of(cls)})
+    for (cls, name), definition in found.items():
+        where = f"{cls.__name__}.{name}"
+        if definition.scope not in (Scope.REQUEST, Scope.CALL):
+            fact = f"@before_model_request has no effect: the bean is {definition.scope.value}-scoped"
+            yield Problem(where, fact, "mark the class @request_scoped or @call_scoped")
+        function = inspect.unwrap(getattr(cls, name))
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            yield Problem(where, "@before_model_request does not support generators", "use a method that returns")
+        elif not method_takes(cls, name, 0):
+            fact = "a @before_model_request method is called without arguments"
+            yield Problem(where, fact, f"declare it `def {name}(self)`, and take beans in the constructor")
 
 
 def key_function_problems(models: NamedModels, graph: BeanGraph) -> Iterator[Problem]:

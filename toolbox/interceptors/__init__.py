@@ -7,6 +7,7 @@ They are beans: named by `@interceptors` at a service, a method or a tool, or gl
 from typing import TYPE_CHECKING
 
 from ..first_use import names_on_first_use
+from ..request_hooks import before_model_request
 from .interception import (
     ModelInterceptor,
     ModelInvocation,
@@ -31,6 +32,7 @@ __all__ = [
     "ToolInterceptor",
     "ToolInvocation",
     "ToolProceed",
+    "before_model_request",
     "global_interceptor",
     "interceptors",
 ]

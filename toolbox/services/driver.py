@@ -75,7 +75,7 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
-    asked = invocation.model, effect.request, invocation.context, invocation.host
+    asked = invocation.model, effect.request, invocation.context, invocation.host, invocation.runner
     sent = sent_tools(effect, invocation)
     if invocation.pieces is None:
         return ModelReplied(await ask_model(*asked), sent=sent)

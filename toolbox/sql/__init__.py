@@ -9,10 +9,11 @@ except ModuleNotFoundError as _error:
         "toolbox.sql needs SQLAlchemy; install it with: pip install 'toolbox-di[sql]'", name=_error.name
     ) from None
 
-from ..errors import MemoryLeaseLostError, TransactionRolledBackError
+from ..errors import MemoryLeaseLostError, OpenTransactionError, TransactionRolledBackError
 from ..settings import SqlSettings
 from .conversation_store import SqlChatMemoryStore
 from .engines import open_engine, open_sync_engine
+from .open_sessions import keep_transaction, open_session
 from .run_store import SqlRunStore
 from .sessions import engine, session, sync_engine, sync_session
 from .transactions import transactional
@@ -25,12 +26,15 @@ A store of your own that you register as well replaces the one of its kind.
 
 __all__ = [
     "MemoryLeaseLostError",
+    "OpenTransactionError",
     "SqlChatMemoryStore",
     "SqlRunStore",
     "SqlSettings",
     "TransactionRolledBackError",
     "engine",
+    "keep_transaction",
     "open_engine",
+    "open_session",
     "open_sync_engine",
     "session",
     "stores",

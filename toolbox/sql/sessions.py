@@ -16,6 +16,7 @@ from ..di.decorators import checks_settings, produces
 from ..errors import IllegalConfigurationError, Problem
 from ..settings import SqlSettings, ToolboxSettings
 from .engines import address_problems, open_engine, open_sync_engine
+from .open_sessions import open_session
 
 
 def _engine_problems(settings: ToolboxSettings) -> Iterator[Problem]:
@@ -47,9 +48,9 @@ async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
 async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
     """Provide a session for each tool call, or for the request outside of tool calls.
 
-    Uncommitted changes are rolled back when the session ends.
+    Uncommitted changes are rolled back when the session ends. Before a model request, it gives its connection back.
     """
-    made = AsyncSession(engine, expire_on_commit=False)
+    made = open_session(engine)
     try:
         yield made
     finally:
@@ -67,7 +68,7 @@ def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
 @produces(scope="call")
 def sync_session(engine: Engine) -> Iterator[Session]:
     """Provide a session for `def` tools; it is created, used and closed on the tool's thread."""
-    with Session(engine, expire_on_commit=False) as made:
+    with open_session(engine) as made:
         yield made
 
 
@@ -81,5 +82,5 @@ def _url(settings: SqlSettings) -> str:
 def _settings_options(settings: SqlSettings) -> dict[str, Any]:
     recycle = -1 if settings.pool_recycle is None else settings.pool_recycle
     by_database = {"pool_pre_ping"} - settings.model_fields_set
-    of_stores = {"migrate"}
-    return {**settings.model_dump(exclude={"url", "pool_recycle"} | of_stores | by_database), "pool_recycle": recycle}
+    of_others = {"migrate", "while_a_model_works"}
+    return {**settings.model_dump(exclude={"url", "pool_recycle"} | of_others | by_database), "pool_recycle": recycle}

@@ -15,8 +15,8 @@ from typing import Any, TypeVar, overload
 
 from sqlalchemy import event
 from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 
 from ..context import ActiveScope, current_invocation
 from ..di.scopes import innermost_scope
@@ -46,15 +46,28 @@ _TRANSACTION = "toolbox.transaction"  # key of the current transaction in `sessi
 
 
 class _Transaction:
-    """A running `@transactional` call; `failed` is True after a nested call failed."""
+    """A running `@transactional` call of `function`; `failed` is True after a nested call failed."""
 
-    __slots__ = ("failed",)
+    __slots__ = ("failed", "function")
 
-    def __init__(self) -> None:
-        self.failed = False
+    def __init__(self, function: str) -> None:
+        self.function, self.failed = function, False
 
 
 _entered: ContextVar[tuple[_Transaction, ...]] = ContextVar("toolbox.transactions", default=())
+
+
+def transactional_function_of(session: Session) -> str | None:
+    """Return the `@transactional` function whose transaction a session is in, or None."""
+    transaction: _Transaction | None = session.info.get(_TRANSACTION)
+    return None if transaction is None else transaction.function
+
+
+def is_begun_by_program(session: Session) -> bool:
+    """Return True if the program itself began the transaction of a session, or a savepoint in it."""
+    transaction = session.get_transaction()
+    is_begun = transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
+    return is_begun or session.in_nested_transaction()
 
 
 @overload
@@ -69,6 +82,9 @@ def transactional(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None, isolation: str | None = None
 ) -> Any:
     """Commit when the function returns, roll back when it raises. A nested call joins the outer transaction.
+
+    If the program itself began the session's transaction (`session.begin()`, a savepoint), the call is a savepoint in
+    it, and commits nothing.
 
         @tool
         @sql.transactional
@@ -101,13 +117,17 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
             with _join_or_begin(session, label) as transaction:
                 if transaction is None:
                     return await function(*args, **kwargs)
+                joins = is_begun_by_program(session.sync_session)
                 recorder = _recorder_of(awaited)
-                if recorder is not None and not recorder.writes_to(_bind_of(session.sync_session)):
+                if recorder is not None and (joins or not recorder.writes_to(_bind_of(session.sync_session))):
                     await recorder.outside()
                     recorder = None
                 deferred: ToolDeferred | None = None
+                ending: AsyncSession | AsyncSessionTransaction = session
                 try:
-                    if options := _begin_options(session.sync_session, isolation):
+                    if joins:
+                        ending = await session.begin_nested()
+                    elif options := _begin_options(session.sync_session, isolation):
                         await session.connection(execution_options=options)
                     with _noting_commits(session.sync_session, recorder):
                         try:
@@ -118,9 +138,9 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                     if recorder is not None:
                         await session.flush()  # the record comes last
                         await (await session.connection()).run_sync(recorder.record_in, value)
-                    await session.commit()
+                    await ending.commit()
                 except BaseException:
-                    await _rollback_async(session)
+                    await _rollback_async(ending)
                     raise
                 if deferred is not None:
                     raise deferred
@@ -136,13 +156,17 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
         with _join_or_begin(session, label) as transaction:
             if transaction is None:
                 return function(*args, **kwargs)
+            joins = is_begun_by_program(session)
             recorder = _recorder_of(called)
-            if recorder is not None and not recorder.writes_to(_bind_of(session)):
+            if recorder is not None and (joins or not recorder.writes_to(_bind_of(session))):
                 recorder.outside_waiting()
                 recorder = None
             deferred: ToolDeferred | None = None
+            ending: Session | SessionTransaction = session
             try:
-                if options := _begin_options(session, isolation):
+                if joins:
+                    ending = session.begin_nested()
+                elif options := _begin_options(session, isolation):
                     session.connection(execution_options=options)
                 with _noting_commits(session, recorder):
                     try:
@@ -153,9 +177,9 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                 if recorder is not None:
                     session.flush()  # the record comes last
                     recorder.record_in(session.connection(), value)
-                session.commit()
+                ending.commit()
             except BaseException:
-                _rollback(session)
+                _rollback(ending)
                 raise
             if deferred is not None:
                 raise deferred
@@ -267,7 +291,7 @@ def _join_or_begin(session: AsyncSession | Session, label: str) -> Iterator[_Tra
             around.failed = True
             raise
         return
-    transaction = session.info[_TRANSACTION] = _Transaction()
+    transaction = session.info[_TRANSACTION] = _Transaction(label)
     token = _entered.set((*_entered.get(), transaction))
     try:
         yield transaction
@@ -298,15 +322,15 @@ def _check_commit_allowed(transaction: _Transaction, label: str) -> None:
         raise TransactionRolledBackError(label, reason)
 
 
-async def _rollback_async(session: AsyncSession) -> None:
+async def _rollback_async(ending: AsyncSession | AsyncSessionTransaction) -> None:
     try:
-        await session.rollback()
+        await ending.rollback()
     except Exception as error:  # the caller gets the original error
         logger.warning("cannot roll back a transaction, its connection is discarded: %s", error)
 
 
-def _rollback(session: Session) -> None:
+def _rollback(ending: Session | SessionTransaction) -> None:
     try:
-        session.rollback()
+        ending.rollback()
     except Exception as error:  # the caller gets the original error
         logger.warning("cannot roll back a transaction, its connection is discarded: %s", error)
