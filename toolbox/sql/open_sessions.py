@@ -152,7 +152,6 @@ class ReleasingSession(Session):
     All statements pass through one of these methods: loads of objects and attributes are `execute`.
     """
 
-    scalar = _waiting(Session.scalar)
     flush = _waiting(Session.flush)
     begin_nested = _waiting(Session.begin_nested)
     commit = _waiting(Session.commit)
@@ -189,6 +188,11 @@ class ReleasingSession(Session):
         result = super().execute(*args, **options)
         self._note_result(result if isinstance(result, CursorResult) else getattr(result, "raw", None))
         return result
+
+    @_waiting
+    def scalar(self, *args: Any, **options: Any) -> Any:
+        """See `Session.scalar`."""
+        return super().scalar(*args, **options)
 
     def scalars(self, *args: Any, **options: Any) -> Any:
         """See `Session.scalars`."""
