@@ -359,17 +359,17 @@ def _table_of(instance: object) -> str:
 class ReleasingAsyncSession(AsyncSession):
     """An `AsyncSession` that gives its connection back before a model request, if it has only read."""
 
-    sync_session: ReleasingSession
-
     def __init__(self, engine: AsyncEngine) -> None:
         super().__init__(engine, sync_session_class=ReleasingSession, expire_on_commit=False)
+        assert isinstance(self.sync_session, ReleasingSession)
+        self._inner = self.sync_session
         self._lent: WeakSet[AsyncConnection] = WeakSet()
 
     async def connection(self, *args: Any, **options: Any) -> AsyncConnection:
         """See `AsyncSession.connection`."""
-        was_lent = self.sync_session.has_lent_connection
+        was_lent = self._inner.has_lent_connection
         connection = await super().connection(*args, **options)
-        self.sync_session.has_lent_connection = was_lent
+        self._inner.has_lent_connection = was_lent
         self._lent.add(connection)  # it counts as long as the program has it
         return connection
 
@@ -380,7 +380,7 @@ class ReleasingAsyncSession(AsyncSession):
     @before_model_request
     async def release_connection(self) -> type[ConnectionReleasedEvent] | None:
         """See `ReleasingSession.release_connection`."""
-        session = self.sync_session
+        session = self._inner
         if not session.may_be_asked() or session.loop not in (None, asyncio.get_running_loop()):
             return None
         if isinstance(session.ongoing, _TaskRelease):  # for another model request
@@ -389,15 +389,16 @@ class ReleasingAsyncSession(AsyncSession):
         release = _TaskRelease()
         if not session.claim(release):
             return None
+        task = None
         try:
             if any(not each.closed for each in self._lent):
                 session.has_lent_connection = True
             if not session.has_only_read():
                 return None
             # In a task: if the request is cancelled, the session must not stay in the middle of a commit.
-            release.task = asyncio.create_task(super().run_sync(lambda _: session.give_back()))
-            release.task.add_done_callback(lambda _: session.end_release())
+            task = release.task = asyncio.create_task(super().run_sync(lambda _: session.give_back()))
+            task.add_done_callback(lambda _: session.end_release())
         finally:
-            if release.task is None:
+            if task is None:
                 session.end_release()
-        return await asyncio.shield(release.task)
+        return await asyncio.shield(task)
