@@ -389,16 +389,17 @@ class ReleasingAsyncSession(AsyncSession):
         release = _TaskRelease()
         if not session.claim(release):
             return None
-        task = None
         try:
             if any(not each.closed for each in self._lent):
                 session.has_lent_connection = True
-            if not session.has_only_read():
-                return None
-            # In a task: if the request is cancelled, the session must not stay in the middle of a commit.
-            task = release.task = asyncio.create_task(super().run_sync(lambda _: session.give_back()))
-            task.add_done_callback(lambda _: session.end_release())
-        finally:
-            if task is None:
-                session.end_release()
+            may_commit = session.has_only_read()
+        except BaseException:
+            session.end_release()
+            raise
+        if not may_commit:
+            session.end_release()
+            return None
+        # In a task: if the request is cancelled, the session must not stay in the middle of a commit.
+        release.task = task = asyncio.create_task(super().run_sync(lambda _: session.give_back()))
+        task.add_done_callback(lambda _: session.end_release())
         return await asyncio.shield(task)
