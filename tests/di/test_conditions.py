@@ -129,6 +129,18 @@ def test_a_bean_for_a_missing_type_gives_way_to_one_without_conditions() -> None
         assert with_other.get(list[Cache]) == [other]
 
 
+def test_a_service_works_beside_a_bean_for_a_missing_type() -> None:
+    @register_ai_service
+    class Waiter(Protocol):
+        def serve(self, wish: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel(["Coming!"])}).register(Waiter, local_cache)
+
+    assert container.check() == []
+    with container:
+        assert container.get(Waiter).serve("soup") == "Coming!"
+
+
 def test_any_bean_of_the_type_counts_however_it_is_registered() -> None:
     class Redis(Cache): ...
 

@@ -151,9 +151,10 @@ class Registry:
         `own` are beans of the container itself, and `on_request` returns those that few programs use. `profiles` are
         the active ones, for `@only_if`.
         """
-        unconditional = cache(lambda: self._unconditional(readers, names))
+        read_once = _reading_once(readers)
+        unconditional = cache(lambda: self._unconditional(read_once, names))
         conditions = Conditions(profiles, lambda wanted: unconditional().provides(wanted))
-        readings = list(self._readings(readers, conditions.reasons_against, names))
+        readings = list(self._readings(read_once, conditions.reasons_against, names))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         definitions += (seed_of(each, find) for each, find in self._seeds.items())
         provided = [each.provides for each in definitions]
@@ -165,15 +166,15 @@ class Registry:
         graph = BeanGraph(definitions, self._bindings, names, on_request, left_out, decorators)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
-    def _unconditional(self, readers: Sequence[Reader], names: Names) -> BeanGraph:
+    def _unconditional(self, read: Reader, names: Names) -> BeanGraph:
         """Return the beans that are registered without conditions."""
-        readings = self._readings(readers, lambda conditions: [("", "")] if conditions else [], names)
+        readings = self._readings(read, lambda conditions: [("", "")] if conditions else [], names)
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         return BeanGraph([*definitions, *map(seed_of, self._seeds)], self._bindings, names)
 
     def _readings(
         self,
-        readers: Sequence[Reader],
+        read: Reader,
         reasons_against: Callable[[tuple[Condition, ...]], list[tuple[str, str]]],
         names: Names,
     ) -> Iterator[tuple[Registration, Problem | None]]:
@@ -205,7 +206,7 @@ class Registry:
                 if reasons := reasons_against(conditions):
                     yield Registration((), left_out=_left_out(entry, reasons, names)), None
                     continue
-            reading = next((found for read in readers if (found := read(entry)) is not None), None)
+            reading = read(entry)
             if reading is None:
                 yield Registration(()), _not_registrable(entry)
                 continue
@@ -250,6 +251,24 @@ def _left_out(entry: object, reasons: Sequence[tuple[str, str]], names: Names) -
     provides = read_producer(cast("Callable[..., Any]", entry), names).provides if is_producer else entry
     whys, fixes = zip(*reasons, strict=True)
     return LeftOut(type_name(entry), provides, " and ".join(whys), " and ".join(dict.fromkeys(fixes)), entry)
+
+
+def _reading_once(readers: Sequence[Reader]) -> Reader:
+    """Return a reader that asks each reader in order, and keeps the result for each object.
+
+    Objects are read again to decide conditions. Readers keep what they read, such as the plans of a service, so the
+    second reading must be the first one.
+    """
+    found: dict[object, Registration | None] = {}
+
+    def read(entry: object) -> Registration | None:
+        identity = _identity(entry)
+        if identity not in found:
+            readings = (each(entry) for each in readers)
+            found[identity] = next((reading for reading in readings if reading is not None), None)
+        return found[identity]
+
+    return read
 
 
 def _identity(entry: object) -> object:
