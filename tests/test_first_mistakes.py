@@ -128,6 +128,10 @@ def a_producer_without_parentheses() -> None:
     produces(application)  # type: ignore[arg-type]  # the mistake
 
 
+def a_producer_with_a_decorator_as_its_scope() -> None:
+    produces(scope=application_scoped)  # type: ignore[arg-type]  # the mistake
+
+
 def a_scope_that_there_is_not() -> None:
     produces(scope="singleton")  # type: ignore[arg-type]  # the mistake
 
@@ -414,6 +418,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         IllegalConfigurationError,
         "the database URL: invalid URL; use a URL such as sqlite:///shop.db",
     ),
+    (a_producer_with_a_decorator_as_its_scope, TypeError, 'scope must be a string; write scope="application"'),
     (a_producer_without_parentheses, TypeError, "write @produces() or @produces(scope=…) above application"),
     (
         a_scope_that_there_is_not,

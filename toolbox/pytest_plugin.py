@@ -234,8 +234,12 @@ def toolbox_unstarted_container(
 def toolbox_container(request: pytest.FixtureRequest, toolbox_unstarted_container: Container) -> Iterator[Container]:
     """Start the container for this test and stop it afterwards.
 
-    In an async test, it runs on the event loop of the test, else on a loop it creates.
+    In an async test, it runs on the event loop of the test, else on a loop it creates. A container that another fixture
+    has started, for example with FastAPI's `TestClient`, is used as it is.
     """
+    if toolbox_unstarted_container.is_started:
+        yield toolbox_unstarted_container
+        return
     if (name := _async_name(request, _STARTED)) is not None:
         yield request.getfixturevalue(name)
         return

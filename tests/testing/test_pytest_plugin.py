@@ -573,6 +573,28 @@ def test_a_record_works_before_and_after_the_fixture_that_starts_the_application
     run(served, "-o", "toolbox_container=served:container").assert_outcomes(passed=3)
 
 
+@pytest.mark.parametrize("fixtures", ["client, toolbox_container", "client, toolbox_request_scope, toolbox_container"])
+def test_the_container_of_an_application_that_runs_is_used_as_it_is(served: pytest.Pytester, fixtures: str) -> None:
+    served.makepyfile(f"""
+        import pytest
+        from served import container
+
+        def test_it_is_the_one_of_the_application({fixtures}, scripted_model):
+            scripted_model.will_reply("one", "two")
+            assert toolbox_container is container
+            assert client.get("/ask").json() == "one"
+
+        @pytest.mark.anyio
+        async def test_asynchronous_tests_too({fixtures}, scripted_model):
+            assert toolbox_container is container
+            assert container.is_started
+
+        def test_the_application_has_stopped_it():
+            assert not container.is_started
+    """)
+    run(served, "-o", "toolbox_container=served:container").assert_outcomes(passed=3)
+
+
 def test_a_fixture_that_fails_leaves_no_scripted_model_in_the_container(served: pytest.Pytester) -> None:
     served.makepyfile("""
         import pytest
@@ -587,7 +609,7 @@ def test_a_fixture_that_fails_leaves_no_scripted_model_in_the_container(served: 
         def test_it_fails(failing, toolbox_record):
             ...
 
-        def test_it_fails_after_the_start(client, scripted_model, toolbox_container):
+        def test_it_fails_after_the_start(client, scripted_model, failing):
             ...
 
         def test_the_models_are_as_before():
