@@ -116,7 +116,7 @@ def produces(
     if callable(scope):
         name = getattr(scope, "__name__", scope)
         if scope in (application_scoped, request_scoped, call_scoped, dependent):
-            raise TypeError(f'@produces: scope must be a string; write scope="{name.removesuffix("_scoped")}"')
+            raise TypeError(f'@produces: scope must be a string; write scope="{str(name).removesuffix("_scoped")}"')
         raise TypeError(f"@produces needs parentheses: write @produces() or @produces(scope=…) above {name}")
     if scope not in tuple(Scope):
         raise ValueError(
