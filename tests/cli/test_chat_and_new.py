@@ -210,6 +210,23 @@ def test_a_new_project_passes_its_own_tests(tmp_path: Path) -> None:
     assert "no default model" in checked.stdout + checked.stderr
 
 
+def test_a_new_project_spends_nothing_on_a_get_and_keeps_its_keys_out_of_git(tmp_path: Path) -> None:
+    project = tmp_path / "my-shop"
+    toolbox("new", "my-shop", folder=tmp_path)
+    show = "import my_shop; print(*(each.methods for each in my_shop.app.routes if each.path.startswith('/chat')))"
+    routes = subprocess.run(
+        [sys.executable, "-c", show],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert routes.stdout == "{'POST'}\n"
+    assert ".env" in (project / ".gitignore").read_text().splitlines()
+
+
 def test_a_new_project_passes_type_checking(tmp_path: Path) -> None:
     toolbox("new", "my-shop", folder=tmp_path)
     cache = tmp_path / "cache"
