@@ -44,6 +44,7 @@ from .endpoints import (
     entries_of,
     identity_dependency,
     installed,
+    mounted_in,
     offers_of_endpoints,
     tools_added_by_endpoints,
     tools_of_endpoints,
@@ -169,12 +170,10 @@ def mounted_apps(routes: Sequence[BaseRoute]) -> Iterator[Starlette]:
     """Yield the applications that these routes mount, at any depth, FastAPI or Starlette."""
     for context in iter_route_contexts(routes):
         if isinstance(context.original_route, (Mount, Host)):
-            inner: Any = context.original_route.app
-            while not isinstance(inner, Starlette) and hasattr(inner, "app"):  # middleware
-                inner = inner.app
-            if isinstance(inner, Starlette):
-                yield inner
-            yield from mounted_apps(context.original_route.routes or getattr(inner, "routes", ()))
+            mounted = mounted_in(context.original_route)
+            if isinstance(mounted, Starlette):
+                yield mounted
+            yield from mounted_apps(getattr(mounted, "routes", ()))
 
 
 # --- each request and WebSocket

@@ -444,12 +444,20 @@ def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tupl
         path = f"{prefix}{context.path or ''}"
         inner = context.original_route
         if isinstance(inner, (Mount, Host)):
-            if isinstance(inner.app, Starlette) and inner.app in installed:
-                continue
-            yield from endpoints_of(inner.routes or (), path)
+            mounted = mounted_in(inner)
+            if not (isinstance(mounted, Starlette) and mounted in installed):
+                yield from endpoints_of(getattr(mounted, "routes", ()), path)
         elif context.endpoint is not None:
             methods = "/".join(sorted(context.methods or ())) or ("HTTP" if isinstance(inner, Route) else "WebSocket")
             yield f"{methods} {path} ({_name_of(context.endpoint)})", context
+
+
+def mounted_in(route: Mount | Host) -> Any:
+    """Return the application or router that a route mounts, without the middleware around it."""
+    mounted: Any = route.app
+    while not hasattr(mounted, "routes") and hasattr(mounted, "app"):
+        mounted = mounted.app
+    return mounted
 
 
 def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]:

@@ -9,6 +9,8 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Route
@@ -95,6 +97,13 @@ def mounted() -> FastAPI:
     return app
 
 
+def behind_middleware() -> FastAPI:
+    app, inner = installed(), FastAPI()
+    inner.include_router(router_with())
+    app.mount("/ask", GZipMiddleware(CORSMiddleware(inner)))
+    return app
+
+
 def behind_a_host() -> FastAPI:
     app, inner = installed(), FastAPI()
     inner.include_router(router_with(), prefix="/ask")
@@ -103,7 +112,7 @@ def behind_a_host() -> FastAPI:
 
 
 @pytest.mark.parametrize(("user", "status"), STATUSES, ids=str)
-@pytest.mark.parametrize("application", [direct, included, nested, mounted, behind_a_host])
+@pytest.mark.parametrize("application", [direct, included, nested, mounted, behind_middleware, behind_a_host])
 def test_callers_without_the_role_are_refused(
     application: Callable[[], FastAPI], user: str | None, status: int
 ) -> None:
