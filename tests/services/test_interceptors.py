@@ -1,9 +1,7 @@
-"""Tests interceptors around tool calls and model requests: order, results, errors, streams, problems at start."""
+"""Interceptors around tool calls: their order, what they see and change, results and errors."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Annotated, Any, Protocol
 
 import pytest
@@ -12,85 +10,57 @@ from pydantic import AfterValidator, BaseModel, Field
 from toolbox import (
     AiMessage,
     AiServiceTool,
-    ChatRequest,
-    ChatResponse,
-    CompleteResponse,
     Container,
-    EventListener,
     IllegalConfigurationError,
     Inject,
     InvocationContext,
-    InvocationEvent,
     InvocationTimeoutError,
-    MemoryId,
-    ModelRequestEvent,
-    PartialResponse,
     Result,
-    StreamEvent,
-    TokenStream,
-    ToolAbort,
     ToolArgumentsError,
     ToolExecuted,
-    ToolExecution,
     ToolExecutionRequest,
     ToolExecutionResult,
-    ToolExecutionResultMessage,
     ToolProviderResult,
     ToolRetry,
     ToolSpecification,
-    UnknownToolError,
-    application_scoped,
     call_scoped,
     create_ai_service,
     register_ai_service,
-    request_scoped,
     return_to_model,
     time_limit,
     tool,
     tool_executor_from,
 )
 from toolbox.interceptors import (
-    ModelInterceptor,
-    ModelInvocation,
-    ModelProceed,
     ToolInterceptor,
     ToolInvocation,
     ToolProceed,
     global_interceptor,
     interceptors,
 )
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import tool_call
 
+from .intercepted import (
+    ADD,
+    PLUS,
+    Assistant,
+    Desk,
+    Noting,
+    OfClass,
+    OfMethod,
+    OfTool,
+    Stop,
+    add,
+    around,
+    assistant,
+    execution,
+    plus,
+    scripted,
+    swallowing,
+)
 from .log import LOG
 
 pytestmark = pytest.mark.anyio
-
-
-class Noting(ToolInterceptor, ModelInterceptor):
-    """Notes its name before and after each call."""
-
-    @property
-    def label(self) -> str:
-        return type(self).__name__
-
-    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
-        LOG.append(f"{self.label} {call.specification.name}")
-        result = await proceed(call)
-        LOG.append(f"{self.label} {result.text}")
-        return result
-
-    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        LOG.append(f"{self.label} asks {call.model}")
-        return await proceed(call)
-
-
-class OfClass(Noting): ...
-
-
-class OfMethod(Noting): ...
-
-
-class OfTool(Noting): ...
 
 
 @global_interceptor
@@ -103,75 +73,6 @@ class Second(Noting): ...
 
 @global_interceptor(priority=-1)
 class Outermost(Noting): ...
-
-
-@tool
-@interceptors(OfTool)
-def add(a: int, b: int = 5) -> int:
-    """Add two numbers."""
-    LOG.append(f"add {a} {b}")
-    return a + b
-
-
-@register_ai_service(tools=[add])
-@interceptors(OfClass)
-class Desk(Protocol):
-    @interceptors(OfMethod)
-    async def ask(self, question: str) -> Result[str]: ...
-
-
-ADD = tool_call("add", {"a": 1})
-
-
-def scripted(*replies: Any) -> ScriptedChatModel:
-    return ScriptedChatModel([*replies] or [ADD, "done"])
-
-
-def around(function: Any) -> ToolInterceptor:
-    """Return an interceptor with this function as its `around_tool`."""
-
-    class Around(ToolInterceptor):
-        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
-            return await function(call, proceed)  # type: ignore[no-any-return]  # of a test
-
-    return Around()
-
-
-def asking(function: Any) -> ModelInterceptor:
-    """Return an interceptor with this function as its `around_model`."""
-
-    class Asking(ModelInterceptor):
-        async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-            return await function(call, proceed)  # type: ignore[no-any-return]  # of a test
-
-    return Asking()
-
-
-class Assistant(Protocol):
-    async def ask(self, question: str) -> Result[str]: ...
-    def wait(self, question: str) -> Result[str]: ...
-    def events(self, question: str) -> TokenStream: ...
-
-
-@tool
-def plus(a: int, b: int = 5) -> int:
-    """Add two numbers."""
-    LOG.append(f"plus {a} {b}")
-    return a + b
-
-
-PLUS = tool_call("plus", {"a": 1})
-
-
-def assistant(*used: Any, model: Any = None, tools: Any = (plus,), **options: Any) -> Any:
-    model = model or scripted(PLUS, "done")
-    return create_ai_service(Assistant, chat_model=model, tools=tools, interceptors=used, **options)
-
-
-async def execution(*used: Any, **options: Any) -> ToolExecution:
-    """Return the execution of one call of `plus`."""
-    [done] = (await assistant(*used, **options).ask("go")).tool_executions
-    return done
 
 
 # --- order and kinds
@@ -623,12 +524,12 @@ async def test_proceed_needs_the_invocation() -> None:
         await execution(around(wrong))
 
 
-# --- errors
-
-
 @tool
 def fails() -> str:
     raise LookupError("not there")
+
+
+# --- errors
 
 
 async def test_proceed_raises_what_the_tool_raised_and_handlers_get_what_the_interceptor_raised() -> None:
@@ -663,22 +564,10 @@ async def test_an_interceptor_may_recover_from_a_failure_and_ask_the_model_to_re
     assert (done.result, done.is_error) == ("try another", True)
 
 
-class Stop(ToolAbort): ...
-
-
 @tool
 def aborts() -> str:
     LOG.append("aborts")
     raise Stop("stop")
-
-
-async def swallowing(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
-    for _ in range(3):
-        try:
-            return await proceed(call)
-        except BaseException as error:
-            LOG.append(type(error).__name__)
-    return ToolExecutionResult("swallowed")
 
 
 async def translating(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
@@ -836,512 +725,3 @@ async def test_an_executor_without_a_service_runs_the_interceptors_of_the_tool()
 
     pending: Any = tool_executor_from(slow)(ToolExecutionRequest("1", "slow", '{"a": 1}'), None)
     assert (await pending).text == "1"
-
-
-# --- models
-
-
-async def test_a_model_interceptor_may_change_the_request_and_the_reply() -> None:
-    async def change(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        request = replace(call.request, temperature=0.5)
-        response = await proceed(replace(call, request=request))
-        return replace(response, ai_message=AiMessage(f"{response.ai_message.text}!"))
-
-    model = scripted("done")
-    result = await assistant(asking(change), model=model).ask("x")
-    assert result.content == "done!"
-    assert result.messages[-1] == AiMessage("done!")
-    assert model.requests[0].temperature == 0.5
-
-
-async def test_a_model_interceptor_sees_the_configured_name_and_the_context() -> None:
-    seen: list[ModelInvocation] = []
-
-    async def look(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        seen.append(call)
-        return await proceed(call)
-
-    @register_ai_service(model="clever")
-    @interceptors(asking(look))
-    class Clever(Protocol):
-        async def ask(self, question: str) -> str: ...
-
-    async with Container(models={"default": scripted(), "clever": scripted("hi")}).register(Clever) as container:
-        await container.get(Clever).ask("x")
-    assert [(each.model, each.context.service) for each in seen] == [("clever", Clever)]
-
-
-async def test_what_a_model_interceptor_raises_ends_the_invocation() -> None:
-    async def fail(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        raise LookupError("no model today")
-
-    with pytest.raises(LookupError):
-        await assistant(asking(fail)).ask("x")
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_model_interceptor_may_answer_from_a_cache_or_ask_again(streamed: bool) -> None:
-    replies: dict[str, ChatResponse] = {}
-
-    async def cached(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        key = repr(call.request)
-        if key not in replies:
-            replies[key] = await proceed(call)
-        return replies[key]
-
-    async def until_done(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        while "done" not in str((response := await proceed(call)).ai_message.text):
-            pass
-        return response
-
-    model = scripted("not yet", "done now")
-    used = assistant(asking(cached), asking(until_done), model=model)
-    for number in range(2):
-        if not streamed:
-            assert (await used.ask("x")).content == "done now"
-            continue
-        events = [each async for each in used.events("x")]
-        texts = [each.text for each in events if isinstance(each, PartialResponse)]
-        # The pieces of the first try were sent; a reply from the cache is one piece.
-        assert texts == (["not ", "yet", "done ", "now"] if number == 0 else ["done now"])
-        assert isinstance(events[-1], CompleteResponse)
-        assert events[-1].response.ai_message.text == "done now"
-    assert len(model.requests) == 2
-
-
-async def test_in_a_stream_proceed_returns_when_the_reply_is_complete_and_pieces_stay_sent() -> None:
-    gate = asyncio.Event()
-
-    class Slow:
-        async def chat(self, request: ChatRequest) -> ChatResponse:
-            raise AssertionError("streams only")
-
-        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-            yield PartialResponse("one ")
-            await gate.wait()
-            yield PartialResponse("two")
-            yield CompleteResponse(ChatResponse(AiMessage("one two")))
-
-    async def change(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        response = await proceed(call)
-        LOG.append("complete")
-        return replace(response, ai_message=AiMessage("three"))
-
-    @register_ai_service
-    @interceptors(asking(change))
-    class Streaming(Protocol):
-        def events(self, room: MemoryId[str], question: str) -> TokenStream: ...
-
-    container = Container(models={"default": Slow()}).register(Streaming)
-    async with container:
-        events: list[Any] = []
-        async for event in container.get(Streaming).events("r", "x"):
-            events.append(event)
-            if not gate.is_set():
-                assert LOG == []
-                gate.set()
-        messages = await container.chat_memory(Streaming, "r").messages()
-
-    assert [each.text for each in events[:-1]] == ["one ", "two"]
-    assert events[-1].response.ai_message == AiMessage("three")
-    assert messages[-1] == AiMessage("three")
-
-
-async def test_with_a_model_interceptor_no_tool_starts_before_the_reply_is_final() -> None:
-    async def without_tools(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        response = await proceed(call)
-        return replace(response, ai_message=AiMessage("no tools"))
-
-    calls = AiMessage(None, (PLUS, PLUS))
-    used = assistant(asking(without_tools), model=scripted(calls), concurrent_tools=True)
-    _ = [each async for each in used.events("x")]
-    assert LOG == []
-
-
-async def test_a_model_interceptor_cannot_swallow_errors_that_end_the_invocation() -> None:
-    class Broken:
-        async def chat(self, request: ChatRequest) -> ChatResponse:
-            raise Stop("stop")
-
-    async def swallow(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        try:
-            return await proceed(call)
-        except BaseException:
-            return ChatResponse(AiMessage("swallowed"))
-
-    with pytest.raises(Stop):
-        await assistant(asking(swallow), model=Broken()).ask("x")
-
-
-@pytest.mark.parametrize("value", [None, "text", AiMessage("x")])
-async def test_a_model_interceptor_that_returns_something_else_is_a_mistake(value: Any) -> None:
-    async def wrong(call: ModelInvocation, proceed: ModelProceed) -> Any:
-        return value
-
-    with pytest.raises(IllegalConfigurationError, match="return a ChatResponse"):
-        await assistant(asking(wrong)).ask("x")
-
-
-async def test_a_model_interceptor_cannot_choose_another_model() -> None:
-    async def other(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        return await proceed(replace(call, model="other"))
-
-    with pytest.raises(IllegalConfigurationError, match="change only its request"):
-        await assistant(asking(other)).ask("x")
-
-
-async def test_a_reply_from_an_interceptor_causes_no_model_event() -> None:
-    @application_scoped
-    class Requests(EventListener):
-        def on_event(self, event: InvocationEvent) -> None:
-            if isinstance(event, ModelRequestEvent):
-                LOG.append("request")
-
-    async def cached(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        return ChatResponse(AiMessage("cached"))
-
-    @register_ai_service
-    @interceptors(asking(cached))
-    class Quick(Protocol):
-        async def ask(self, question: str) -> str: ...
-
-    async with Container(models={"default": scripted()}).register(Quick, Requests) as container:
-        assert await container.get(Quick).ask("x") == "cached"
-    assert LOG == []
-
-
-# --- beans
-
-
-async def test_interceptors_are_beans_with_a_scope_and_can_be_overridden() -> None:
-    class Clock:
-        def __init__(self) -> None:
-            self.name = "clock"
-
-    class Timed(ToolInterceptor):
-        def __init__(self, clock: Clock) -> None:
-            self.clock = clock
-
-        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
-            LOG.append((self.clock.name, self))
-            return await proceed(call)
-
-    @request_scoped
-    class PerRequest(Timed): ...
-
-    class Fake(Timed):
-        def __init__(self) -> None:
-            self.clock = Clock()
-            self.clock.name = "fake"
-
-    @register_ai_service(tools=[plus])
-    @interceptors(Timed, PerRequest)
-    class Caller(Protocol):
-        async def ask(self, question: str) -> str: ...
-
-    model = scripted(*[PLUS, "done"] * 3)
-    async with Container(models={"default": model}).register(Caller, Clock) as container:
-        for _ in range(2):
-            async with container.request_scope():
-                await container.get(Caller).ask("x")
-        (_, first), (_, one), _, (_, second), (_, two), _ = LOG
-        assert first is second
-        assert one is not two
-        LOG.clear()
-        with container.override(Timed, Fake()):
-            async with container.request_scope():
-                await container.get(Caller).ask("x")
-        assert LOG[0][0] == "fake"
-
-
-# --- problems at start
-
-
-class Plain:
-    async def around_tool(self, call: Any, proceed: Any) -> Any: ...
-
-
-class Synchronous(ToolInterceptor):
-    def around_tool(self, call: Any, proceed: Any) -> Any: ...  # the mistake
-
-
-class OnlyModel(ModelInterceptor):
-    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        return await proceed(call)
-
-
-class Needy(OnlyModel):
-    def __init__(self, missing: Plain) -> None: ...
-
-
-def problems_of(*classes: Any) -> list[str]:
-    return [str(each) for each in Container(models={"default": scripted()}).register(*classes).check()]
-
-
-def service_with(*named: Any) -> Any:
-    @register_ai_service
-    @interceptors(*named)
-    class Service(Protocol):
-        async def ask(self, question: str) -> str: ...
-
-    return Service
-
-
-def test_wrong_interceptors_are_problems_at_start() -> None:
-    assert problems_of(service_with(Plain, Plain(), Synchronous)) == [
-        "Service, @interceptors: Plain is neither a ToolInterceptor nor a ModelInterceptor; inherit from one of them",
-        "Synchronous.around_tool: is not a coroutine function; declare it `async def around_tool(…)`",
-    ]
-
-
-@pytest.mark.parametrize("kind", [ToolInterceptor, ModelInterceptor])
-def test_an_abstract_interceptor_without_a_bean_is_a_problem_at_start(kind: Any) -> None:
-    service = service_with(kind)
-    expected = f"Service, @interceptors: no bean provides {kind.__name__}, which is abstract"
-    method = "around_tool" if kind is ToolInterceptor else "around_model"
-    assert problems_of(service) == [f"{expected}; name a class that implements {method}"]
-    with pytest.raises(IllegalConfigurationError, match=f"{kind.__name__} is abstract; name a subclass or an instance"):
-        create_ai_service(service, chat_model=scripted())
-
-
-def test_an_interceptor_with_other_parameters_is_a_problem_at_start() -> None:
-    class Short(ToolInterceptor):
-        async def around_tool(self, call: ToolInvocation) -> ToolExecutionResult:  # type: ignore[override]  # the mistake
-            raise AssertionError
-
-    class Static(OnlyModel):
-        @staticmethod
-        async def around_model(call: Any, proceed: Any) -> ChatResponse:  # type: ignore[override]  # without self
-            raise AssertionError
-
-    expected = "Short.around_tool: does not take two arguments, the call and proceed; declare it `async def around_tool"
-    assert problems_of(service_with(Short, Static)) == [f"{expected}(self, call, proceed)`"]
-
-
-def test_a_missing_dependency_of_an_interceptor_is_a_problem_at_start() -> None:
-    [problem] = problems_of(service_with(Needy))
-    assert "Needy" in problem
-    assert "no bean provides Plain" in problem
-    with pytest.raises(IllegalConfigurationError, match="Needy needs arguments, so it needs a container"):
-        create_ai_service(service_with(Needy), chat_model=scripted())
-
-
-def test_a_model_interceptor_on_a_tool_is_a_problem_at_start() -> None:
-    @tool
-    @interceptors(OnlyModel)
-    def find(text: str) -> str:
-        return text
-
-    @register_ai_service(tools=[find])
-    class Finder(Protocol):
-        async def ask(self, question: str) -> str: ...
-
-    [problem] = problems_of(Finder)
-    assert "OnlyModel is a ModelInterceptor, but a tool sends no model requests" in problem
-
-
-def test_a_global_interceptor_of_a_wrong_kind_is_a_problem_at_start() -> None:
-    @global_interceptor
-    class Wrong: ...
-
-    @global_interceptor
-    class AlsoWrong(Synchronous): ...
-
-    first, second = problems_of(Wrong, AlsoWrong)
-    assert "Wrong is neither a ToolInterceptor nor a ModelInterceptor" in first
-    assert "AlsoWrong.around_tool: is not a coroutine function" in second
-
-
-def test_decorators_refuse_what_cannot_be_meant() -> None:
-    with pytest.raises(TypeError, match="needs at least one class or instance"):
-        interceptors()
-    with pytest.raises(TypeError, match="priority"):
-        global_interceptor(priority="high")  # type: ignore[call-overload]  # the mistake
-    with pytest.raises(TypeError, match="with parentheses"):
-
-        @interceptors
-        def find(text: str) -> str:
-            return text
-
-    with pytest.raises(TypeError, match="@interceptors: expected a function, a method or a class, got 3"):
-        interceptors(Plain)(3)
-
-
-def test_wrong_interceptors_of_tools_that_no_service_offers_are_found_too() -> None:
-    class Tools:
-        @tool
-        @interceptors(Plain)
-        def find(self, text: str) -> str:
-            return text
-
-    [problem] = problems_of(Tools)
-    assert problem.startswith("Tools.find, @interceptors: Plain is neither")
-    with pytest.raises(IllegalConfigurationError, match="Plain is neither"):
-        tool_executor_from(Tools().find)
-
-
-# --- after the end
-
-
-async def test_proceed_cannot_be_called_after_the_interceptor_has_returned() -> None:
-    kept: list[Any] = []
-
-    async def keep(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
-        kept.append((call, proceed))
-        return ToolExecutionResult("skipped")
-
-    assert (await execution(around(keep))).result == "skipped"
-    [(call, proceed)] = kept
-    with pytest.raises(IllegalConfigurationError, match="after the interceptor had returned"):
-        await proceed(call)
-    assert LOG == []
-
-
-# --- with approval
-
-
-async def test_arguments_changed_after_an_approval_need_another_approval() -> None:
-    from toolbox.runs import approve
-
-    class Raising(ToolInterceptor):
-        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
-            return await proceed(call.with_arguments(euros=call.arguments["euros"] * 10))
-
-    @tool(requires_approval=True)
-    @interceptors(around(swallowing), Raising)
-    def refund(euros: int) -> str:
-        LOG.append(f"refund {euros}")
-        return f"{euros} refunded"
-
-    @register_ai_service(tools=[refund])
-    class Refunds(Protocol):
-        async def ask(self, question: str) -> Result[str]: ...
-
-    model = scripted(tool_call("refund", {"euros": 5}), "done")
-    async with Container(models={"default": model}).register(Refunds) as container:
-        first = await container.get(Refunds).ask("x")
-        [asked] = first.pending
-        assert (asked.arguments, LOG) == ({"euros": 5}, [])
-        second = await container.runs.resume(first.run_id, {asked.id: approve()})
-        [again] = second.pending
-        assert again.arguments == {"euros": 50}
-        assert "refund 50" not in LOG
-        third: Any = await container.runs.resume(first.run_id, {again.id: approve()})
-    assert third.content == "done"
-    assert LOG[-1] == "refund 50"
-    assert third.tool_executions[0].result == "50 refunded"
-
-
-# --- with limits
-
-
-async def test_a_limit_that_an_interceptors_own_service_reaches_ends_the_invocation() -> None:
-    from toolbox.limits import UsageLimitExceededError, UsageLimits
-
-    @register_ai_service
-    class Helper(Protocol):
-        async def help(self, question: str) -> str: ...
-
-    class Asking(ToolInterceptor):
-        def __init__(self, helper: Helper) -> None:
-            self.helper = helper
-
-        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
-            try:
-                await self.helper.help("x")
-            except BaseException as error:
-                LOG.append(type(error).__name__)
-            return ToolExecutionResult("swallowed")
-
-    @register_ai_service(tools=[plus], limits=UsageLimits(model_calls=1))
-    @interceptors(Asking)
-    class Limited(Protocol):
-        async def ask(self, question: str) -> str: ...
-
-    model = scripted(PLUS, "never", "never")
-    async with Container(models={"default": model}).register(Limited, Helper) as container:
-        with pytest.raises(UsageLimitExceededError):
-            await container.get(Limited).ask("x")
-    assert len(model.requests) == 1
-
-
-# --- tools that an interceptor takes out of the request
-
-
-class WithoutDelete(ModelInterceptor):
-    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        left = [each for each in call.request.tool_specifications if each.name != "delete"]
-        return await proceed(replace(call, request=replace(call.request, tool_specifications=left)))
-
-
-class FromCache(ModelInterceptor):
-    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        if len(call.request.messages) > 1:
-            return ChatResponse(AiMessage("cached"))
-        return ChatResponse(AiMessage(None, (tool_call("delete"),)))
-
-
-class FirstOfTwo(ModelInterceptor):
-    """Asks twice, the second time without tools, and returns the first reply."""
-
-    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
-        first = await proceed(call)
-        await proceed(replace(call, request=replace(call.request, tool_specifications=())))
-        return first
-
-
-@tool
-def delete() -> str:
-    LOG.append("deleted")
-    return "deleted"
-
-
-@tool
-def look() -> str:
-    LOG.append("looked")
-    return "looked"
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("concurrent", [False, True])
-async def test_a_tool_that_was_taken_out_of_the_request_does_not_run(streamed: bool, concurrent: bool) -> None:
-    @register_ai_service(tools=[delete, look], concurrent_tools=concurrent)
-    @interceptors(WithoutDelete)
-    class Desk(Protocol):
-        async def ask(self, text: str) -> str: ...
-        def events(self, text: str) -> TokenStream: ...
-
-    reply = ChatResponse(AiMessage(None, (tool_call("look"), tool_call("delete"))))
-    model = ScriptedChatModel([reply])
-    desk = create_ai_service(Desk, chat_model=model)
-    with pytest.raises(UnknownToolError) as raised:
-        _ = [event async for event in desk.events("x")] if streamed else await desk.ask("x")
-    assert raised.value.tool_names == ("look",)
-    assert "deleted" not in LOG
-
-
-async def test_the_model_sees_which_tools_were_sent() -> None:
-    @register_ai_service(tools=[delete, look], on_unknown_tool=return_to_model)
-    @interceptors(WithoutDelete)
-    class Desk(Protocol):
-        async def ask(self, text: str) -> str: ...
-
-    model = ScriptedChatModel([tool_call("delete"), "sorry"])
-    assert await create_ai_service(Desk, chat_model=model).ask("x") == "sorry"
-    [*_, result] = model.requests[1].messages
-    assert isinstance(result, ToolExecutionResultMessage)
-    assert "look" in result.text
-    assert LOG == []
-
-
-@pytest.mark.parametrize(
-    ("interceptor", "replies"), [(FromCache, []), (FirstOfTwo, [tool_call("delete"), "b", "c", "d"])]
-)
-async def test_the_tools_of_the_request_whose_reply_is_used_count(interceptor: Any, replies: Any) -> None:
-    @register_ai_service(tools=[delete, look])
-    @interceptors(interceptor)
-    class Desk(Protocol):
-        async def ask(self, text: str) -> str: ...
-
-    await create_ai_service(Desk, chat_model=ScriptedChatModel(replies)).ask("x")
-    assert LOG == ["deleted"]
