@@ -167,6 +167,9 @@ async def test_what_a_rollback_undoes_is_the_same_with_a_model_in_between(databa
                 await session.commit()
                 assert await stored(engine) == expected
 
+        for name in STEPS:
+            await check([name], [], commits=False)
+            await check([name], [], commits=True)
         loop = asyncio.get_running_loop()
 
         @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
