@@ -5,7 +5,6 @@ What a program does between two model requests must have the same outcome as wit
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -22,8 +21,6 @@ from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
-
-logging.getLogger("toolbox.sql").addFilter(lambda record: "keeps its transaction" not in record.getMessage())
 
 
 class Base(DeclarativeBase): ...
