@@ -61,6 +61,8 @@ LAYERS: dict[str, int] = {
     "toolbox.capabilities": 6,
     "toolbox.hosts": 6,
     "toolbox.overview": 6,
+    "toolbox.called_functions": 6,
+    "toolbox.observers": 6,
     "toolbox.startup": 6,
     "toolbox.container": 6,
     "toolbox.testing": 7,

@@ -220,6 +220,7 @@ if TYPE_CHECKING:
     )
     from .hosts.standalone import create_ai_service
     from .settings import ToolboxSettings
+    from .observers import observes
     from .startup import on_start
     from .hosts.executors import (
         tool_executor_from,
@@ -289,6 +290,7 @@ _HOMES = {
     ),
     ".hosts.standalone": ("create_ai_service",),
     ".settings": ("ToolboxSettings",),
+    ".observers": ("observes",),
     ".startup": ("on_start",),
     ".hosts.executors": (
         "tool_executor_from",
@@ -473,6 +475,7 @@ __all__ = [
     "invocation_attributes",
     "invocation_record",
     "non_blocking",
+    "observes",
     "on_start",
     "only_if",
     "produces",

@@ -56,6 +56,7 @@ from .security import Reach, SecurityIdentity
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
+    from .called_functions import CallDecorator, CalledFunction
     from .di.overriding import Override
     from .di.wiring import Wiring
     from .events import EventListener
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from .runs.runs_bean import Runs
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
-    from .startup import StartFunction
     from .tools.failures import ToolErrors
     from .tools.tool_calls import Tool
 
@@ -171,7 +171,6 @@ class Container:
         from .tools.marks import mcp_marked
         from .tools.sources import bean_types
 
-        startup = _startup()
         if conditions_of(member) or decorates_mark_of(member):
             return True
         if isinstance(member, type):
@@ -180,10 +179,10 @@ class Container:
             is_marked = is_marked or is_rest_client(member)
             # Subclasses offer the tools of an abstract class.
             offers = bool(bean_types([member])) or bool(mcp_marked(member))
-            offers = offers or (startup is not None and startup.has_start_methods(member))
+            offers = offers or any(each.has_methods(member) for each in _call_decorators())
             return is_marked or (offers and not inspect.isabstract(member))
-        runs_at_start = startup is not None and startup.start_mark_of(member) is not None
-        return runs_at_start or producer_mark_of(member) is not None
+        is_called = any(each.mark_of(member) is not None for each in _call_decorators())
+        return is_called or producer_mark_of(member) is not None
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """Return the readers of registered objects, in the order to try them."""
@@ -218,9 +217,13 @@ class Container:
         def read_decorating(registered: object) -> Registration | None:
             return with_named(read_decorator(registered))
 
-        read, read_decorator, startup = bean_reader(names), decorator_reader(names), _startup()
+        def read_called(registered: object) -> Registration | None:
+            called = tuple(found for each in decorators if (found := each.read_function(registered)) is not None)
+            return Registration((), called=called) if called else None
+
+        read, read_decorator, decorators = bean_reader(names), decorator_reader(names), _call_decorators()
         others = read_given, read_included, read_decorating, read_service, read_client, read_bean
-        return others if startup is None else (startup.read_function, *others)
+        return (read_called, *others) if decorators else others
 
     def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
         """Read everything registered; also return problems of the library's own settings.
@@ -318,17 +321,21 @@ class Container:
         problems += identity_problems(registered.graph, restricted_in(registered.graph, plans, tools))
         for check in self._checks:
             problems += check(registered.graph)
-        startup = _startup()
-        start = () if startup is None else startup.start_functions(registered.readings)
-        if startup is not None:
+        start: tuple[CalledFunction, ...] = ()
+        observers: tuple[CalledFunction, ...] = ()
+        if (startup := _loaded("startup")) is not None:
+            start = startup.start_functions(registered.readings, registered.graph)
             problems += startup.start_problems(start, registered.graph, host.workers)
+        if (observing := _loaded("observers")) is not None:
+            observers = observing.observing_functions(registered.readings, registered.graph)
+            problems += observing.observer_problems(observers, registered.graph, host.workers)
         for override in self._overrides:
             problems += override.problems(registered.graph)
         overridden = [key for each in self._overrides if (key := each.key_in(registered.graph)) is not None]
         settings, failed = settings_in(registered.graph, overridden)
         if settings_are_read:
             failed += producer_problems(registered.graph, host.settings, overridden)
-        return _Checked(host, registered.graph, settings, start, list(dict.fromkeys(problems + failed)))
+        return _Checked(host, registered.graph, settings, start, observers, list(dict.fromkeys(problems + failed)))
 
     # --- start and stop
 
@@ -413,10 +420,10 @@ class Container:
                 host.add_listener(listener)
             host.read_added_tools(self._tool_finders)
             await host.open_stores()
-            if checked.start and (startup := _startup()) is not None:
-                await startup.run_start_functions(
-                    checked.start, self._internals, host.workers, wiring.open_request, wiring.find_bean
-                )
+            if checked.observers and (observing := _loaded("observers")) is not None:
+                host.observe(observing.Observers(checked.observers, wiring, host.workers))
+            if checked.start and (startup := _loaded("startup")) is not None:
+                await startup.run_start_functions(checked.start, wiring, host.workers, wiring.open_request)
             await host.open_runs(take_over=self._takes_over_runs)
         except BaseException as error:
             await self._stop(error)
@@ -585,19 +592,26 @@ class Container:
                 override.take_back(self._wiring)
 
 
-def _startup() -> ModuleType | None:
-    """Return the module of `@on_start`, or None if the program has not imported it, so that nothing can be marked."""
-    return sys.modules.get("toolbox.startup")
+def _loaded(module: str) -> Any:
+    """Return a module of the library, or None if the program has not imported it, so that it has no marks of it."""
+    return sys.modules.get(f"toolbox.{module}")
+
+
+def _call_decorators() -> tuple[CallDecorator, ...]:
+    """Return the decorators of functions that the container calls, of those that the program has imported."""
+    decorators = (("startup", "ON_START"), ("observers", "OBSERVES"))
+    return tuple(getattr(found, name) for module, name in decorators if (found := _loaded(module)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The result of a check: the host of the services, the graph, the settings beans, what runs at start, problems."""
+    """The result of a check: the host of the services, the graph, the settings beans, marked functions, problems."""
 
     host: ContainerHost
     graph: BeanGraph
     settings: dict[int, Any]
-    start: Sequence[StartFunction]
+    start: Sequence[CalledFunction]
+    observers: Sequence[CalledFunction]
     problems: list[Problem]
 
 

@@ -298,6 +298,10 @@ def given_up_with_outer(future: Future[T]) -> Future[T]:
     return future
 
 
+current_observers: ContextVar[frozenset[int]] = ContextVar("toolbox.observers", default=frozenset())
+"""The observers whose calls have led to this code: events that they cause do not reach them."""
+
+
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 current_attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NO_ATTRIBUTES)
 """The attributes that the surrounding `invocation_attributes` blocks set."""

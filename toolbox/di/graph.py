@@ -54,14 +54,14 @@ class Registration:
     """The result of reading a registered object.
 
     `implies` are further objects to register. `check` yields the problems of the object when all beans are known.
-    `start` describes a function that runs at each start.
+    `called` describes a function that the container calls itself.
     `left_out` says why the object is not registered. `decorator` is a class with `@decorates`.
     """
 
     definitions: tuple[BeanDefinition, ...]
     implies: tuple[object, ...] = ()
     check: Callable[[BeanGraph], Iterable[Problem]] | None = None
-    start: Any = None
+    called: tuple[Any, ...] = ()
     left_out: LeftOut | None = None
     decorator: BeanDecorator | None = None
 

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from itertools import chain
 from threading import get_ident
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
 
 from ..context import ActiveScope
@@ -490,6 +490,8 @@ class RequestScope(OpenScope):
     """The scope of one request. A request scope inside another one is independent of it."""
 
     what = "request scope"
+    given: Mapping[Any, Any] = MappingProxyType({})
+    """The seeds that it was given, by type."""
 
     def __init__(self, home: Home) -> None:
         super().__init__(home, request=self)

@@ -11,14 +11,15 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
 from ..introspection import forms_of, plain, type_name
+from ..security import SecurityIdentity
 from .awaited import Plan, Planner
-from .beans import MISSING, FactoryKind, InjectionPoint, Stop, seed_of
-from .decorators import Instance, Scope
+from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, Stop, seed_of
+from .decorators import Instance, Named, Scope
 from .foreign import Opened, fill, holders_in, override_outside
 from .graph import (
     DEFAULT,
@@ -111,6 +112,23 @@ class Wiring(Home):
         if seeds:
             self._seeding.give(scope, seeds)
         return scope
+
+    def given_seeds(self) -> dict[Any, Any]:
+        """Return the seeds and the identity of the active request scope; outside, the anonymous identity.
+
+        They are those that the scope was given, and those that are found now, such as the `Request`.
+        """
+        seeds: dict[Any, Any] = {}
+        request = self.scope().request
+        for key, definition in enumerate(self.graph.definitions):
+            if definition.factory_kind is FactoryKind.SEED and (found := definition.factory()) is not MISSING:
+                seeds[_form_of(definition)] = found
+            elif request is not None and definition.provides is SecurityIdentity and key in request.store:
+                seeds[_form_of(definition)] = request.store[key]
+        if request is None:
+            return {SecurityIdentity: SecurityIdentity.anonymous(), **seeds}
+        assert isinstance(request, RequestScope)
+        return {**seeds, **request.given}
 
     def open_call_scope(self) -> CallScope:
         """Return a new call scope inside the active scope. It is the active scope until `leave` is called."""
@@ -433,6 +451,11 @@ class Wiring(Home):
             self._layers.close(left)
 
 
+def _form_of(definition: BeanDefinition) -> Any:
+    """Return the type under which a seed of this bean is given."""
+    return definition.provides if definition.name is None else Annotated[definition.provides, Named(definition.name)]
+
+
 # --- seeds
 
 
@@ -445,6 +468,7 @@ class Seeding:
 
     def give(self, scope: RequestScope, seeds: Mapping[Any, Any]) -> None:
         """Add seeds, by type, to a scope that is not entered yet."""
+        scope.given = seeds
         for form, value in seeds.items():
             if form not in self._keys:
                 wanted = seed_of(form)

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..bean_references import BeanReference
 from ..capabilities import Capabilities, load, tool_layers
@@ -74,6 +75,14 @@ if TYPE_CHECKING:
     from ..settings import ToolboxSettings
 
 
+class EventObservers(EventListener, Protocol):
+    """Receives events and delivers them later."""
+
+    async def stop(self, timeout: float) -> None:
+        """Deliver what waits for up to `timeout` seconds."""
+        ...
+
+
 class ContainerHost(ServiceHosting):
     """Hosts the services of one container: provides threads, models and conversations while it is started."""
 
@@ -108,6 +117,7 @@ class ContainerHost(ServiceHosting):
         self._executors = dict(executors or {})
         self.running_loop: asyncio.AbstractEventLoop | None = None
         self._forked = ""
+        self._observers: EventObservers | None = None
         self._services: dict[type[Any], _Service] = {}
         self._graph: BeanGraph | None = None
         self.offered_by: Callable[..., Iterable[type[Any]]] = services_offered_by  # each check remembers its results
@@ -164,6 +174,11 @@ class ContainerHost(ServiceHosting):
         """Send no more events to a listener that was added."""
         self.listeners = self.listeners.without(listener) if self.listeners is not None else None
 
+    def observe(self, observers: EventObservers) -> None:
+        """Send events to observers, which have the rest of the grace period for them when the container stops."""
+        self._observers = observers
+        self.add_listener(observers)
+
     async def stop(self) -> list[str]:
         """Wait for running calls up to the settings' `stop_timeout`, then cancel them, and log a warning.
 
@@ -173,7 +188,10 @@ class ContainerHost(ServiceHosting):
         host_stopped(self)
         if self._runs is not None:
             await self._runs.stop_taking_over()
+        end_by = monotonic() + timeout
         late = await self.running.stop(timeout)
+        if self._observers is not None:
+            await self._observers.stop(max(end_by - monotonic(), 0.1))
         stuck = await self.workers.stop(timeout if not late else 0.1)
         if self._runs is not None:
             await self._runs.close()
@@ -183,7 +201,7 @@ class ContainerHost(ServiceHosting):
             logger.warning("the container is stopping, but these tools still run on a thread: %s", ", ".join(stuck))
         self._renew_workers()
         self._memories = self._run_store = None
-        self.listeners = None
+        self.listeners = self._observers = None
         self.running_loop = None
         return late + stuck
 
