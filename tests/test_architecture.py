@@ -62,6 +62,7 @@ LAYERS: dict[str, int] = {
     "toolbox.hosts": 6,
     "toolbox.overview": 6,
     "toolbox.called_functions": 6,
+    "toolbox.injected_functions": 6,
     "toolbox.observers": 6,
     "toolbox.startup": 6,
     "toolbox.container": 6,

@@ -21,7 +21,16 @@ from typing_extensions import TypeForm
 
 from .bean_references import GLOBAL_INTERCEPTOR_MARK, is_rest_client
 from .chat import ChatModel, ToolSpecification
-from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
+from .di.beans import (
+    MISSING,
+    BeanDefinition,
+    InjectionPoint,
+    Missing,
+    point_of,
+    points_of,
+    read_class,
+    settings_problem,
+)
 from .di.conditions import LeftOut, conditions_of
 from .di.decorating import decorates_mark_of
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
@@ -33,6 +42,7 @@ from .di.graph import (
     Registration,
     Value,
     describe,
+    describe_function,
     provider_names,
 )
 from .di.registry import (
@@ -61,6 +71,7 @@ if TYPE_CHECKING:
     from .di.wiring import Wiring
     from .events import EventListener
     from .hosts.hosting import ContainerHost
+    from .injected_functions import InjectedFunction
     from .runs.runs_bean import Runs
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
@@ -118,6 +129,7 @@ class Container:
         self._tool_finders: list[Callable[[], Mapping[str, Sequence[Tool]]]] = []
         self._overrides: list[Override] = []
         self._listening: list[EventListener] = []
+        self._injected: list[InjectedFunction] = []
         self._wiring: Wiring | None = None
         self._thread: LoopThread | None = None
         self._forked = ""  # reason why it is not started in a forked process
@@ -329,6 +341,8 @@ class Container:
         if (observing := _loaded("observers")) is not None:
             observers = observing.observing_functions(registered.readings, registered.graph)
             problems += observing.observer_problems(observers, registered.graph, host.workers)
+        for each in self._injected:
+            problems += each.problems(registered.graph)
         for override in self._overrides:
             problems += override.problems(registered.graph)
         overridden = [key for each in self._overrides if (key := each.key_in(registered.graph)) is not None]
@@ -513,6 +527,25 @@ class Container:
             values[point.parameter] = await wiring.aget_value(value, wiring.scope())
         result = function(*_positional(points, values), **values)
         return await result if inspect.isawaitable(result) else result
+
+    def injected(self, function: Callable[..., R]) -> Callable[..., R]:
+        """Return a function whose `Inject[…]` parameters are filled in a new request scope for each call.
+
+            send = broker.task(container.injected(send_mails))
+
+        For libraries that call functions themselves, such as taskiq, Celery, typer and APScheduler. The returned
+        function has the parameters that are left, and is `async def` if `function` is. It can be made before or after
+        the start; its calls need a started container. A bean that it cannot get is a problem at start; after the start,
+        it raises `IllegalConfigurationError` here. So do generators and classes.
+        """
+        from .injected_functions import read_function, with_injection
+
+        read = read_function(function)
+        if self._wiring is None:
+            self._injected.append(read)
+        elif problems := list(read.problems(self._wiring.graph)):
+            raise IllegalConfigurationError(problems)
+        return with_injection(read, self._internals)
 
     @staticmethod
     def _points(function: Callable[..., Any], graph: BeanGraph) -> tuple[InjectionPoint, ...]:
@@ -726,8 +759,24 @@ class ContainerInternals:
         return dict.fromkeys(each.provides for key, each in enumerate(graph.definitions) if key not in decorators)
 
     def describe(self) -> tuple[BeanDescription, ...]:
-        """Return all beans in registration order, for tools that show the graph."""
-        return describe(self._graph)
+        """Return all beans in registration order, then the functions that get beans, for tools that show the graph."""
+        return (*describe(self._graph), *self._described_functions())
+
+    def _described_functions(self) -> Iterator[BeanDescription]:
+        """Yield the functions that the container calls or injects."""
+        decorators, injected = _call_decorators(), self._container._injected
+        if not (decorators or injected):
+            return
+        registered = self._container._read()[1]
+        graph = registered.graph
+        for decorator in decorators:
+            for each in decorator.functions_in(registered.readings, graph):
+                points = [
+                    point_of(parameter.wanted, each.where, parameter=parameter.name) for parameter in each.injected
+                ]
+                yield describe_function(graph, each.where, each.decorator, each.function, points, each.bean)
+        for read in injected:
+            yield describe_function(graph, read.where, "injected function", read.function, read.points)
 
     def left_out(self) -> tuple[LeftOut, ...]:
         """Return what `@only_if` left out, for tools that show the graph."""
@@ -782,6 +831,16 @@ class ContainerInternals:
             if definition.scope is Scope.APPLICATION and has_method:
                 found[names[bean.key]] = partial(wiring.aget_value, wiring.graph.single(bean.key), wiring.application)
         return found
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the started container, or None."""
+        wiring = self._container._wiring
+        return None if wiring is None else wiring.loop
+
+    def open_scope(self) -> RequestScope:
+        """Return a new request scope without seeds."""
+        return self._container.request_scope()
 
     def request_scope(self, seeds: Mapping[Any, Any]) -> RequestScope:
         """See `Container.request_scope`."""

@@ -786,6 +786,27 @@ def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
     )
 
 
+def describe_function(
+    graph: BeanGraph,
+    where: str,
+    made_by: str,
+    source: object,
+    points: Iterable[InjectionPoint],
+    bean: int | None = None,
+) -> BeanDescription:
+    """Return a function that gets beans in a request scope, as `describe` returns beans; `bean` has the method."""
+    names = provider_names(graph)
+    holds = {} if bean is None else {"self": (names[bean],)}
+    lazy: dict[str, tuple[str, ...]] = {}
+    for point in points:
+        value = graph.value_of(point)
+        if isinstance(value, LazyBean):
+            lazy[point.parameter] = tuple(names[key] for key in value.found)
+        elif keys := beans_in(value):
+            holds[point.parameter] = tuple(names[key] for key in keys)
+    return BeanDescription(f"{where}()", where, Scope.REQUEST, made_by, source, holds, lazy)
+
+
 def _made_by(definition: BeanDefinition) -> str:
     if (mark := decorates_mark_of(definition.source)) is not None:
         return f"decorator of {type_name(mark.wanted)}"

@@ -39,8 +39,8 @@ const TYPE = "600 13px",
   LEFT = 21,
   RIGHT = 12,
   WIDEST = 250;
-const MAKERS = new Set(["AI service", "REST client", "class", "instance", "seed"]);
-const kindOf = bean => `${bean.scope} · ${MAKERS.has(bean.made_by) ? bean.made_by : "producer"}`;
+const PRODUCER = /^(call|coroutine|generator|async generator) /;
+const kindOf = bean => `${bean.scope} · ${PRODUCER.test(bean.made_by) ? "producer" : bean.made_by.split(" of ")[0]}`;
 const widthOf = bean =>
   Math.min(
     WIDEST,
