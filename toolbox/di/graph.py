@@ -796,7 +796,7 @@ def describe_function(
 ) -> BeanDescription:
     """Return a function that gets beans in a request scope, as `describe` returns beans; `bean` has the method."""
     names = provider_names(graph)
-    holds = {} if bean is None else {"self": (names[bean],)}
+    holds: dict[str, tuple[str, ...]] = {} if bean is None else {"self": (names[bean],)}
     lazy: dict[str, tuple[str, ...]] = {}
     for point in points:
         value = graph.value_of(point)
