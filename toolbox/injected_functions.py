@@ -22,7 +22,7 @@ from .parameters import InjectMark
 from .security import SecurityIdentity
 
 
-class RequestScopes(Protocol):
+class ScopesOfCalls(Protocol):
     """The request scopes of a container, which may be started later."""
 
     @property
@@ -130,7 +130,7 @@ def _readable(resolved: Any, declared: Any) -> Any:
     return declared if isinstance(resolved, Unresolved) else resolved
 
 
-def with_injection(read: InjectedFunction, scopes: RequestScopes) -> Callable[..., Any]:
+def with_injection(read: InjectedFunction, scopes: ScopesOfCalls) -> Callable[..., Any]:
     """Return the function with the parameters that are left. Each call has its own request scope."""
     function = read.function
 
@@ -155,7 +155,7 @@ def with_injection(read: InjectedFunction, scopes: RequestScopes) -> Callable[..
     return _like(called, read)
 
 
-async def _aget(read: InjectedFunction, name: str, scopes: RequestScopes) -> Any:
+async def _aget(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any:
     try:
         return await scopes.aget(read.wanted[name])
     except MissingBeanError:
@@ -164,7 +164,7 @@ async def _aget(read: InjectedFunction, name: str, scopes: RequestScopes) -> Any
         return MISSING
 
 
-def _get(read: InjectedFunction, name: str, scopes: RequestScopes) -> Any:
+def _get(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any:
     wanted = read.wanted[name]
     try:
         try:
