@@ -283,5 +283,5 @@ def test_containers_have_only_members_for_programs() -> None:
     public = {name for name in dir(Container) if not name.startswith("_")}
     assert public == {
         *("register", "register_instance", "bind", "scan", "include", "override", "check", "reach", "providers"),
-        *("get", "aget", "call", "acall", "request_scope", "chat_memory", "runs", "is_started"),
+        *("get", "aget", "call", "acall", "injected", "request_scope", "chat_memory", "runs", "is_started"),
     }

@@ -1,4 +1,4 @@
-"""`@observes`: functions and methods that receive events after the fact, in tasks of their own.
+"""`@observes`: functions and methods that receive events after the fact, in separate tasks.
 
 Not here: the events and listeners, which run at once (`events`), how marked functions are read and called
 (`called_functions`).
