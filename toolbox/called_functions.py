@@ -136,7 +136,7 @@ class CallDecorator:
         return None if self.mark_of(raw) is None else _MEMBER
 
     def _members_of(self, *classes: Any) -> dict[str, Member]:
-        """Return the marked methods of a bean by name: of the type that it provides, and of the class of an instance."""
+        """Return the marked methods of a bean by name: of the type that it provides, and of an instance's class."""
         found = (each for cls in classes if isinstance(cls, type) for each in members_of(cls, self._as_member))
         return {each.attribute: each for each in found}
 
