@@ -2,7 +2,7 @@
 
     make docs                                  # or python docs/generate.py
 
-Each part stands between two comments, `<!-- generated: NAME -->` and `<!-- end -->`. The descriptions come from the
+Each part is between two comments, `<!-- generated: NAME -->` and `<!-- end -->`. The descriptions come from the
 docstrings of the settings classes and from the help of the commands. Not here: the figures of benchmarks, which
 `benchmarks.charts` writes.
 """
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def with_parts(page: str) -> str:
-    """Return a page with its generated parts written anew."""
+    """Return a page with new generated parts."""
     return PART.sub(lambda part: f"<!-- generated: {part['name']} -->\n\n{part_of(part['name'])}\n\n<!-- end -->", page)
 
 

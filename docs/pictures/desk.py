@@ -48,7 +48,7 @@ class Order:
 
 @application_scoped
 class OrderArchive:
-    """Stands for a client of an old system that blocks its thread."""
+    """In a real program: the client of an old system, which blocks its thread."""
 
     def find(self, number: int) -> Order:
         time.sleep(0.04)
