@@ -596,7 +596,7 @@ class Container:
         else:
             host, graph = self._host, self._wiring.graph
         finders = [] if app is None else getattr(app.state, ENTRIES, [])
-        return reach_of(host.plans, [entry for find in finders for entry in find(graph)])
+        return reach_of(host.plans, [entry for find in finders for entry in find(graph)], graph)
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""

@@ -17,6 +17,7 @@ from .di.beans import InjectionPoint
 from .di.graph import BeanDescription, BeanGraph, LazyBean, beans_in
 from .errors import IllegalConfigurationError
 from .introspection import class_of
+from .runs.exactly_once import ExactlyOnce, exactly_once_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
 from .services.method_marks import MethodMarks
@@ -115,11 +116,11 @@ class Entry:
     starts_runs: bool = False
 
 
-def reach_of(plans: Plans, entries: Iterable[Entry]) -> list[Reach]:
+def reach_of(plans: Plans, entries: Iterable[Entry], graph: BeanGraph) -> list[Reach]:
     """Return all ways: those from `entries`, then those from each method of a service."""
     found: list[Reach] = []
     for entry in entries:
-        start = _Way(entry.name, ()).checked(entry.access)
+        start = _Way(entry.name, (), graph).checked(entry.access)
         if not entry.calls_services:
             found += _to_tools(start, entry.tools, plans, ())
             continue
@@ -127,7 +128,7 @@ def reach_of(plans: Plans, entries: Iterable[Entry]) -> list[Reach]:
             found += _from_method(start.through(plan), plan, plans, (), entry.tools)
     for methods in plans.values():
         for plan in methods.values():
-            found += _from_method(_Way(plan.where, ()).checked(plan.access).guarded_by(plan), plan, plans, ())
+            found += _from_method(_Way(plan.where, (), graph).checked(plan.access).guarded_by(plan), plan, plans, ())
     return found
 
 
@@ -146,6 +147,7 @@ class _Way:
 
     entry: str
     path: tuple[str, ...]
+    graph: BeanGraph
     is_open: bool = True
     needs_identity: bool = False
     checks: tuple[frozenset[str], ...] = ()
@@ -214,9 +216,17 @@ def _to_tools(way: _Way, tools: Iterable[Tool], plans: Plans, outer: tuple[Metho
         here = way.to(tool)
         if not here.is_open:
             continue
-        yield here.reach(tool.name, tool.effects)
+        yield here.reach(tool.name, _effects_of(tool, here.graph, in_durable=bool(outer) and outer[0].durable))
         if (plan := _plan_of(tool, plans)) is not None:
             yield from _from_method(here.through(plan), plan, plans, outer)
+
+
+def _effects_of(tool: Tool, graph: BeanGraph, *, in_durable: bool) -> tuple[str, ...]:
+    """Return the known effects of a tool; a transaction that has the record of its run takes effect exactly once."""
+    if not in_durable or exactly_once_of(tool, graph) is not ExactlyOnce.YES:
+        return tool.effects
+    at = tool.effects.index("transactional") + 1
+    return (*tool.effects[:at], "exactly once", *tool.effects[at:])
 
 
 def _plan_of(tool: Tool, plans: Plans) -> MethodPlan | None:

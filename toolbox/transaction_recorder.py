@@ -6,10 +6,26 @@ Not here: the transactions (`sql`), the records (`runs`).
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 TRANSACTIONAL_MARK = "__toolbox_transactional__"
 """At functions made by `@transactional`: the function itself."""
+
+SESSION_MARK = "__toolbox_session__"
+"""At the same functions: a `SessionNeed`."""
+
+DATABASE_MARK = "__toolbox_database__"
+"""At producers of engines: a name of their database, which others of the same database share."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionNeed:
+    """The session of a transaction: its type, the types of engines that it and a store of runs can have, its name."""
+
+    session: type[Any]
+    engines: tuple[type[Any], ...]
+    name: str | None
 
 
 class TransactionRecorder(Protocol):

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import ToolDeferred, TransactionRolledBackError
 from ..tools.codec import Encoded
-from ..tools.tool_calls import Tool, ToolCall
-from ..transaction_recorder import TRANSACTIONAL_MARK, TransactionRecorder
+from ..tools.tool_calls import ToolCall
+from ..transaction_recorder import TransactionRecorder
+from .exactly_once import transactional_function
 from .places import RecordKey
 from .run_records import RunRecords
 from .store import StoredRecord
@@ -110,12 +111,3 @@ def find_recordable_function(records: RunRecords, call: ToolCall) -> Any:
     if call.tool.execution.is_non_blocking and call.environment.runner.is_for_loop:
         return None  # it blocks the event loop, on which the store writes
     return function
-
-
-def transactional_function(tool: Tool) -> Any:
-    """Return the function of a tool if `@sql.transactional` made it, else None."""
-    function = tool.function
-    if function is None and isinstance(tool.bean, type):
-        function = getattr(tool.bean, tool.member, None)
-    function = getattr(function, "__func__", function)
-    return function if getattr(function, TRANSACTIONAL_MARK, None) is function else None

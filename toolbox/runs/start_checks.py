@@ -21,6 +21,7 @@ from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
 from ..tools.tool_calls import Tool
 from .documents import adapter_of
+from .exactly_once import ExactlyOnce, exactly_once_of
 from .run_engines import RunEngine
 from .store import RunStore
 
@@ -47,6 +48,7 @@ def run_problems(
         yield from durable_problems(plan)
     if durable:
         yield from _store_problems(durable[0], graph)
+    yield from _lost_transactions(durable, plans, graph)
     kept = {*seeds, SecurityIdentity}
     found: dict[tuple[str, ...], Problem] = {}
     for plan in everything:
@@ -94,6 +96,43 @@ def not_persistent(where: str) -> Problem:
     """Return the problem of a durable method without a store that outlives the process."""
     fact = "is durable, but there is no persistent RunStore"
     return Problem(where, fact, "register one, for example sql.engine and sql.SqlRunStore (from toolbox import sql)")
+
+
+# --- transactions that cannot have the record of their tool
+
+
+def _lost_transactions(durable: Iterable[MethodPlan], plans: Plans, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each transactional tool of a durable method that would not take effect exactly once.
+
+    Also for the tools of services that are its tools. A tool that says `on_unknown_outcome=` itself has none.
+    """
+    todo, seen = [*durable], set[int]()
+    found: dict[str, Problem] = {}
+    while todo:
+        plan = todo.pop()
+        if id(plan) in seen:
+            continue
+        seen.add(id(plan))
+        for tool in plan.toolset.tools:
+            inner = plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
+            if tool.is_service and inner is not None:
+                todo.append(inner)
+            elif tool.on_unknown_outcome is None and (problem := _lost_transaction(tool, graph)) is not None:
+                found.setdefault(tool.where, problem)
+    yield from found.values()
+
+
+def _lost_transaction(tool: Tool, graph: BeanGraph) -> Problem | None:
+    match exactly_once_of(tool, graph):
+        case ExactlyOnce.HIDDEN:
+            fact = "a decorator hides @sql.transactional, so a durable run cannot take its effect exactly once"
+            fix = "write @sql.transactional above the other decorator"
+        case ExactlyOnce.ELSEWHERE:
+            fact = "its transaction uses another engine than the RunStore, so its effect is not taken exactly once"
+            fix = "use the engine of the store"
+        case _:
+            return None
+    return Problem(tool.where, fact, f'{fix}, or say @tool(on_unknown_outcome="tell"), "ask" or "retry"')
 
 
 # --- arguments that a person would approve without seeing them

@@ -187,9 +187,10 @@ class ToolRecords:
             # For compensation, a person's word that the call failed is a failure of the tool.
             return EncodedInFull(encoded.text, is_error=True, failed=True) if supplied[-1].kind == "fail" else encoded
         retries = [each for each in answers if each.kind == "retry"]
-        if call.tool.on_unknown_outcome == "retry" or len(retries) >= len(state.starts):
+        decision = call.tool.on_unknown_outcome or call.environment.on_unknown_outcome
+        if decision == "retry" or len(retries) >= len(state.starts):
             return None
-        if call.tool.on_unknown_outcome == "ask":
+        if decision == "ask":
             raise self.suspend(call, attempt, "unknown_outcome")
         return EncodedInFull(UNKNOWN.format(tool=call.tool.name), is_error=True)
 

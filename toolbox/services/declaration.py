@@ -22,7 +22,7 @@ from ..introspection import has_body, local_names, takes
 from ..limits import UsageLimits
 from ..safe_text import did_you_mean
 from ..tools.failures import Handler, ToolErrors
-from ..tools.marks import SERVICE_MARK, toolbox
+from ..tools.marks import SERVICE_MARK, UnknownOutcome, toolbox
 from .memory import Window
 from .outputs import OutputMode
 
@@ -122,6 +122,7 @@ class ServiceOptions:
     compensate_on_failure: bool = False
     durable: bool = False
     on_suspended: OnSuspended = "raise"
+    on_unknown_outcome: UnknownOutcome = "tell"
     limits: UsageLimits | None = None
 
     def call_limits(self, defaults: CallLimits) -> CallLimits:
@@ -161,6 +162,7 @@ def register_ai_service(
     compensate_on_failure: bool = False,
     durable: bool = False,
     on_suspended: OnSuspended = "raise",
+    on_unknown_outcome: UnknownOutcome = "tell",
     limits: UsageLimits | None = None,
 ) -> Callable[[C], C]: ...
 
@@ -200,6 +202,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `durable`: True records every effect of a call in the `RunStore`, so that it continues after a crash.
     - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
       `"cancel"` cancels that run.
+    - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
 
     `DEFAULT` for a limit means the container's setting of the same name.
     """

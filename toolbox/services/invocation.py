@@ -532,6 +532,7 @@ class Invocation:
             runner=self.runner,
             failures=plan.failures.over(host.failures) if plan.has_handlers else host.failures,
             max_result_chars=plan.call_limits.max_result_chars,
+            on_unknown_outcome=plan.options.on_unknown_outcome,
             listeners=host.listeners,
             loop=host.running_loop,
             ran={},

@@ -541,6 +541,9 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, f"reasoning is {options.reasoning!r}", fix)
     if options.on_suspended not in ("raise", "cancel"):
         yield Problem(where, f"on_suspended is {options.on_suspended!r}", 'use "raise" or "cancel"')
+    if options.on_unknown_outcome not in ("tell", "ask", "retry"):
+        fact = f"on_unknown_outcome is {options.on_unknown_outcome!r}"
+        yield Problem(where, fact, 'use "tell", "ask" or "retry"')
     if not isinstance(options.durable, bool):
         yield Problem(where, f"durable is {options.durable!r}", "use True or False")
     for name in ("compensate_on_tool_errors", "compensate_on_failure"):

@@ -6,7 +6,7 @@ Not here: opening engines (`engines`), committing (`transactions`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -15,8 +15,11 @@ from sqlalchemy.orm import Session
 from ..di.decorators import checks_settings, produces
 from ..errors import IllegalConfigurationError, Problem
 from ..settings import SqlSettings, ToolboxSettings
+from ..transaction_recorder import DATABASE_MARK
 from .engines import address_problems, open_engine, open_sync_engine
 from .open_sessions import open_session
+
+P = TypeVar("P")
 
 
 def _engine_problems(settings: ToolboxSettings) -> Iterator[Problem]:
@@ -36,6 +39,13 @@ def _url_problems(settings: SqlSettings, *, asynchronous: bool) -> Iterator[Prob
         yield from address_problems(address, asynchronous=asynchronous)
 
 
+def _of_settings(producer: P) -> P:
+    """Mark a producer of an engine for the database of the settings."""
+    setattr(producer, DATABASE_MARK, "TOOLBOX_SQL__URL")
+    return producer
+
+
+@_of_settings
 @checks_settings(_engine_problems)
 @produces(scope="application")
 async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
@@ -57,6 +67,7 @@ async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
         await made.close()
 
 
+@_of_settings
 @checks_settings(_sync_engine_problems)
 @produces(scope="application")
 def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:

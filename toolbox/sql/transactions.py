@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 
 from ..context import ActiveScope, current_invocation
@@ -30,7 +30,9 @@ from ..errors import (
 )
 from ..tools.marks import with_effects
 from ..transaction_recorder import (
+    SESSION_MARK,
     TRANSACTIONAL_MARK,
+    SessionNeed,
     TransactionRecorder,
     current_recorder,
 )
@@ -146,7 +148,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                     raise deferred
                 return value
 
-        return _marked(awaited)
+        return _marked(awaited, AsyncSession, name)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -185,11 +187,12 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                 raise deferred
             return value
 
-    return _marked(called)
+    return _marked(called, Session, name)
 
 
-def _marked(function: F) -> F:
+def _marked(function: F, session: type[Any], name: str | None) -> F:
     """Mark a transactional function, for the durable runs of which it is a tool, and for reports."""
+    setattr(function, SESSION_MARK, SessionNeed(session, (AsyncEngine, Engine), name))
     setattr(function, TRANSACTIONAL_MARK, function)  # itself: outer decorators copy its attributes
     return with_effects(function, "transactional")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from types import FrameType, FunctionType
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from ..bean_references import COMPENSATION_MARK, MCP_MARK, TOOL_MARK
 from ..context import InvocationContext
@@ -72,7 +72,7 @@ class ToolMark:
     approvers: tuple[str, ...] = ()
     not_self: bool = False
     deferred: bool = False
-    on_unknown_outcome: UnknownOutcome = "tell"
+    on_unknown_outcome: UnknownOutcome | None = None
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
     strict: bool | None = None
     former_names: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def tool(
     approvers: Sequence[str] = (),
     not_self: bool = False,
     deferred: bool = False,
-    on_unknown_outcome: UnknownOutcome = "tell",
+    on_unknown_outcome: UnknownOutcome | None = None,
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
     strict: bool | None = None,
     former_names: Sequence[str] = (),
@@ -115,7 +115,7 @@ def tool(
     approvers: Sequence[str] = (),
     not_self: bool = False,
     deferred: bool = False,
-    on_unknown_outcome: UnknownOutcome = "tell",
+    on_unknown_outcome: UnknownOutcome | None = None,
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
     strict: bool | None = None,
     former_names: Sequence[str] = (),
@@ -142,7 +142,7 @@ def tool(
       identity that asked may not answer, and anonymous callers do not see the tool.
     - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
     - `on_unknown_outcome`: in a durable run, after a crash during the call: `"tell"` the model that the outcome is
-      unknown, `"ask"` a person, or `"retry"` the call.
+      unknown, `"ask"` a person, or `"retry"` the call; by default as the service says.
     - `strict`: True asks the server to enforce the schema of the arguments, False not to; None leaves it to the
       service and the model.
     - `former_names`: a tuple or list of the names that the tool had; stored runs that call it by one of them continue.
@@ -174,7 +174,7 @@ def tool(
 
 def _run_options(
     requires_approval: Any, approvers: Any, not_self: Any, deferred: Any, on_unknown_outcome: Any
-) -> tuple[bool | ApprovalRule, tuple[str, ...], bool, bool, UnknownOutcome]:
+) -> tuple[bool | ApprovalRule, tuple[str, ...], bool, bool, UnknownOutcome | None]:
     """Return the options about runs. Raises `TypeError` for invalid ones."""
     if not isinstance(requires_approval, bool) and not takes(requires_approval, 2):
         fix = "use True, or a function that takes the arguments and the InvocationContext"
@@ -188,7 +188,7 @@ def _run_options(
     for option, given in (("not_self", not_self), ("deferred", deferred)):
         if not isinstance(given, bool):
             raise TypeError(f"@tool: {option} is {given!r}; use True or False")
-    if on_unknown_outcome not in ("tell", "ask", "retry"):
+    if on_unknown_outcome not in (None, *get_args(UnknownOutcome)):
         raise TypeError(f'@tool: on_unknown_outcome is {on_unknown_outcome!r}; use "tell", "ask" or "retry"')
     return requires_approval, tuple(approvers), not_self, deferred, on_unknown_outcome
 

@@ -123,7 +123,7 @@ class Tool:
     approvers: tuple[str, ...] = ()
     not_self: bool = False
     deferred: bool = False
-    on_unknown_outcome: UnknownOutcome = "tell"
+    on_unknown_outcome: UnknownOutcome | None = None
     former_names: tuple[str, ...] = ()
     key_names: tuple[str, ...] = ()
     run_id_names: tuple[str, ...] = ()
@@ -293,6 +293,8 @@ class ToolEnvironment:
     """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
     ran: dict[int, ToolCall] | None = None
     """The calls whose tools ran without an error, by the id of their request; None if nobody wants to know."""
+    on_unknown_outcome: UnknownOutcome = "tell"
+    """What a run does for tools that do not say it themselves."""
     search_tool: str | None = None
     """The name of the tool that finds more tools."""
     sent: tuple[str, ...] | None = None
