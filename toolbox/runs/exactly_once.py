@@ -58,9 +58,10 @@ def _compare(store: int, engine: int, need: SessionNeed, graph: BeanGraph) -> Ex
     ours = set(_engines_behind(store, need, graph))
     if engine in ours:
         return ExactlyOnce.YES
-    used = graph.definitions[engine].source
-    if hasattr(used, "dialect") and hasattr(kept.source, "uses") and not isinstance(kept.source, type):
-        return ExactlyOnce.YES if kept.source.uses(used) else ExactlyOnce.ELSEWHERE
+    used, instance = graph.definitions[engine].source, kept.source
+    uses: Any = None if isinstance(instance, type) else getattr(instance, "uses", None)
+    if uses is not None and hasattr(used, "dialect"):  # a store and an engine that the program made itself
+        return ExactlyOnce.YES if uses(used) else ExactlyOnce.ELSEWHERE
     if len(ours) != 1:
         return ExactlyOnce.UNKNOWN
     of_store = graph.definitions[ours.pop()]
