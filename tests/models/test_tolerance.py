@@ -12,12 +12,8 @@ from typing import Any, Protocol
 import pytest
 
 from tests.models.scripted_server import ScriptedServer, chunk, completion, stream
-from tests.models.seen_arguments import ARGUMENTS
-from tests.models.seen_calls import CALLS
-from tests.models.seen_ends import ENDS
-from tests.models.seen_errors import ERRORS
-from tests.models.seen_names import NAMES
-from tests.models.seen_shapes import SHAPES
+from tests.models.seen import read_seen
+from tests.models.seen_in_code import IN_CODE
 from tests.models.server_replies import ALL, Case, assistant
 from toolbox import (
     CompleteResponse,
@@ -32,7 +28,8 @@ from toolbox import (
 
 pytestmark = pytest.mark.anyio
 
-CASES: list[Case] = [*ALL, *CALLS, *NAMES, *ARGUMENTS, *ENDS, *ERRORS, *SHAPES]
+KINDS = ("calls", "names", "arguments", "ends", "errors", "shapes")
+CASES: list[Case] = [*ALL, *(case for kind in KINDS for case in read_seen(kind)), *IN_CODE]
 
 
 class Whole(Protocol):
