@@ -5,10 +5,11 @@ Not here: threads and executors (`threads`), the choice for each call (`runners`
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -113,9 +114,20 @@ def is_async(function: object) -> bool:
 
 
 def returns_awaitable(annotation: object) -> bool:
-    """Return True if a resolved return annotation is an awaitable type."""
+    """Return True if a resolved return annotation is an awaitable type, or a `concurrent.futures.Future`."""
     origin = typing.get_origin(annotation) or annotation
-    return isinstance(origin, type) and issubclass(origin, Awaitable)
+    return isinstance(origin, type) and issubclass(origin, (Awaitable, Future))
+
+
+def awaitable_of(value: object) -> Awaitable[Any] | None:
+    """Return what must be awaited for the value of a function, also for a `concurrent.futures.Future`, or None."""
+    if isinstance(value, Future):
+        return _result_of(value)
+    return value if inspect.isawaitable(value) else None
+
+
+async def _result_of(future: Future[Any]) -> Any:
+    return await asyncio.wrap_future(future)
 
 
 def execution_of(function: object, mark: Execution | None, returns: object = None) -> Execution:

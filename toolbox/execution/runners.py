@@ -6,7 +6,6 @@ Not here: threads and executors (`threads`), the calls (`tools.pipeline`), invoc
 from __future__ import annotations
 
 import contextvars
-import inspect
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..context import InvocationContext, run_for
 from ..errors import IllegalConfigurationError
-from .markers import Execution, ExecutionModel, unknown_executor
+from .markers import Execution, ExecutionModel, awaitable_of, unknown_executor
 from .threads import Finish, Workers, finished, is_of_an_executor, run_labelled, settle
 
 T = TypeVar("T")
@@ -97,7 +96,8 @@ class LoopRunner:
             async def timed() -> Any:
                 value = call()
                 self._workers.warn_if_slow(label, began)
-                return await value if inspect.isawaitable(value) else value
+                awaited = awaitable_of(value)
+                return value if awaited is None else await awaited
 
             return await finished(timed(), finish)
         try:

@@ -7,7 +7,6 @@ Not here: the choice for each call (`runners`).
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import sys
@@ -26,7 +25,7 @@ from weakref import WeakSet
 
 from ..errors import BlockingCallNotAllowedError, IllegalConfigurationError, Problem
 from .cancellation import own_code
-from .markers import Execution
+from .markers import Execution, awaitable_of
 
 logger = logging.getLogger("toolbox.execution")
 
@@ -428,8 +427,8 @@ class Workers:
             if finish is not None:
                 await finish(error)
             raise
-        if inspect.isawaitable(value):
-            return await finished(value, finish)
+        if (awaited := awaitable_of(value)) is not None:
+            return await finished(awaited, finish)
         if finish is not None:
             await finish(None)
         return value

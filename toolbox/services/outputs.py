@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cache, cached_property
 from json import JSONDecoder
 from types import GenericAlias, NoneType
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
@@ -33,6 +33,7 @@ from ..chat import (
     ToolExecutionResult,
     ToolSpecification,
 )
+from ..contents import CONTENT_TYPES
 from ..errors import OutputParsingError, Path
 from ..introspection import EMPTY, is_union, unwrapped
 from ..json_text import arguments_text
@@ -176,6 +177,11 @@ def _text_adapter() -> TypeAdapter[Any]:
 
 def read_output(annotation: object) -> Output:
     """Parse a resolved return annotation. Raises `TypeError` for an unsupported one."""
+    if (content := _content_in(annotation)) is not None:
+        name = content.__name__
+        raise UnsupportedOutput(
+            f"models answer with text, so it would invent the {name}", f"write a tool that returns it, `-> {name}`"
+        )
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is TokenStream:
         raise UnsupportedOutput("TokenStream has no parameter", "write `-> TokenStream`, or AsyncIterator[…] for items")
@@ -196,6 +202,16 @@ def read_output(annotation: object) -> Output:
     if origin is Result:
         return Output(Shape.RESULT, _kind_of(arguments[0]), arguments[0])
     return Output(Shape.VALUE, _kind_of(annotation), annotation)
+
+
+def _content_in(annotation: Any) -> type[Any] | None:
+    """Return the class of a message's content in a return type, also in unions, lists and streams, or None."""
+    form = unwrapped(annotation).type
+    if any(form is each for each in CONTENT_TYPES):
+        return cast("type[Any]", form)
+    if get_origin(form) is Literal:
+        return None
+    return next((found for each in get_args(form) if (found := _content_in(each)) is not None), None)
 
 
 def _kind_of(annotation: object) -> Kind:

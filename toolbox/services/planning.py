@@ -336,7 +336,11 @@ class _MethodPlanner:
             )
         for name in sorted(template.variables - known):
             near = ", ".join(f"{{{each}}}" for each in self.parameters) or "none"
-            self.problem(f"the template of {decorator} uses unknown parameter {{{name}}}", f"use one of: {near}")
+            fact, fix = f"the template of {decorator} uses unknown parameter {{{name}}}", f"use one of: {near}"
+            if name == "response_schema":  # a variable of Quarkus
+                fact += ", which is not needed: the schema of the return type is sent with each request"
+                fix = "remove it"
+            self.problem(fact, fix)
         return template
 
     # --- the roles of parameters

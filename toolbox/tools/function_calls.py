@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -32,6 +31,7 @@ from ..events import (
     ToolProgressEvent,
 )
 from ..execution.cancellation import CancellationsHere, own_code
+from ..execution.markers import awaitable_of
 from ..execution.threads import call_on
 from ..parameters import (
     Progress,
@@ -202,8 +202,8 @@ class _FunctionCall:
             value = self._call_function()
             if not tool.execution.is_coroutine:
                 self._call.environment.runner.warn_if_slow(tool.name, began)
-            if inspect.isawaitable(value):
-                value = await self._result_of(value)
+            if (awaited := awaitable_of(value)) is not None:
+                value = await self._result_of(awaited)
             encoded = tool.encode(value)
         except BaseException as error:
             await self._close(error)
@@ -246,8 +246,8 @@ class _FunctionCall:
         tool = self._call.tool
         try:
             value = self._call_function()
-            if inspect.isawaitable(value):
-                return self._encode_awaited(value)
+            if (awaited := awaitable_of(value)) is not None:
+                return self._encode_awaited(awaited)
             encoded = tool.encode(value)
         except BaseException as error:
             self._close_on_thread(None if isinstance(error, ToolDeferred) else error)
