@@ -1,6 +1,7 @@
 """Events of runs are written as JSON, read by number in any process, and end with the run."""
 
 import asyncio
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,13 +29,12 @@ from toolbox.runs.event_log import (
     EventLog,
     RunEnded,
     RunEvents,
-    RunSignals,
     event_from_json,
     event_to_json,
     number_after,
 )
 
-from .one_run import events_of, store_with_a_run
+from .one_run import events_of, store_with_a_run, stored_in
 
 pytestmark = pytest.mark.anyio
 
@@ -160,7 +160,7 @@ def test_other_positions_are_rejected(after: Any, error: type[Exception]) -> Non
 
 
 async def test_pieces_are_written_together_and_nothing_is_lost(store: InMemoryRunStore) -> None:
-    log = EventLog(store, "run", 1, RunSignals())
+    log = EventLog(store, "run", 1, stored_in(store).looks)
     await log.open()
 
     for number in range(100):
@@ -174,7 +174,7 @@ async def test_pieces_are_written_together_and_nothing_is_lost(store: InMemoryRu
 
 async def test_the_next_owner_does_not_repeat_the_events_of_a_round(store: InMemoryRunStore) -> None:
     other = ToolExecutionRequest("c2", "add", "{}")
-    first = EventLog(store, "run", 1, RunSignals())
+    first = EventLog(store, "run", 1, stored_in(store).looks)
     await first.open()
     done = [IntermediateResponse(RESPONSE), BeforeToolExecution(REQUEST), EVENTS[6], BeforeToolExecution(other)]
     for event in done:
@@ -183,7 +183,7 @@ async def test_the_next_owner_does_not_repeat_the_events_of_a_round(store: InMem
     await store.release("run", 1)
     await store.acquire("run", "other")
 
-    second = EventLog(store, "run", 2, RunSignals())
+    second = EventLog(store, "run", 2, stored_in(store).looks)
     await second.open()
     again = [*done[1:], ToolExecuted(ToolExecution(other, "4", 4, False, NOW, 0.5))]
     for event in again:
@@ -195,8 +195,99 @@ async def test_the_next_owner_does_not_repeat_the_events_of_a_round(store: InMem
 
 
 async def test_an_event_log_of_a_lost_run_writes_nothing(store: InMemoryRunStore) -> None:
-    log = EventLog(store, "run", 0, RunSignals())
+    log = EventLog(store, "run", 0, stored_in(store).looks)
     log.put(PartialResponse("a"))
     await log.flush()
 
     assert await store.events("run", 0) == []
+
+
+class Counting(InMemoryRunStore):
+    """Counts how often it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+        self.looked = asyncio.Event()
+
+    async def look(self, run_id: str) -> Any:
+        self.reads["look"] += 1
+        self.looked.set()
+        return await super().look(run_id)
+
+    async def events(self, run_id: str, after: int, limit: int = 1000) -> Any:
+        self.reads["events"] += 1
+        return await super().events(run_id, after, limit)
+
+    async def load(self, run_id: str) -> Any:
+        self.reads["load"] += 1
+        return await super().load(run_id)
+
+    async def wait_for_looks(self, count: int) -> None:
+        for _ in range(count):
+            self.looked.clear()
+            await self.looked.wait()
+
+
+async def test_many_who_follow_a_run_in_one_process_read_as_often_as_one() -> None:
+    store = await store_with_a_run(Counting())
+    assert isinstance(store, Counting)
+    runs = stored_in(store)
+    readers = [RunEvents(runs, "run", 0, lambda run: "why") for _ in range(100)]
+    waiting = [asyncio.ensure_future(anext(each)) for each in readers]
+    results = [asyncio.ensure_future(runs.wait_for_end("run")) for _ in range(100)]
+    await store.wait_for_looks(3)
+    store.reads.clear()
+
+    await store.wait_for_looks(3)
+    assert store.reads == {"look": 3}  # a quiet run
+    await store.add_events("run", 1, [event_to_json(PartialResponse("a"))])
+    first = await asyncio.gather(*waiting)
+    assert {(each.number, each.event) for each in first} == {(1, PartialResponse("a"))}
+    assert store.reads["events"] == 1
+    waiting = [asyncio.ensure_future(anext(each)) for each in readers]
+    await end(store)
+    assert {each.event for each in await asyncio.gather(*waiting)} == {RunEnded("failed", "why")}
+    assert {each.status for each in await asyncio.gather(*results)} == {"failed"}
+    assert store.reads["events"] <= 4
+
+
+async def test_a_run_is_read_no_more_when_nobody_waits() -> None:
+    store = await store_with_a_run(Counting())
+    assert isinstance(store, Counting)
+    reader = following(store)
+    waiting = asyncio.ensure_future(anext(reader))
+    await store.wait_for_looks(2)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    await asyncio.sleep(0.6)  # seconds; more than the pause after which nobody comes back
+    looks = store.reads["look"]
+    await asyncio.sleep(0.3)
+    assert store.reads["look"] == looks
+
+
+async def test_an_error_of_the_store_reaches_all_who_wait_and_is_not_kept() -> None:
+    store = await store_with_a_run()
+    runs = stored_in(store)
+    readers = [RunEvents(runs, "run", 0, lambda run: None) for _ in range(3)]
+    waiting = [asyncio.ensure_future(anext(each)) for each in readers]
+    await asyncio.sleep(0.05)
+    await store.delete("run")
+
+    assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {RunNotFoundError}
+    again = await store_with_a_run(store)
+    await again.add_events("run", 1, [event_to_json(PartialResponse("a"))])
+    assert (await anext(readers[0])).event == PartialResponse("a")
+
+
+async def test_a_follower_that_leaves_does_not_disturb_the_others() -> None:
+    store = await store_with_a_run()
+    runs = stored_in(store)
+    readers = [RunEvents(runs, "run", 0, lambda run: None) for _ in range(3)]
+    waiting = [asyncio.ensure_future(anext(each)) for each in readers]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await store.add_events("run", 1, [event_to_json(PartialResponse("a"))])
+
+    assert [each.number for each in await asyncio.gather(*waiting[1:])] == [1, 1]

@@ -51,7 +51,7 @@ class Cancelling:
                 changes = RunChanges(status="cancelled", document=changed.to_json())
             if (taken := await store.change(run_id, stored.version, changes)) is None:
                 continue
-            self._runs.signals.announce(run_id)
+            self._runs.looks.announce(run_id)
             if not must_undo:
                 return taken
             await self._execution.detach(run_id, self._undo(taken))

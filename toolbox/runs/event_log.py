@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias, cast, get_args
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from ..chat import (
     BeforeToolExecution,
@@ -27,7 +28,7 @@ from ..chat import (
     ToolExecuted,
     ToolProgress,
 )
-from ..errors import ContainerNotStartedError, LeaseLostError, RunNotFoundError, TranscriptError
+from ..errors import LeaseLostError, TranscriptError
 from ..services.state import (
     execution_from_dict,
     execution_to_dict,
@@ -38,7 +39,10 @@ from ..services.state import (
 )
 from ..transcripts import Json, read_json, write_json
 from .documents import call_from_dict, stored_call_to_dict
-from .store import ENDED, RunStatus, RunStore, StoredRun
+from .run_looks import RunLooks
+from .store import ENDED, RunLook, RunStatus, RunStore, StoredRun
+
+T = TypeVar("T")
 
 VERSION = 1
 
@@ -112,8 +116,8 @@ class EventLog:
     `taken` hands over what is not written yet, for a transaction that writes something else too.
     """
 
-    def __init__(self, store: RunStore, run_id: str, generation: int, signals: RunSignals) -> None:
-        self._store, self._run_id, self._generation, self._signals = store, run_id, generation, signals
+    def __init__(self, store: RunStore, run_id: str, generation: int, looks: RunLooks) -> None:
+        self._store, self._run_id, self._generation, self._looks = store, run_id, generation, looks
         self._ready: list[str] = []
         self._seen: list[str] = []  # written by an earlier owner in the round that continues now
         self._writing: asyncio.Task[None] | None = None
@@ -164,7 +168,7 @@ class EventLog:
                 except BaseException:
                     self._ready[:0] = ready
                     raise
-                self._signals.announce(self._run_id)
+                self._looks.announce(self._run_id)
 
     async def flush(self) -> None:
         """Wait until all events are written. Raises the store's errors."""
@@ -185,7 +189,6 @@ def _identity(event: ServiceEvent) -> str:
 # --- following a run
 
 
-_FIRST_PAUSE, _LONGEST_PAUSE, _SUSPENDED_PAUSE = 0.02, 0.25, 1.0  # seconds between two looks into the store
 _AT_ONCE = 500  # events read at once
 
 
@@ -209,83 +212,37 @@ class RunEvent:
     event: ServiceEvent | RunEnded
 
 
-class RunSignals:
-    """Wakes those who wait for a run that changes in this process; changes elsewhere are found by looking."""
+class FollowedRuns(Protocol):
+    """The stored runs, as `RunEvents` needs them."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self._is_closed = False
+    looks: RunLooks
 
-    def close(self) -> None:
-        """End all waiting: `wait` raises `ContainerNotStartedError` from now on."""
-        self._is_closed = True
-        for run_id in [*self._waiting]:
-            self.announce(run_id)
+    async def open(self) -> RunStore:
+        """Return the opened store."""
+        ...
 
-    def announce(self, run_id: str) -> None:
-        """Wake all who wait for this run. Call it on the container's loop."""
-        for each in self._waiting.pop(run_id, ()):
-            if not each.done():
-                each.get_loop().call_soon_threadsafe(_wake, each)
+    async def load(self, run_id: str) -> StoredRun:
+        """Return a run. Raises `RunNotFoundError`."""
+        ...
 
-    async def wait(self, run_id: str, seconds: float) -> None:
-        """Wait for a change, at most so long. Raises `ContainerNotStartedError` when the container stops."""
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(run_id, set()).add(waiting)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await waiting
-        finally:
-            others = self._waiting.get(run_id)
-            if others is not None:
-                others.discard(waiting)
-                if not others:
-                    del self._waiting[run_id]
-        if self._is_closed:
-            raise ContainerNotStartedError(f"waiting for run {run_id}", "the container has stopped")
+    async def look(self, run_id: str) -> RunLook:
+        """Return what changes of a run. Raises `RunNotFoundError`."""
+        ...
 
-
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
-
-Pause: TypeAlias = Callable[[StoredRun | None], Awaitable[None]]
-"""Waits until the run may have changed."""
-
-
-def pauses(run_id: str, signals: RunSignals) -> Pause:
-    """Return a function that waits for the run to change, with growing delays; call it with None to begin again."""
-    seconds = _FIRST_PAUSE
-
-    async def pause(run: StoredRun | None) -> None:
-        nonlocal seconds
-        longest = _SUSPENDED_PAUSE if run is not None and run.status == "suspended" else _LONGEST_PAUSE
-        if run is None:
-            seconds = _FIRST_PAUSE
-            return
-        await signals.wait(run_id, min(seconds, longest))
-        seconds = min(seconds * 1.5, longest)
-
-    return pause
+    async def on_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the container's loop."""
+        ...
 
 
 class RunEvents(AsyncIterator[RunEvent]):
     """The events of a run, from `runs.events(…)`. It continues over suspensions and ends with `RunEnded`."""
 
     def __init__(
-        self,
-        run_id: str,
-        after: int,
-        on_home: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]],
-        opened: Callable[[], Awaitable[RunStore]],
-        signals: RunSignals,
-        error_of: Callable[[StoredRun], str | None],
+        self, runs: FollowedRuns, run_id: str, after: int, error_of: Callable[[StoredRun], str | None]
     ) -> None:
         self.run_id = run_id
-        self._after, self._on_home, self._opened, self._error_of = after, on_home, opened, error_of
-        self._pause = pauses(run_id, signals)
+        self._runs, self._after, self._error_of = runs, after, error_of
+        self._seen: RunLook | None = None  # everything up to this look was read
         self._ready: deque[RunEvent] = deque()
         self._is_over = False
 
@@ -295,7 +252,7 @@ class RunEvents(AsyncIterator[RunEvent]):
     async def __anext__(self) -> RunEvent:
         """Return the next event; wait for it. Raises `RunNotFoundError`."""
         if not self._ready and not self._is_over:
-            await self._on_home(self._wait)
+            await self._runs.on_home(self._wait)
         if not self._ready:
             raise StopAsyncIteration
         event = self._ready.popleft()
@@ -305,7 +262,8 @@ class RunEvents(AsyncIterator[RunEvent]):
     async def is_over(self) -> bool:
         """Return True if the run has ended and nothing is newer. Raises `RunNotFoundError`."""
         if not self._ready and not self._is_over:
-            await self._on_home(self._read)
+            look = await self._runs.on_home(lambda: self._runs.look(self.run_id))
+            self._is_over = look.status in ENDED and self._after > look.events
         return self._is_over and not self._ready
 
     async def aclose(self) -> None:
@@ -314,29 +272,28 @@ class RunEvents(AsyncIterator[RunEvent]):
         self._is_over = True
 
     async def _wait(self) -> None:
+        """Wait until `_ready` has the next events, or no more can come."""
+        looks, after = self._runs.looks, self._after
         while not self._ready and not self._is_over:
-            run = await self._read()
-            if not self._ready and not self._is_over:
-                await self._pause(run)
+            look = await looks.after(self.run_id, self._seen)  # first: an ended run gets no more events
+            found = await looks.shared(self.run_id, after, partial(self._read, after))
+            self._ready.extend(found)
+            if len(found) == _AT_ONCE:
+                continue
+            self._seen = look
+            if look.status in ENDED:
+                # Its end comes after its last event. A reader who has a later number has seen the end.
+                if after <= look.events:
+                    self._ready.append(await looks.shared(self.run_id, "end", partial(self._read_end, look)))
+                self._is_over = True
 
-    async def _read(self) -> StoredRun:
-        """Read the next events into `_ready`. After the last event of an ended run, add `RunEnded`."""
-        store = await self._opened()
-        run = await store.load(self.run_id)  # before the events: an ended run gets no more of them
-        if run is None:
-            raise RunNotFoundError(self.run_id)
-        found = await store.events(self.run_id, self._after, _AT_ONCE)
-        self._ready.extend(RunEvent(each.number, each.at, event_from_json(each.data)) for each in found)
-        if found:
-            await self._pause(None)
-        if run.status in ENDED and len(found) < _AT_ONCE:
-            last = found[-1].number if found else self._after
-            # Without a stored event at `after`, the reader has seen the end, which comes after the last stored event.
-            if found or last == 0 or await store.events(self.run_id, last - 1, 1):
-                end = RunEnded(run.status, self._error_of(run))
-                self._ready.append(RunEvent(last + 1, run.updated_at, end))
-            self._is_over = True
-        return run
+    async def _read(self, after: int) -> list[RunEvent]:
+        found = await (await self._runs.open()).events(self.run_id, after, _AT_ONCE)
+        return [RunEvent(each.number, each.at, event_from_json(each.data)) for each in found]
+
+    async def _read_end(self, look: RunLook) -> RunEvent:
+        run = await self._runs.load(self.run_id)
+        return RunEvent(look.events + 1, run.updated_at, RunEnded(look.status, self._error_of(run)))
 
 
 def number_after(after: int | str | None) -> int:

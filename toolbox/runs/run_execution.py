@@ -33,11 +33,11 @@ from ..services.loop import Finish, Suspend
 from ..services.outputs import Result, Shape
 from ..tools.failures import message_of
 from .documents import read_identity, read_user_message, type_name_of, write_details, write_value
-from .event_log import EventLog, pauses
+from .event_log import EventLog
 from .prepared_runs import PreparedRun, PreparedRuns
 from .run_leases import RunLeases
 from .run_session import RunSession
-from .store import RunChanges, RunStatus, StoredRecord, StoredRun
+from .store import RunChanges, RunLook, RunStatus, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
@@ -101,7 +101,7 @@ class RunExecution:
                     prepared = self._preparing.prepare(owned)
                     return await self._perform(owned, prepared, await self._read_records(owned), put)
             finally:
-                self._runs.signals.announce(owned.id)
+                self._runs.looks.announce(owned.id)
 
         return asyncio.create_task(work(), context=context or Context())
 
@@ -141,7 +141,7 @@ class RunExecution:
 
         Raises the errors of the method, `RunFailedError`, `RunCancelledError` and `RunNotFoundError`.
         """
-        pause = pauses(run_id, self._runs.signals)
+        seen: RunLook | None = None
         while True:
             stored = await self._runs.load(run_id)
             if stored.status != "running":
@@ -153,7 +153,7 @@ class RunExecution:
                 return result
             task = await self.detach(run_id, self._take(stored, put))
             if task is None:
-                await pause(stored)
+                seen = await self._until_free(run_id, seen)
             elif (found := await wait_unless_lost(task, run_id)) is not None:
                 return found
 
@@ -172,17 +172,27 @@ class RunExecution:
         """
         store = await self._runs.open()
         until = None if timeout is None else time.monotonic() + timeout
-        pause = pauses(run_id, self._runs.signals)
+        seen: RunLook | None = None
         while True:
             stored = await self._runs.load(run_id)
             if stored.status != "running":
                 return stored
             if (owned := await store.acquire(run_id, self._runs.owner)) is not None:
                 await self.finish(owned)
-            elif until is not None and time.monotonic() >= until:
+                continue
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
                 raise RunBusyError(run_id)
-            else:
-                await pause(stored)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    seen = await self._until_free(run_id, seen)
+
+    async def _until_free(self, run_id: str, seen: RunLook | None) -> RunLook:
+        """Wait for a look after `seen` at which no process executes the run, and return it."""
+        while True:
+            seen = await self._runs.looks.after(run_id, seen)
+            if seen.status != "running" or seen.is_runnable:
+                return seen
 
     async def finish(self, owned: StoredRun) -> None:
         """Execute a run that this process has just acquired. An error of its method is written, not raised.
@@ -247,7 +257,7 @@ class RunExecution:
         session.wants_result = True
         log = None
         if prepared.document.follows:
-            log = EventLog(store, owned.id, owned.generation, self._runs.signals)
+            log = EventLog(store, owned.id, owned.generation, self._runs.looks)
             await log.open()
             session.new_events, session.write_events = log.taken, log.flush
         try:

@@ -110,9 +110,7 @@ class Runs:
         None yields all. The iteration raises `RunNotFoundError`.
         """
 
-        runs = self._stored
-        number = number_after(after)
-        return RunEvents(_id(run_id), number, runs.on_home, runs.open, runs.signals, lambda run: show_run(run).error)
+        return RunEvents(self._stored, _id(run_id), number_after(after), lambda run: show_run(run).error)
 
     @overload
     async def result(self, run: Run[T], timeout: float | None = None) -> T: ...
@@ -271,7 +269,7 @@ class Runs:
 
     async def close(self) -> None:
         """Cancel the runs that this process executes, and end their leases and all waiting."""
-        self._stored.signals.close()
+        self._stored.looks.close()
         await self._take_over.close()
         await self._execution.stop()
 

@@ -82,6 +82,20 @@ class StoredEvent:
     data: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunLook:
+    """What changes while a run goes on. Those who wait for the run compare it with what they have seen.
+
+    `events` is the number of events so far. `is_runnable` is True if no process executes a run that is running.
+    """
+
+    status: RunStatus
+    version: int
+    generation: int
+    events: int
+    is_runnable: bool
+
+
 class Keep(Enum):
     """The type of `KEEP`."""
 
@@ -172,6 +186,19 @@ class RunStore(Protocol):
     async def load(self, run_id: str) -> StoredRun | None:
         """Return the header, or None for an unknown id."""
         ...
+
+    async def look(self, run_id: str) -> RunLook | None:
+        """Return what changes of a run, or None for an unknown id. It is called several times a second.
+
+        A store that does not override it reads the whole run each time.
+        """
+        run, number = await self.load(run_id), 0
+        if run is None:
+            return None
+        while found := await self.events(run_id, number):
+            number = found[-1].number
+        is_runnable = run.status == "running" and run_id in await self.lapsed(10_000)
+        return RunLook(run.status, run.version, run.generation, number, is_runnable)
 
     async def find(
         self,
@@ -321,6 +348,15 @@ class InMemoryRunStore(RunStore):
         """See `RunStore`."""
         kept = self._runs.get(run_id)
         return None if kept is None else kept.run
+
+    async def look(self, run_id: str) -> RunLook | None:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            if kept is None:
+                return None
+            run = kept.run
+            return RunLook(run.status, run.version, run.generation, len(kept.events), kept.is_runnable())
 
     async def find(
         self,

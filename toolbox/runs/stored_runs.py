@@ -28,11 +28,11 @@ from .documents import (
     read_value,
     with_restored_results,
 )
-from .event_log import RunSignals, pauses
 from .run_engines import RunEngine
 from .run_leases import owner_name
+from .run_looks import RunLooks
 from .run_session import RunSession
-from .store import ENDED, Run, RunStore, StoredRun
+from .store import ENDED, Run, RunLook, RunStore, StoredRun
 
 T = TypeVar("T")
 
@@ -84,11 +84,11 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
 
 
 class StoredRuns:
-    """The stored runs of a host. `owner` names this process in their leases; `signals` wakes those who wait for one."""
+    """The stored runs of a host. `owner` names this process in their leases; `looks` are for those who wait for one."""
 
     def __init__(self, host: RunsHost) -> None:
         self._host = host
-        self.signals = RunSignals()
+        self.looks = RunLooks(self.look)
         self.owner = owner_name()
 
     # --- loading
@@ -105,12 +105,19 @@ class StoredRuns:
             raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))
         return stored
 
+    async def look(self, run_id: str) -> RunLook:
+        """Return what changes of a run. Raises `RunNotFoundError`."""
+        found = await (await self.open()).look(run_id) if is_storable(run_id) else None
+        if found is None:
+            raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))
+        return found
+
     async def wait_for_end(self, run_id: str) -> StoredRun:
         """Wait until a run has ended, also over suspensions. Raises `RunNotFoundError`."""
-        pause = pauses(run_id, self.signals)
-        while (stored := await self.load(run_id)).status not in ENDED:
-            await pause(stored)
-        return stored
+        seen: RunLook | None = None
+        while seen is None or seen.status not in ENDED:
+            seen = await self.looks.after(run_id, seen)
+        return await self.load(run_id)
 
     # --- where to wait
 

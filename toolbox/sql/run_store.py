@@ -59,6 +59,7 @@ from ..runs.store import (
     Ownership,
     Position,
     RunChanges,
+    RunLook,
     RunStatus,
     RunStore,
     StoredEvent,
@@ -346,6 +347,17 @@ class SqlRunStore(RunStore):
         """See `RunStore`."""
         async with self._reading() as connection:
             return await self._load(connection, run_id)
+
+    @retried
+    async def look(self, run_id: str) -> RunLook | None:
+        """See `RunStore`."""
+        runs, leases = self._tables.runs, self._tables.leases
+        is_runnable = and_(runs.c.status == "running", self._has_ended())
+        seen = runs.c.status, runs.c.version, runs.c.generation, leases.c.events, is_runnable
+        found = select(*seen).join_from(runs, leases, leases.c.run_id == runs.c.id).where(runs.c.id == run_id)
+        async with self._reading() as connection:
+            row = (await connection.execute(found)).first()
+            return None if row is None else RunLook(*row)
 
     @retried
     async def find(
