@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias, cast
 from uuid import uuid4
@@ -518,6 +519,33 @@ async def waiting_runs_are_found_by_their_oldest_call(new_store: NewRunStore) ->
     assert await other.find(service=service, waiting_longer_than=timedelta(hours=2)) == []
 
 
+async def a_look_shows_what_changes(new_store: NewRunStore) -> None:
+    """`look`: the status, the version, the generation, the number of events, and whether a process executes the run."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    assert await store.look(run.id) is None
+    await store.create(run)
+
+    new = await other.look(run.id)
+    taken = await store.acquire(run.id, "one")
+    owned = await other.look(run.id)
+    await store.add_events(run.id, 1, ["a", "b"])
+    followed = await other.look(run.id)
+    await store.append(run.id, 1, [], RunChanges(status="suspended"), ["c"])
+    waiting = await other.look(run.id)
+
+    assert None not in (new, taken, owned, followed, waiting)
+    assert new is not None
+    assert (new.status, new.generation, new.events, new.is_runnable) == ("running", 0, 0, True)
+    assert owned is not None
+    assert (owned.generation, owned.is_runnable) == (1, False)
+    assert followed is not None
+    assert followed == replace(owned, events=2)
+    assert waiting is not None
+    assert (waiting.status, waiting.events, waiting.is_runnable) == ("suspended", 3, False)
+    assert waiting.version > followed.version
+
+
 async def the_suspended_run_of_a_conversation_is_found(new_store: NewRunStore) -> None:
     """Only while it is suspended."""
     store, other = await _open_two(new_store)
@@ -596,6 +624,7 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     runs_are_found_in_pages,
     runs_are_found_by_who_asked,
     waiting_runs_are_found_by_their_oldest_call,
+    a_look_shows_what_changes,
     the_suspended_run_of_a_conversation_is_found,
     purging_deletes_old_runs_that_have_ended,
     a_deleted_run_leaves_nothing,
