@@ -1438,3 +1438,27 @@ async def test_services_without_a_container_take_a_store_or_its_class(store: Any
 def test_what_is_not_a_store_is_a_problem(store: Any) -> None:
     with pytest.raises(IllegalConfigurationError, match=r"run_store=: .* is not a RunStore"):
         create_ai_service(Clerk, chat_model=ScriptedChatModel([]), run_store=store)
+
+
+async def test_a_run_that_runs_here_ends_at_once_when_it_is_cancelled() -> None:
+    async def never(request: ChatRequest) -> str:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return "never"
+
+    asked, ended = asyncio.Event(), asyncio.Event()
+    store = InMemoryRunStore(lease=600)  # the next renewal would be much later
+    made = Container(models={"default": ScriptedChatModel([never])}).register(Clerk).register_instance(store, RunStore)
+    async with made as here:
+        run = await here.runs.start(here.get(Clerk).do, "x")
+        await asked.wait()
+
+        assert (await here.runs.cancel(run.id, "enough")).status == "cancelled"
+
+        async with asyncio.timeout(60):
+            await ended.wait()
+        with pytest.raises(RunCancelledError, match="enough"):
+            await here.runs.result(run)

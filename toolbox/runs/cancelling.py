@@ -53,6 +53,7 @@ class Cancelling:
                 continue
             self._runs.looks.announce(run_id)
             if not must_undo:
+                self._execution.leases.lose(run_id)
                 return taken
             await self._execution.detach(run_id, self._undo(taken))
 

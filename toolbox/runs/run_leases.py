@@ -83,14 +83,16 @@ class RunLeases:
         """Return the ids of the runs that this process executes."""
         return {each.run_id for each in self._held}
 
+    def lose(self, run_id: str) -> list[asyncio.Task[Any]]:
+        """Cancel the execution of a run that was taken from here now, not at the next renewal. Returns its tasks."""
+        held = [each for each in self._held if each.run_id == run_id]
+        for each in held:
+            each.lose()
+        return [each.task for each in held]
+
     async def give_up(self, run_id: str) -> None:
-        """Cancel the execution of a run that was taken from here, and wait for its end, at most one lease."""
-        tasks = []
-        for each in self._held:
-            if each.run_id == run_id:
-                each.lose()
-                tasks.append(each.task)
-        if tasks:
+        """Do the same, and wait for the end of the execution, at most one lease."""
+        if tasks := self.lose(run_id):
             await asyncio.wait(tasks, timeout=(await self._opened()).lease)
 
     async def _release(self, held: _Held) -> None:
