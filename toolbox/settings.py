@@ -221,6 +221,10 @@ WhileAModelWorks: TypeAlias = Literal["release", "raise", "keep"]
 """What database sessions do before a model request."""
 
 
+RecordsOfEndedRuns: TypeAlias = Literal["keep", "delete"]
+"""What a store of runs does with the records of a run that ends."""
+
+
 class SqlSettings(_Section):
     """Settings of the database of `toolbox.sql`: `TOOLBOX_SQL__<FIELD>`. Times are in seconds."""
 
@@ -242,6 +246,8 @@ class SqlSettings(_Section):
     migrate: bool = True
     """Create and migrate the tables of the stores. With False, stores only check them at start, and `toolbox migrate`
     creates them."""
+    records_of_ended_runs: RecordsOfEndedRuns = "keep"
+    """`delete`: when a run ends, its arguments, records, messages and events are deleted."""
     while_a_model_works: WhileAModelWorks = "release"
     """What sessions do before a model request. `release` commits a transaction that has only read, and gives its
     connection back. `raise` does the same, and raises `OpenTransactionError` for a transaction with changes. `keep`
@@ -260,6 +266,7 @@ class SqlSettings(_Section):
             pool_pre_ping: bool = True,
             echo: bool = False,
             migrate: bool = True,
+            records_of_ended_runs: RecordsOfEndedRuns = "keep",
             while_a_model_works: WhileAModelWorks = "release",
         ) -> None: ...
 

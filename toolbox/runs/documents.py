@@ -122,6 +122,7 @@ class RunDocument:
     - `memory_id`: the conversation's id as text.
     - `details`: of the `Result` of a completed run, if its method returns one. See `write_details`.
     - `trace`: the headers of the span in which the run was created or suspended last, such as `traceparent`.
+    - `is_reduced`: the run has ended, and its store keeps only the outcome: see `reduced_document`.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -148,6 +149,7 @@ class RunDocument:
     digest: str = ""
     is_checked: bool = False
     message: Mapping[str, Any] | None = None
+    is_reduced: bool = False
 
     @property
     def started_by(self) -> str | None:
@@ -197,6 +199,7 @@ class RunDocument:
                 "digest": self.digest,
                 "is_checked": self.is_checked,
                 "message": self.message,
+                "is_reduced": self.is_reduced,
             }
         )
 
@@ -232,12 +235,21 @@ class RunDocument:
                 digest=written.get("digest", ""),
                 is_checked=written.get("is_checked", False),
                 message=written.get("message"),
+                is_reduced=written.get("is_reduced", False),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error
 
 
-_NOT_SHOWN: dict[str, Any] = {"arguments": {}, "seeds": {}, "attributes": {}, "answers": [], "result": None}
+_NOT_SHOWN: dict[str, Any] = {
+    "arguments": {},
+    "seeds": {},
+    "attributes": {},
+    "answers": [],
+    "result": None,
+    "details": None,
+    "message": None,
+}
 """Fields of a document that no list shows and that can be large, with what they are without a value."""
 
 
@@ -254,6 +266,58 @@ def shown_document(text: str) -> str:
     if (identity := shown.get("identity")) is not None:
         shown["identity"] = {**identity, "attributes": {}}
     return json.dumps(shown)
+
+
+def reduced_document(text: str) -> str:
+    """Return the document of a run that has ended, for stores that keep only the outcome.
+
+    Content, usage, finish reason, error, history, who asked and the id of the conversation stay. Of what was asked,
+    only salted hashes stay, which tell later calls with the id apart.
+    """
+    try:
+        document = RunDocument.from_json(text)
+    except UnreadableDocumentError:
+        return shown_document(text)
+    digest = document.digest or digest_of(document.arguments)
+    identity = document.identity
+    if identity is not None:
+        hashed = _hashed(digest, identity["attributes"])
+        identity = {"name": identity["name"], "roles": [], "attributes": hashed}
+    return RunDocument(
+        output=document.output,
+        seeds=_hashed(digest, document.seeds),
+        identity=identity,
+        attributes=_hashed(digest, document.attributes),
+        history=document.history,
+        result=document.result,
+        error_type=document.error_type,
+        error_text=document.error_text,
+        reason=document.reason,
+        follows=document.follows,
+        memory_id=document.memory_id,
+        details=_reduced_details(document.details),
+        digest=digest,
+        is_reduced=True,
+    ).to_json()
+
+
+def comparable(document: RunDocument, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values of a call as the document of a run has them: hashed if it is reduced."""
+    return _hashed(document.digest, values) if document.is_reduced else values
+
+
+def _hashed(digest: str, values: Mapping[str, Any]) -> dict[str, str]:
+    salt = digest.partition(":")[0]
+    return {name: digest_of({name: value}, salt) for name, value in values.items()}
+
+
+def _reduced_details(details: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what a `Result` has besides its content: only the usage and the finish reason."""
+    if details is None:
+        return None
+    usage = State.from_dict(details["state"]).token_usage
+    state = State(None, (), (), token_usage=usage)
+    return {"state": json.loads(state.to_json()), "finish_reason": details["finish_reason"]}
 
 
 def read(text: str) -> dict[str, Any]:

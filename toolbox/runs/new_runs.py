@@ -21,7 +21,7 @@ from ..services.layers import check_input_first
 from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools
-from .documents import are_arguments_of, current_identity, describe, header, refuse_other_type, with_message
+from .documents import are_arguments_of, comparable, current_identity, describe, header, refuse_other_type, with_message
 from .prepared_runs import PreparedRun
 from .run_execution import NewRun, RunExecution, wait_unless_lost
 from .store import StoredRun
@@ -173,14 +173,14 @@ class NewRuns:
         person, caller = old.identity or {}, now.identity or {}
         if person.get("name") != caller.get("name"):
             return "another identity"
-        attributes = person.get("attributes", {}), caller.get("attributes", {})
+        attributes = person.get("attributes", {}), comparable(old, caller.get("attributes", {}))
         if keys := [each for each in _find_differing(*attributes) if each in self._host.run_identity]:
             return f"other attributes of the identity: {', '.join(keys)}"
-        if now.identity is None and (keys := _find_differing(old.seeds, now.seeds)):
+        if now.identity is None and (keys := _find_differing(old.seeds, comparable(old, now.seeds))):
             return f"other seeds: {', '.join(keys)}"
         if not are_arguments_of(old, new.given):
             return "other arguments"
-        if keys := _find_differing(old.attributes, now.attributes):
+        if keys := _find_differing(old.attributes, comparable(old, now.attributes)):
             return f"other invocation attributes: {', '.join(keys)}"
         return None
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from sqlalchemy import (
     BigInteger,
@@ -52,7 +52,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from ..di.conditions import only_if
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
-from ..runs.documents import shown_document
+from ..runs.documents import reduced_document, shown_document
 from ..runs.store import (
     ENDED,
     KEEP,
@@ -67,7 +67,7 @@ from ..runs.store import (
     StoredRun,
     ownership_after,
 )
-from ..settings import SqlSettings, ToolboxSettings
+from ..settings import RecordsOfEndedRuns, SqlSettings, ToolboxSettings
 from .dialects import INSERT_OF, DatabaseNow, has_ended
 from .engines import FOR_WRITING, SeparateConnections, address_of
 from .migrations import Schema, Step, StoreTables
@@ -256,9 +256,10 @@ class SqlRunStore(RunStore):
 
     A process owns a run for `lease` seconds and renews the lease while it executes the run; after a crash another one
     continues. Tools marked `@sql.transactional` that use `engine` record their result in their own transaction.
-    With `migrate=False` the tables are only checked at start, and `toolbox migrate` creates them. As a bean, the store
-    takes the options that it was not given from the settings, such as `TOOLBOX_SQL__MIGRATE=false`. Supports SQLite and
-    PostgreSQL.
+    With `records_of_ended_runs="delete"` only the outcome and the history of a run stay when it ends: its arguments,
+    records, messages and events are deleted. With `migrate=False` the tables are only checked at start, and
+    `toolbox migrate` creates them. As a bean, the store takes the options that it was not given from the settings, such
+    as `TOOLBOX_SQL__MIGRATE=false`. Supports SQLite and PostgreSQL.
     """
 
     persistent = True
@@ -270,6 +271,7 @@ class SqlRunStore(RunStore):
         *,
         table: str = "toolbox_runs",
         migrate: bool | None = None,
+        records_of_ended_runs: RecordsOfEndedRuns | None = None,
         settings: ToolboxSettings | None = None,
     ) -> None:
         if not isinstance(engine, AsyncEngine):
@@ -283,6 +285,10 @@ class SqlRunStore(RunStore):
             raise IllegalConfigurationError([Problem("SqlRunStore", what, "use an engine for SQLite or PostgreSQL")])
         self.lease = float(lease)
         given = SqlSettings() if settings is None else settings.sql
+        records = given.records_of_ended_runs if records_of_ended_runs is None else records_of_ended_runs
+        if records not in get_args(RecordsOfEndedRuns):
+            raise ValueError(f"records_of_ended_runs={records!r}; use 'keep' or 'delete'")
+        self._deletes_ended = records == "delete"
         self._engine = engine
         self._separate = SeparateConnections(engine)
         self._is_postgresql = engine.dialect.name == "postgresql"
@@ -412,6 +418,7 @@ class SqlRunStore(RunStore):
                 return None
             await self._change_lease(connection, run_id, after)
             await self._add_records(connection, run_id, records)
+            await self._delete_ended(connection, run_id, changes)
             return await self._load(connection, run_id)
 
     async def _change_lease(self, connection: AsyncConnection, run_id: str, after: Ownership) -> None:
@@ -490,8 +497,15 @@ class SqlRunStore(RunStore):
             await self._add_records(connection, run_id, records)
             if events:
                 await self._add_events(connection, run_id, generation, events)
-            if after is not None:
+            if changes is not None and after is not None:
                 await self._change_lease(connection, run_id, after)
+                await self._delete_ended(connection, run_id, changes)
+
+    async def _delete_ended(self, connection: AsyncConnection, run_id: str, changes: RunChanges) -> None:
+        """Delete the records and events of a run that ends, if the store does not keep them."""
+        if self._deletes_ended and changes.status in ENDED:
+            for table in (self._tables.records, self._tables.events):
+                await connection.execute(delete(table).where(table.c.run_id == run_id))
 
     async def _lock(self, connection: AsyncConnection, run_id: str, generation: int) -> None:
         await connection.run_sync(self._lock_now, run_id, generation)
@@ -751,7 +765,9 @@ class SqlRunStore(RunStore):
         if (since := values.get("waiting_since")) is not None:
             values["waiting_since"] = _milliseconds(since)
         if (document := values.get("document")) is not None:
-            values |= {"shown": shown_document(document), "shown_version": columns.version + 1}
+            if self._deletes_ended and changes.status in ENDED:
+                document = reduced_document(document)
+            values |= {"document": document, "shown": shown_document(document), "shown_version": columns.version + 1}
         else:
             is_shown = columns.shown_version == columns.version
             values["shown_version"] = case((is_shown, columns.version + 1), else_=columns.shown_version)

@@ -93,5 +93,5 @@ def _url(settings: SqlSettings) -> str:
 def _settings_options(settings: SqlSettings) -> dict[str, Any]:
     recycle = -1 if settings.pool_recycle is None else settings.pool_recycle
     by_database = {"pool_pre_ping"} - settings.model_fields_set
-    of_others = {"migrate", "while_a_model_works"}
+    of_others = {"migrate", "records_of_ended_runs", "while_a_model_works"}
     return {**settings.model_dump(exclude={"url", "pool_recycle"} | of_others | by_database), "pool_recycle": recycle}
