@@ -79,7 +79,6 @@ class DbosRunEngine(RunEngine):
     # --- start and stop
 
     async def attach(self, runs: Runs, executes: bool) -> None:
-        """See `RunEngine`."""
         self._runs, self._loop = runs, asyncio.get_running_loop()
         if not executes:
             return  # the client is made when it is needed
@@ -95,7 +94,6 @@ class DbosRunEngine(RunEngine):
             raise
 
     async def detach(self) -> None:
-        """See `RunEngine`."""
         self._runs = None
         if _attached.get(self._queue) is self:
             del _attached[self._queue]

@@ -112,7 +112,6 @@ class RedisChatMemoryStore(ChatMemoryStore):
     # --- ChatMemoryStore
 
     async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-        """See `ChatMemoryStore`."""
         text: Any = await self._client.get(self._keys(key)[1])
         return messages_from_json(text) if text is not None else ()
 
@@ -148,15 +147,12 @@ class RedisChatMemoryStore(ChatMemoryStore):
     # --- leases
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """See `LeaseKeeper`."""
         return bool(await self._client.set(self._keys(key)[0], token, nx=True, px=round(seconds * 1000)))
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """See `LeaseKeeper`."""
         return bool(await self._renew(self._keys(key), [token, round(seconds * 1000)]))
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
-        """See `LeaseKeeper`."""
         await self._give_back(self._keys(key), [token])
 
     def _keys(self, key: ChatMemoryKey) -> list[str]:

@@ -170,7 +170,6 @@ class KeywordToolSearch(_TermSearch):
     _TERMS = "A list of search terms used to find relevant tools"
 
     def search(self, request: ToolSearchRequest) -> ToolSearchResult:
-        """See `ToolSearchStrategy`."""
         words = _meaningful(_words_in(self.terms_of(request.request)))
         tools = request.tools
         scores = [self.score(tool, words) for tool in tools]
@@ -243,7 +242,6 @@ class Bm25ToolSearch(_TermSearch):
         self._lock = Lock()
 
     def search(self, request: ToolSearchRequest) -> ToolSearchResult:
-        """See `ToolSearchStrategy`."""
         words = _meaningful(word for term in self.terms_of(request.request) for word in words_of(term))
         tools = request.tools
         if not tools or not words:

@@ -429,7 +429,6 @@ class ShowText:
         self._console = console
 
     def event(self, event: ServiceEvent) -> None:
-        """See `Show`."""
         match event:
             case PartialResponse(text):
                 self._print(escape(text), end="")
@@ -454,16 +453,13 @@ class ShowText:
                 self._print("")
 
     def value(self, value: object) -> None:
-        """See `Show`."""
         self._print(escape(to_json(value, indent=2).decode()))
 
     def failure(self, error: Exception) -> None:
-        """See `Show`."""
         text = str(error) if isinstance(error, ToolboxError) else f"{type(error).__name__}: {error}"
         self._print(f"\n[red]{escape(text)}[/]")
 
     def end(self, turns: int, seconds: float) -> None:
-        """See `Show`."""
         self._print(f"[dim]{turns} {'turn' if turns == 1 else 'turns'} in {seconds:.0f} s[/]")
 
     def _print(self, text: str, end: str = "\n") -> None:
@@ -478,19 +474,15 @@ class ShowJson:
         self._out = sys.stdout
 
     def event(self, event: ServiceEvent) -> None:
-        """See `Show`."""
         self._print(type(event).__name__, {each.name: getattr(event, each.name) for each in fields(event)})
 
     def value(self, value: object) -> None:
-        """See `Show`."""
         self._print("value", {"value": value})
 
     def failure(self, error: Exception) -> None:
-        """See `Show`."""
         self._print("failure", {"error": type(error).__name__, "message": str(error)})
 
     def end(self, turns: int, seconds: float) -> None:
-        """See `Show`."""
         self._print("end", {"turns": turns, "seconds": round(seconds, 3)})
 
     def _print(self, event: str, facts: dict[str, Any]) -> None:

@@ -38,7 +38,6 @@ class _EmptyScope:
     """The scope, and the call scope, of a program without a container. It has no beans."""
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """See `ActiveScope`."""
         raise MissingBeanError(f"{getattr(wanted, '__name__', wanted)} (this service was made without a container)")
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
@@ -48,7 +47,6 @@ class _EmptyScope:
         return self.find_now(wanted, name)
 
     def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        """See `ActiveScope`."""
         return None
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
@@ -59,7 +57,6 @@ class _EmptyScope:
     def leave(self) -> None: ...
 
     def close_if_empty(self) -> bool:
-        """See `ToolCallScope`."""
         return True
 
     def close_here(self, error: BaseException | None) -> None: ...
@@ -78,12 +75,10 @@ class NamedInstances(_EmptyScope):
         self._found: dict[Any, Callable[[], Any]] = {}
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """See `ActiveScope`."""
         found = self.find_now(wanted, name)
         return super().get(wanted, name) if found is None else found
 
     def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        """See `ActiveScope`."""
         owner, seeds = _seeds.get()
         if owner is self and wanted in seeds:
             return seeds[wanted]  # type: ignore[no-any-return]  # the caller of `seeded` gives instances of the types
@@ -306,7 +301,6 @@ class _CallingRunner:
         shipped: Callable[[], Callable[[], Any]] | None = None,
         has_timeout: bool = False,
     ) -> Any:
-        """See `Runner.run`."""
         value = call()
         if not inspect.isawaitable(value):
             return value

@@ -96,15 +96,12 @@ class InMemoryChatMemoryStore(ChatMemoryStore):
         self._conversations: dict[ChatMemoryKey, tuple[Message, ...]] = {}
 
     async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-        """See `ChatMemoryStore`."""
         return self._conversations.get(key, ())
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """See `ChatMemoryStore`."""
         self._conversations[key] = tuple(messages)
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
-        """See `ChatMemoryStore`."""
         self._conversations.pop(key, None)
 
 
@@ -292,7 +289,6 @@ class _TurnsOfStores:
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
-        """See `Forkable`."""
         self._lock = Lock()
 
     def of(self, store: ChatMemoryStore) -> Turns:

@@ -128,7 +128,6 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- ChatMemoryStore
 
     async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-        """See `ChatMemoryStore`."""
         async with self._connection() as connection:
             reading = select(self._table.c.messages).where(self._is(key), ~self._is_expired())
             text = await connection.scalar(reading)
@@ -190,18 +189,15 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- leases
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """See `LeaseKeeper`."""
         taken = {"lease_token": token, "lease_until": _until(seconds)}
         async with self._connection(writing=True) as connection:
             return await self._changes(connection, self._upsert(key, taken, where=self._is_free()))
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """See `LeaseKeeper`."""
         async with self._connection(writing=True, engine=self._separate.engine) as connection:
             return await self._changes(connection, self._update(key, token).values(lease_until=_until(seconds)))
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
-        """See `LeaseKeeper`."""
         columns = self._table.c
         giving_back = self._update(key, token).values(lease_token=None, lease_until=None)
         # Null without messages. SQLite 3.40 returns a wrong value for `messages IS NULL` here.

@@ -177,30 +177,25 @@ class ReleasingSession(Session):
 
     @_waiting
     def begin(self, nested: bool = False) -> SessionTransaction:
-        """See `Session.begin`."""
         if nested and not self.in_transaction():
             super().connection()  # otherwise the transaction around the savepoint would count as the program's own
         return super().begin(nested)
 
     @_waiting
     def execute(self, *args: Any, **options: Any) -> Any:
-        """See `Session.execute`."""
         result = super().execute(*args, **options)
         self._note_result(result if isinstance(result, CursorResult) else getattr(result, "raw", None))
         return result
 
     @_waiting
     def scalar(self, *args: Any, **options: Any) -> Any:
-        """See `Session.scalar`."""
         return super().scalar(*args, **options)
 
     def scalars(self, *args: Any, **options: Any) -> Any:
-        """See `Session.scalars`."""
         return self.execute(*args, **options).scalars()
 
     @_waiting
     def connection(self, *args: Any, **options: Any) -> Connection:
-        """See `Session.connection`."""
         connection = super().connection(*args, **options)
         self.has_lent_connection = True
         return connection
@@ -366,7 +361,6 @@ class ReleasingAsyncSession(AsyncSession):
         self._lent: WeakSet[AsyncConnection] = WeakSet()
 
     async def connection(self, *args: Any, **options: Any) -> AsyncConnection:
-        """See `AsyncSession.connection`."""
         was_lent = self._inner.has_lent_connection
         connection = await super().connection(*args, **options)
         self._inner.has_lent_connection = was_lent
@@ -379,7 +373,6 @@ class ReleasingAsyncSession(AsyncSession):
 
     @before_model_request
     async def release_connection(self) -> type[ConnectionReleasedEvent] | None:
-        """See `ReleasingSession.release_connection`."""
         session = self._inner
         if not session.may_be_asked() or session.loop not in (None, asyncio.get_running_loop()):
             return None

@@ -404,7 +404,6 @@ class EncodedInFull(Encoded):
         self.is_error, self.contents, self.attributes, self.failed = is_error, contents, attributes, failed
 
     def as_result(self) -> ToolExecutionResult:
-        """See `Encoded.as_result`."""
         return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
 
     @classmethod
