@@ -20,7 +20,8 @@ from toolbox import (
 )
 from toolbox.events import EventListener, InvocationEvent, ServiceFailedEvent, ServiceStartedEvent
 from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
-from toolbox.runs import RunConflictError, RunId, RunStore, approve
+from toolbox.limits import usage_limits
+from toolbox.runs import RunConflictError, RunFailedError, RunId, RunStore, approve
 from toolbox.security import ForbiddenError, SecurityIdentity, roles_allowed
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -224,3 +225,34 @@ async def test_the_guardrails_see_the_conversation_without_waiting_for_its_turn(
 
     assert [text for text, _ in MaskCards.seen] == ["first", "second"]
     assert [each.text for each in MaskCards.seen[1][1]] == ["first", "one"]  # type: ignore[union-attr]  # texts
+
+
+async def test_a_guardrail_that_asks_a_model_draws_on_the_limits_of_the_block_around_the_start() -> None:
+    @register_ai_service(model="judge")
+    class Judge(Protocol):
+        async def judge(self, text: str) -> str: ...
+
+    class Judging(InputGuardrail):
+        def __init__(self, judge: Judge) -> None:
+            self._judge = judge
+
+        async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            await self._judge.judge(request.user_message.text)
+            return self.success()
+
+    @tool
+    def look() -> str:
+        return "seen"
+
+    @register_ai_service(tools=look)
+    @input_guardrails(Judging)
+    class Careful(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    look_twice = ScriptedChatModel([tool_call("look", {}), tool_call("look", {})])
+    made = Container(models={"default": look_twice, "judge": ScriptedChatModel(["fine"])}, take_over_runs=False)
+    async with made.register(Judge, Careful, Judging).register_instance(Kept(), RunStore) as here:
+        with usage_limits(model_calls=2):
+            run = await here.runs.start(Careful.ask, "x")
+        with pytest.raises(RunFailedError, match="model_calls=1"):
+            await here.runs.result(run, timeout=60)

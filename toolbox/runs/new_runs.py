@@ -99,7 +99,8 @@ class NewRuns:
             return new
         invocation = Invocation(plan, self._host, arguments)
         await check_input_first(invocation)
-        document = document.changed(is_checked=True)
+        # A guardrail may have asked a model, which counts for the limits around this call.
+        document = document.changed(is_checked=True, limits=remaining(current_account.get()))
         if invocation.has_other_message:
             document = with_message(document, plan, arguments, invocation.user_message)
         return replace(
