@@ -288,17 +288,23 @@ class Made:
     def opened(cls) -> Iterator[Self | None]:
         yield cls()
 
+    @produces(scope="application", name="above")
+    @classmethod
+    def above(cls) -> Self:
+        return cls()
+
 
 class Inherits(Made):
     pass
 
 
 def test_a_class_method_that_returns_self_is_a_producer() -> None:
-    with Container().register(Made.make, Made.make, Inherits.opened) as c:
+    with Container().register(Made.make, Made.make, Inherits.opened, Made.above) as c:
+        assert type(c.get(Annotated[Made, Named("above")])) is Made
         assert type(c.get(Annotated[Made, Named("opened")])) is Inherits
         assert type(c.get(Inherits)) is Inherits
         assert type(c.get(Made)) is Made
-        assert len(c.get(list[Made])) == 2
+        assert len(c.get(list[Made])) == 3
 
 
 def test_self_outside_of_a_class_method_is_reported() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, TypeAlias, TypeVar, get_origin
 
 from typing_extensions import TypeForm
@@ -96,7 +97,9 @@ def _is_type(form: Any) -> bool:
 
 def conditions_of(registered: object) -> tuple[Condition, ...]:
     """Return the conditions of a class or function. Subclasses do not inherit them."""
-    function = getattr(registered, "__func__", registered)
+    # Each registered class and each of its methods is asked, so classes and functions are not searched for `__func__`.
+    is_plain = isinstance(registered, (type, FunctionType))
+    function = registered if is_plain else getattr(registered, "__func__", registered)
     found: tuple[Condition, ...] = getattr(function, "__dict__", {}).get(CONDITIONS_MARK, ())
     return found
 

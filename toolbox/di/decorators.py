@@ -128,7 +128,8 @@ def produces(
         if inspect.ismethod(function):
             fix = "decorate the function or the class method where it is defined"
             raise TypeError(f"@produces does not support bound methods, got {function.__qualname__}: {fix}")
-        setattr(function, PRODUCER_MARK, mark)
+        # Not at a class method itself: its bound method would not show the mark.
+        setattr(getattr(function, "__func__", function), PRODUCER_MARK, mark)
         return function
 
     return apply
