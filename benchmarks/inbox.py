@@ -79,8 +79,10 @@ async def copied(engine: AsyncEngine, count: int) -> None:
     ids = [{"new": f"copy {number}", "at": number} for number in range(count)]
     statements = (
         """
-        INSERT INTO toolbox_runs (id, service, method, status, generation, version, created_at, updated_at, document)
-        SELECT :new, service, method, status, generation, version, created_at - :at, updated_at - :at, document
+        INSERT INTO toolbox_runs (id, service, method, status, generation, version, created_at, updated_at, document,
+            shown, shown_version)
+        SELECT :new, service, method, status, generation, version, created_at - :at, updated_at - :at, document,
+            shown, shown_version
         FROM toolbox_runs WHERE id NOT LIKE 'copy %'
         """,
         """

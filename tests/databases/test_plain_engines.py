@@ -10,7 +10,7 @@ from sqlalchemy import Engine, StaticPool, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from toolbox import Container, IllegalConfigurationError, Inject, register_ai_service, sql, tool
+from toolbox import ChatMemoryStore, Container, IllegalConfigurationError, Inject, register_ai_service, sql, tool
 from toolbox.runs import RunId, RunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -115,4 +115,36 @@ async def test_an_engine_whose_sessions_share_a_connection_is_a_problem_at_start
     with pytest.raises(IllegalConfigurationError, match="share one connection"):
         async with container:
             pass
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("is_bean", [True, False], ids=["a bean", "an instance"])
+async def test_a_store_of_conversations_refuses_such_an_engine_too(is_bean: bool) -> None:
+    engine = create_async_engine("sqlite+aiosqlite://", poolclass=StaticPool)
+    container = Container().register_instance(engine, AsyncEngine)
+    if is_bean:
+        container.register(sql.SqlChatMemoryStore)
+    else:
+        container.register_instance(sql.SqlChatMemoryStore(engine), ChatMemoryStore)
+    with pytest.raises(IllegalConfigurationError, match="share one connection"):
+        async with container:
+            pass
+    await engine.dispose()
+
+
+async def test_an_engine_is_prepared_by_the_store_of_conversations_too(sqlite_url: str) -> None:
+    engine = create_async_engine(sqlite_url.replace("sqlite:", "sqlite+aiosqlite:"))
+    sql.SqlChatMemoryStore(engine)
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE counter (number INTEGER)"))
+        await connection.execute(text("INSERT INTO counter VALUES (0)"))
+
+    async def count() -> None:
+        async with AsyncSession(engine) as session:
+            await Counter().count(session)
+
+    await asyncio.gather(*(count() for _ in range(8)))
+
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SELECT number FROM counter")) == 8
     await engine.dispose()
