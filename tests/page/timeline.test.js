@@ -11,13 +11,13 @@ const recorded = () => {
   return {rows, set: (key, kind, facts) => rows.push([key, kind, facts])};
 };
 
-test("tool calls, model requests and guardrails are rows; other entries are not", () => {
+test("tool calls, model requests, guardrails and connections are rows; other entries are not", () => {
   const timeline = recorded();
-  const taken = ["tool_started", "tool", "model", "guardrail", "memory", "ended", "tool_progress"].map(type =>
+  const taken = ["tool_started", "tool", "model", "guardrail", "connection", "memory", "ended", "tool_progress"].map(type =>
     feed(timeline, {type, run: "r", call: 1, name: type}, "r"),
   );
 
-  assert.deepEqual(taken, [true, true, true, true, false, false, false]);
+  assert.deepEqual(taken, [true, true, true, true, true, false, false, false]);
   assert.deepEqual(timeline.rows[3], ["r 1", "guardrail", {name: "guardrail"}]);
 });
 

@@ -38,6 +38,7 @@ from toolbox.contents import (
 )
 from toolbox.context import InvocationContext, current_invocation
 from toolbox.events import (
+    ConnectionReleasedEvent,
     EventListener,
     GuardrailExecutedEvent,
     InvocationEvent,
@@ -166,6 +167,8 @@ class DevUiListener(EventListener):
                 self._tool_ended(context, event.duration, failure_line(event.error), is_error=True)
             case ToolSuspendedEvent():
                 self._tool_ended(context, event.duration, "waits for an answer", is_error=False)
+            case ConnectionReleasedEvent():
+                self._happened(context, "connection", "a database session gave its connection back")
             case UsageCountedEvent():
                 self._usage_counted(event)
             case GuardrailExecutedEvent():
@@ -278,19 +281,23 @@ class DevUiListener(EventListener):
     # --- guardrails
 
     def _usage_counted(self, event: UsageCountedEvent) -> None:
-        self._counted += 1
         limits = [(each.name, getattr(event.limits, each.name)) for each in fields(event.limits)]
         used = [f"{name} {event.usage.of(name)} of {allowed}" for name, allowed in limits if allowed is not None]
+        self._happened(event.context, "usage", ", ".join(used) or "no limits")
+
+    def _happened(self, context: InvocationContext, kind: str, text: str) -> None:
+        """Add something that takes no time, between two model requests."""
+        self._counted += 1
         shown = {
-            "type": "usage",
-            "call": f"usage {self._counted}",
-            "name": "usage",
+            "type": kind,
+            "call": f"{kind} {self._counted}",
+            "name": kind,
             "at": time.time() * 1000,
             "duration": 0,
-            "result": ", ".join(used) or "no limits",
+            "result": text,
             "is_error": False,
         }
-        self._add(event.context, shown)
+        self._add(context, shown)
 
     def _guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
         self._counted += 1
