@@ -732,6 +732,18 @@ async def test_sessions_of_other_producers_are_released_too(scope: Any, start: S
         assert user.name == "Ada"  # `expire_on_commit=False`
 
 
+async def test_a_session_that_is_a_seed_is_released_too(start: Start, warnings: list[str]) -> None:
+    async with start() as program:
+        engine = program.container.get(AsyncEngine)
+        async with sql.open_session(engine) as session, program.container.request_scope({AsyncSession: session}):
+            await session.get_one(User, 7)
+            assert await program.ask() == 0
+            await change(session)
+            await program.ask()
+            assert session.in_transaction()
+    assert len(warnings) == 1
+
+
 async def test_open_session_returns_a_session_for_its_engine(start: Start) -> None:
     async with start() as program:
         async with sql.open_session(program.container.get(AsyncEngine)) as session:

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.util import await_only
 
-from ..context import current_invocation
+from ..context import ActiveScope, current_invocation
 from ..di.closing import running_loop
 from ..di.scopes import innermost_scope
 from ..errors import OpenTransactionError
@@ -264,10 +264,15 @@ class ReleasingSession(Session):
         return self.in_transaction() and not _keeps.get() and self._setting != "keep"
 
     @property
+    def _container(self) -> ActiveScope:
+        """The container that created the session; for a session from elsewhere, such as a seed, the current one."""
+        container = self._beans or innermost_scope()
+        assert container is not None, "sessions are asked in the scopes of a container"
+        return container
+
+    @property
     def _setting(self) -> WhileAModelWorks:
-        beans = self._beans or innermost_scope()
-        settings = ToolboxSettings() if beans is None else beans.get(ToolboxSettings)
-        return settings.sql.while_a_model_works
+        return self._container.get(ToolboxSettings).sql.while_a_model_works
 
     def has_only_read(self) -> bool:
         """Return True if a commit loses nothing, and gives a connection back.
@@ -302,7 +307,7 @@ class ReleasingSession(Session):
         error = OpenTransactionError(where, ", ".join(reasons))
         if self._setting == "raise":
             raise error
-        warned = _warned.setdefault(self._beans, set())
+        warned = _warned.setdefault(self._container, set())
         if place not in warned and len(warned) < _MOST_WARNINGS:
             warned.add(place)
             logger.warning("%s", error)

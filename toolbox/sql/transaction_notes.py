@@ -87,9 +87,10 @@ class TransactionNotes:
         self, connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, executemany: bool
     ) -> None:
         # Called for every statement, those of a flush too: no judgement here.
-        if context.execution_options.get("stream_results"):
+        # Without a context, it is a default value that the database computes.
+        if context is not None and context.execution_options.get("stream_results"):
             self._streams.add(context)
-        compiled = context.compiled
+        compiled = getattr(context, "compiled", None)
         for verb, is_it in (("INSERT into", "isinsert"), ("UPDATE of", "isupdate"), ("DELETE from", "isdelete")):
             if getattr(context, is_it, False):
                 table = getattr(getattr(compiled, "statement", None), "table", None)
