@@ -35,7 +35,7 @@ ORDER = (
 )
 """The charts in the order of the page: what users notice first."""
 
-COUNTED = ("cases", "questions", "tokens")
+COUNTED = ("cases", "questions", "requests", "tokens")
 """Units that a sentence around a figure names."""
 
 SHORT = {"blocking": ("execution", 2)}
