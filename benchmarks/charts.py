@@ -185,8 +185,8 @@ class Drawing:
 
 
 def number(figure: float, unit: str = "") -> str:
-    """Write a figure with about three digits. Counts of cases are whole numbers."""
-    if unit == "cases":
+    """Write a figure with about three digits. Counts of cases and requests are whole numbers."""
+    if unit in ("cases", "requests"):
         return f"{figure:g}"
     decimals = 0 if abs(figure) >= 100 else 1 if abs(figure) >= 10 else 2
     return f"{figure:,.{decimals}f}"

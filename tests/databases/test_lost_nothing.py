@@ -5,8 +5,8 @@ What a program does between two model requests must have the same outcome as wit
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,8 +15,9 @@ from sqlalchemy import Engine, String, delete, func, insert, select, text, updat
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from toolbox import Container, RunSuspendedError, ToolboxSettings, register_ai_service, sql, tool
-from toolbox.runs import Runs, approve, durable
+from toolbox import Container, Named, RunSuspendedError, ToolboxSettings, produces, register_ai_service, sql, tool
+from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
+from toolbox.runs import RunId, Runs, RunStore, approve, durable
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -342,3 +343,46 @@ async def test_durable_calls_and_resumed_runs_release_too(database_url: str) -> 
         result = await runs.resume(suspended.value.run_id, {pending.id: approve()})
         assert result.content == "done"
     assert used == [0] * 6
+
+
+async def test_a_tool_in_the_transaction_of_the_program_is_recorded_apart(postgres_url: str) -> None:
+    """Such a tool never counts as recorded in its own transaction: its work is committed later, or not at all."""
+
+    @produces(scope="request", name="shared")
+    async def shared(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+        async with sql.open_session(engine) as session:
+            yield session
+
+    class Shop:
+        def __init__(self, shared: Annotated[AsyncSession, Named("shared")]) -> None:
+            self.session = shared
+
+        @tool
+        @sql.transactional
+        async def sell(self) -> str:
+            """Sell."""
+            await self.session.execute(update(Row).where(Row.id == 1).values(value="sold"))
+            return "sold"
+
+    class Around(ToolInterceptor):
+        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> Any:
+            session = await container.aget(AsyncSession, "shared")
+            async with session.begin():
+                result = await proceed(call)
+                assert (await stored(container.get(AsyncEngine)))[0] == (1, "one")  # nothing is committed
+                records = await (await container.aget(RunStore)).records("run 1")
+                assert any("sold" in each.data for each in records)
+            return result
+
+    @register_ai_service(tools=Shop)
+    @interceptors(Around)
+    class Seller(Protocol):
+        @durable
+        async def chat(self, run: RunId, question: str) -> str: ...
+
+    container = container_of(postgres_url, tool_call("sell"), "done")
+    async with container.register(sql.SqlRunStore, shared, Shop, Seller):
+        async with container.get(AsyncEngine).begin() as connection:
+            await new_rows(connection)
+        assert await container.get(Seller).chat("run 1", "?") == "done"
+        assert (await stored(container.get(AsyncEngine)))[0] == (1, "sold")
