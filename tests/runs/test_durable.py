@@ -528,7 +528,7 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 class Bank:
-    @tool
+    @tool(on_unknown_outcome="tell")
     @sql.transactional
     async def debit(self, euros: int, session: Inject[AsyncSession]) -> str:
         await session.execute(text("INSERT INTO ledger VALUES (:e)"), {{"e": euros}})
@@ -541,7 +541,7 @@ class Bank:
             event.listen(session.sync_session, "after_commit", die)
         return "debited"
 
-    @tool
+    @tool(on_unknown_outcome="tell")
     @sql.transactional
     def debit_blocking(self, euros: int, session: Inject[Session]) -> str:
         session.execute(text("INSERT INTO ledger VALUES (:e)"), {{"e": euros}})
