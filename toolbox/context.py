@@ -302,6 +302,13 @@ current_observers: ContextVar[frozenset[int]] = ContextVar("toolbox.observers", 
 """The observers whose calls have led to this code: events that they cause do not reach them."""
 
 
+def context_of_a_run() -> Context:
+    """Return an empty context for a run: of the code that starts it, only the observers that led to it are known."""
+    context = Context()
+    context.run(current_observers.set, current_observers.get())
+    return context
+
+
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 current_attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NO_ATTRIBUTES)
 """The attributes that the surrounding `invocation_attributes` blocks set."""

@@ -36,6 +36,7 @@ from toolbox import (
     tool,
 )
 from toolbox.container import internals_of
+from toolbox.runs import InMemoryRunStore, RunId, Runs, RunStore
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install
@@ -493,3 +494,25 @@ async def test_a_program_without_observers_has_no_listeners(caplog: pytest.LogCa
     caplog.set_level(logging.DEBUG)
     async with program() as container:
         assert internals_of(container).host.listeners is None
+
+
+async def test_a_run_that_an_observer_starts_does_not_reach_it() -> None:
+    class Kept(InMemoryRunStore):
+        persistent = True
+
+    @register_ai_service(durable=True)
+    class Durable(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    @observes
+    async def again(event: ServiceCompletedEvent, runs: Inject[Runs], log: Inject[Log]) -> None:
+        log.add(event.value)
+        if len(log.entries) < 5:
+            run = await runs.start(Durable.ask, f"r{len(log.entries)}", "x")
+            log.add(await runs.result(run))
+
+    container = program(Durable, again).register_instance(Kept(), RunStore)
+    async with container:
+        await container.get(Durable).ask("r", "x")
+
+    assert container_log(container) == ["hello", "hello"]

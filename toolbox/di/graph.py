@@ -795,15 +795,15 @@ def describe_function(
     bean: int | None = None,
 ) -> BeanDescription:
     """Return a function that gets beans in a request scope, as `describe` returns beans; `bean` has the method."""
-    names = provider_names(graph)
+    values = {point.parameter: graph.value_of(point) for point in points}
+    names = provider_names(graph)  # after the values, which may add beans
     holds: dict[str, tuple[str, ...]] = {} if bean is None else {"self": (names[bean],)}
     lazy: dict[str, tuple[str, ...]] = {}
-    for point in points:
-        value = graph.value_of(point)
+    for parameter, value in values.items():
         if isinstance(value, LazyBean):
-            lazy[point.parameter] = tuple(names[key] for key in value.found)
+            lazy[parameter] = tuple(names[key] for key in value.found)
         elif keys := beans_in(value):
-            holds[point.parameter] = tuple(names[key] for key in keys)
+            holds[parameter] = tuple(names[key] for key in keys)
     return BeanDescription(f"{where}()", where, Scope.REQUEST, made_by, source, holds, lazy)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from ..chat import RunSuspended, ServiceEvent
-from ..context import current_invocation, current_limit
+from ..context import context_of_a_run, current_invocation, current_limit
 from ..errors import (
     InvocationTimeoutError,
     LeaseLostError,
@@ -103,7 +103,7 @@ class RunExecution:
             finally:
                 self._runs.looks.announce(owned.id)
 
-        return asyncio.create_task(work(), context=context or Context())
+        return asyncio.create_task(work(), context=context or context_of_a_run())
 
     def keep(self, run_id: str, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Keep a task until it has ended, also if its caller leaves; the stop cancels it."""
@@ -124,7 +124,7 @@ class RunExecution:
 
     async def detach(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Await `work` in a task with an empty context, which ends also if the caller leaves."""
-        return await asyncio.shield(self.keep(run_id, asyncio.create_task(work, context=Context())))
+        return await asyncio.shield(self.keep(run_id, asyncio.create_task(work, context=context_of_a_run())))
 
     async def stop(self) -> None:
         """Cancel the runs that this process executes, and end their leases."""

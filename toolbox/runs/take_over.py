@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from contextvars import Context
 
+from ..context import context_of_a_run
 from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
@@ -82,7 +83,7 @@ class TakeOver:
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""
         if run_id not in self._execution.kept_ids():
-            task = asyncio.get_running_loop().create_task(self._execute(run_id), context=Context())
+            task = asyncio.get_running_loop().create_task(self._execute(run_id), context=context_of_a_run())
             self._execution.keep(run_id, task)
 
     async def _execute(self, run_id: str) -> None:
