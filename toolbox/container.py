@@ -244,7 +244,8 @@ class Container:
         """
         host, problems = self._new_host()
         contents, before = self._registry.contents(), self._read_before
-        given = (contents, dict(self.models), host.settings)
+        models = dict(self.models), tuple(host.models.sources.names()), self._overridden_models()
+        given = (contents, models, host.settings)
         if before is not None and contents is not None and before.given == given:
             return before.host, before.registered, problems
         names = self._registry.names()
@@ -256,7 +257,7 @@ class Container:
 
         own = [_own_bean(each) for each in (self, host.settings)]
         registered = self._registry.read(
-            self._readers(names, host), names, own, runs_on_request, host.settings.profiles
+            self._readers(names, host), names, own, runs_on_request, host.models, host.settings.profiles
         )
         self._read_before = _ReadBefore(given, host, registered)
         return host, registered, problems
@@ -276,6 +277,7 @@ class Container:
         host = ContainerHost(
             self._internals,
             models=self.models,
+            overridden=self._overridden_models(),
             executors=self._executors,
             tool_errors=self._tool_errors,
             settings=settings,
@@ -283,6 +285,10 @@ class Container:
             run_identity=self._run_identity,
         )
         return host, problems
+
+    def _overridden_models(self) -> tuple[str, ...]:
+        """Return the names of the models that overrides replace: they need not be configured."""
+        return tuple(name for each in self._overrides if (name := each.name_of(ChatModel, "default")) is not None)
 
     def _added_tools(self) -> Iterator[Sequence[Tool]]:
         """Yield the tools that each endpoint adds to calls. Invalid ones are reported with their endpoint."""
@@ -321,7 +327,7 @@ class Container:
         problems += registered.problems()
         tools = tools_of_beans(registered.graph)
         problems += tool_problems(registered.graph, tools)
-        problems += host.models.section_problems(problems)
+        problems += host.models.problems(problems)
         problems += key_function_problems(host.models, registered.graph)
         problems += host.run_problems(registered.graph, self._added_tools())
         problems += listener_problems(registered.graph)
@@ -812,6 +818,11 @@ class ContainerInternals:
             await container._stop(error)
             raise
         await container._stop(None)
+
+    def model_names(self) -> set[str]:
+        """Return the names of the models that settings have, or that services and beans use; not those of producers."""
+        host, registered, _ = self._container._read()
+        return host.model_names(registered.graph)
 
     # --- while it is started
 

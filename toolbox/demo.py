@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from .chat import (
     AiMessage,
+    ChatModel,
     ChatRequest,
     ChatResponse,
     FinishReason,
@@ -35,7 +36,7 @@ __all__ = ["DemoChatModel"]
 Schema: TypeAlias = Mapping[str, Any]
 
 
-class DemoChatModel:
+class DemoChatModel(ChatModel):
     """Replaces a language model in demonstrations: deterministic, in process, without a network.
 
         container = Container(models={"default": DemoChatModel()})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from .chat import (
@@ -23,18 +24,21 @@ from .chat import (
     ToolSpecification,
 )
 from .context import InvocationContext
+from .errors import ModelError
 from .limits import Usage, UsageLimits
 
 __all__ = [
     "CompensatedEvent",
     "ConnectionReleasedEvent",
     "EventListener",
+    "FallbackUsedEvent",
     "GuardrailExecutedEvent",
     "InvocationEvent",
     "MemoryWrittenEvent",
     "ModelFailedEvent",
     "ModelRequestEvent",
     "ModelResponseEvent",
+    "ModelSkippedEvent",
     "RunAnsweredEvent",
     "RunResumedEvent",
     "RunStartedEvent",
@@ -158,6 +162,24 @@ class ModelFailedEvent(InvocationEvent):
     duration: float
 
     is_end: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSkippedEvent(InvocationEvent):
+    """A model of a chain of fallbacks was not asked, because it failed a short time ago.
+
+    `model` is its name in the container; `until` is when one request tries it again.
+    """
+
+    model: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackUsedEvent(InvocationEvent):
+    """No model answered, and a `@fallback` gives the answer of the call. `error` is that of the last model."""
+
+    error: ModelError
 
 
 @dataclass(frozen=True, slots=True)

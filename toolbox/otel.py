@@ -80,7 +80,7 @@ from .events import (
     ToolSuspendedEvent,
     UsageCountedEvent,
 )
-from .models.selection import FallbackModel
+from .models.fallbacks import FallbackModel
 
 __all__ = ["OpenTelemetryListener"]
 

@@ -216,6 +216,8 @@ def toolbox_unstarted_container(
     If the test uses `scripted_model`, it replaces every model of the container. Otherwise it replaces the models that
     the program did not pass to the container. After the test, the container has its own models again.
     """
+    from .container import internals_of
+
     container = toolbox_container_source
     models = dict(container.models)
     is_scripted = "scripted_model" in request.fixturenames
@@ -223,7 +225,8 @@ def toolbox_unstarted_container(
         if is_scripted or not request.config.stash[_RULES].is_allowed:
             scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
             stays = {} if is_scripted else models
-            container.models.update({**dict.fromkeys(_model_names(container), scripted), **stays})
+            names = internals_of(container).model_names()
+            container.models.update({**dict.fromkeys(names, scripted), **stays})
         yield container
     finally:
         container.models.clear()
@@ -298,16 +301,6 @@ def toolbox_record(toolbox_unstarted_container: Container) -> Iterator[EventReco
     record = EventRecord()
     with internals_of(toolbox_unstarted_container).listening(record):
         yield record
-
-
-def _model_names(container: Container) -> set[str]:
-    from .container import internals_of
-    from .services.declaration import service_options_of
-
-    sources = [each.source for each in internals_of(container).describe()]
-    options = [service_options_of(each) for each in sources if isinstance(each, type)]
-    asked_for = {each.model for each in options if each is not None and each.model is not None}
-    return {"default", *container.models, *asked_for}
 
 
 # --- the request scope

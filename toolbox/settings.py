@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -164,6 +165,8 @@ class ModelSettings(_Section):
     """Limit of a reply after decoding, in bytes."""
     transport: Literal["aiohttp", "httpx2"] | None = None
     """HTTP client: `aiohttp` or `httpx2`."""
+    cooldown: NonNegativeFloat | None = None
+    """Time for which fallbacks skip this model after its server failed, in seconds; 30 by default, 0 for never."""
 
 
 class RestSettings(_Section):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .chat import (
     AiMessage,
+    ChatModel,
     ChatRequest,
     ChatResponse,
     FinishReason,
@@ -90,7 +91,7 @@ def tool_call(
     return ToolExecutionRequest(id if id is not None else f"call_{next(_numbers)}", name, arguments)
 
 
-class ScriptedChatModel:
+class ScriptedChatModel(ChatModel):
     """Answers each request with the next reply of a script, and keeps the requests in `requests`.
 
         model = ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), "The sum is 3."])

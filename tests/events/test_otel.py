@@ -75,7 +75,7 @@ from toolbox.guardrails import (
     tool_input_guardrails,
 )
 from toolbox.mcp import mcp_server, mcp_toolbox
-from toolbox.models.selection import FallbackModel
+from toolbox.models.fallbacks import CoolingModels, FallbackModel, NamedModel
 from toolbox.otel import OpenTelemetryListener, input_content, model_attributes
 from toolbox.runs import InMemoryRunStore, RunStore, RunSuspended, approve
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -390,7 +390,8 @@ def test_custom_models_describe_themselves() -> None:
 def test_models_with_a_fallback_are_described_by_the_first_without_a_server() -> None:
     first, other = OpenAiChatModel("m", "http://localhost:1", "k"), ScriptedChatModel([])
 
-    assert model_attributes(FallbackModel((first, other))) == {
+    links = [NamedModel("first", first), NamedModel("other", other)]
+    assert model_attributes(FallbackModel(links, CoolingModels(), lambda name, until: None)) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "openai",
         "gen_ai.request.model": "m",

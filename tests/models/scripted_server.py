@@ -34,6 +34,7 @@ class ScriptedServer:
         self.paths: list[str] = []
         self.open = 0
         self.most_open = 0
+        self.connections = 0
         self.url = ""
         self._changed = asyncio.Event()
 
@@ -44,6 +45,7 @@ class ScriptedServer:
         self.most_open = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

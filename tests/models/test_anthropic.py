@@ -542,7 +542,8 @@ async def test_the_package_writes_no_spans(serve: Serve) -> None:
     server = await serve([OK])
     model = AnthropicChatModel("claude-test", base_url=address(server))
     await model.chat(HI)
-    [connection] = model._transport._connections.values()
+    [connections] = model._transport._connections.values()
+    [connection] = connections.values()
     await model.aclose()
 
     assert connection.client._tracer is None

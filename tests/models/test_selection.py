@@ -8,20 +8,15 @@ from typing import Any, Protocol
 import pytest
 
 from tests.models.messages_api import message, text
-from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
+from tests.models.scripted_server import Scripted, Serve, completion
 from toolbox import (
     AnthropicChatModel,
     ChatModel,
     ChatRequest,
     ChatResponse,
-    CompleteResponse,
     Container,
     DemoChatModel,
     IllegalConfigurationError,
-    ModelConnectionError,
-    ModelHttpError,
-    ModelRefusedError,
-    ModelTimeoutError,
     OpenAiChatModel,
     PydanticAiChatModel,
     ToolSpecification,
@@ -133,9 +128,12 @@ def test_settings_without_a_model_name_are_reported(monkeypatch: pytest.MonkeyPa
 def test_an_unknown_fallback_is_reported() -> None:
     settings = ToolboxSettings.model_validate({"models": {"big": {"model": "m", "fallback": ["small"]}}})
 
-    problem = NamedModels({}, settings).problem("big", "Assistant")
+    @register_ai_service(model="big")
+    class Assistant(Protocol):
+        def chat(self, text: str) -> str: ...
 
-    assert problem is not None
+    [problem] = Container(settings=settings).register(Assistant).check()
+
     assert "small" in problem.what
     assert "fallback of model 'big'" in problem.where
 
@@ -350,103 +348,6 @@ async def test_only_models_created_from_settings_are_closed(monkeypatch: pytest.
 
     assert mine.closed == 0
     assert found.find("big") is not first
-
-
-def fallbacks(**given: Any) -> ChatModel:
-    return models(given, models={"default": {"model": "unused"}}).find()
-
-
-class WithFallback(ScriptedChatModel):
-    fallback = ("second", "third")
-
-
-def chain(*replies: Any) -> tuple[ChatModel, list[ScriptedChatModel]]:
-    first = WithFallback([replies[0]])
-    given = {"default": first, "second": ScriptedChatModel([replies[1]]), "third": ScriptedChatModel([replies[2]])}
-    return models(dict(given)).find(), list(given.values())
-
-
-HTTP = ModelHttpError(503, "overloaded")
-
-
-@pytest.mark.parametrize(
-    "error", [HTTP, ModelHttpError(401, "who?"), ModelConnectionError("gone"), ModelTimeoutError("slow")]
-)
-async def test_the_next_model_is_called_if_one_fails(error: Exception) -> None:
-    model, parts = chain(error, HTTP, "third says hi")
-
-    reply = await model.chat(HI)
-
-    assert reply.ai_message.text == "third says hi"
-    assert [len(each.requests) for each in parts] == [1, 1, 1]
-
-
-async def test_the_error_of_the_last_model_is_raised() -> None:
-    model, _ = chain(HTTP, HTTP, ModelConnectionError("gone"))
-
-    with pytest.raises(ModelConnectionError):
-        await model.chat(HI)
-
-
-@pytest.mark.parametrize("error", [ModelHttpError(400, "too long"), ModelRefusedError("No."), ValueError("bug")])
-async def test_errors_of_the_request_do_not_fall_back(error: Exception) -> None:
-    model, parts = chain(error, "second", "third")
-
-    with pytest.raises(type(error)):
-        await model.chat(HI)
-
-    assert [len(each.requests) for each in parts] == [1, 0, 0]
-
-
-async def test_a_stream_falls_back_before_its_first_event() -> None:
-    model, _ = chain(HTTP, HTTP, "third says hi")
-
-    *_, last = [event async for event in stream_of(model, HI)]
-
-    assert isinstance(last, CompleteResponse)
-    assert last.response.ai_message.text == "third says hi"
-
-
-async def test_a_stream_does_not_fall_back_after_its_first_event(serve: Serve) -> None:
-    broken = stream(chunk({"content": "Hel"}), done=False, cut=True)
-    server = await serve([broken])
-    first = OpenAiChatModel("m", server.url, fallback=("second",), max_retries=0)
-    second = ScriptedChatModel(["hello"])
-    model = models({"default": first, "second": second}).find()
-
-    with pytest.raises(ModelConnectionError):
-        async for _ in stream_of(model, HI):
-            pass
-    await first.aclose()
-
-    assert second.requests == []
-
-
-async def test_a_named_model_falls_back_by_its_settings(serve: Serve) -> None:
-    bad = await serve(lambda _: Scripted(b"{}", status=401))
-    good = await serve([completion({"content": "ok"})])
-    sections = {
-        "default": {"model": "a", "base_url": bad.url, "fallback": "big-one"},
-        "big_one": {"model": "b", "base_url": good.url},
-    }
-    found = NamedModels({}, ToolboxSettings.model_validate({"models": sections}))
-
-    reply = await found.find().chat(HI)
-    await found.aclose()
-
-    assert reply.ai_message.text == "ok"
-
-
-def test_a_fallback_chain_supports_response_formats_only_if_all_models_do() -> None:
-    both = models(
-        {
-            "default": WithFallback(supports_response_format=True),
-            "second": ScriptedChatModel(),
-            "third": DemoChatModel(),
-        }
-    )
-
-    assert getattr(both.find(), "supports_response_format") is False  # noqa: B009 - an optional attribute
 
 
 class WithoutStream:

@@ -240,7 +240,9 @@ class BeanDefinition:
     `behind` are beans it needs and gets in another way; `included` calls the provider of an included container.
     `inner` is the parameter of a decorator that gets the decorated bean. `optional`: the factory may return None. An
     `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what is
-    wrong with the declaration by itself.
+    wrong with the declaration by itself. `adapt` converts all instances: those of the factory, of seeds and of
+    overrides. `not_as` are base types that another bean provides in its place. `provider_name` is the name of its
+    provider, if that is neither `name` nor the name of its type.
     """
 
     provides: Any
@@ -260,12 +262,19 @@ class BeanDefinition:
     optional: bool = False
     source: object = None
     problems: tuple[Problem, ...] = ()
+    adapt: Callable[[Any], Any] | None = None
+    not_as: tuple[Any, ...] = ()
+    provider_name: str | None = None
 
     @property
     def label(self) -> str:
         """Return the name for messages: `Payments`, or `Payments 'card'`."""
         text = type_name(self.provides)
         return f"{text} {self.name!r}" if self.name is not None else text
+
+    def adapted(self, instance: Any) -> Any:
+        """Return what holders of the bean get for an instance of the factory, a seed or an override."""
+        return instance if self.adapt is None or instance is None else self.adapt(instance)
 
     @property
     def is_stored(self) -> bool:

@@ -103,7 +103,12 @@ class BeanDecorator:
             arguments = fitted(opened(self.inner.wants), form) or {}
             definition = read_class(cls[tuple(arguments.get(each, Any) for each in parameters_of(cls))], self.names)
         return replace(
-            definition, scope=inner.scope, source=self.definition.source, inner=self.inner.parameter, problems=()
+            definition,
+            scope=inner.scope,
+            source=self.definition.source,
+            inner=self.inner.parameter,
+            problems=(),
+            adapt=inner.adapt,
         )
 
     def problems_around(self, inner: BeanDefinition) -> Iterator[Problem]:

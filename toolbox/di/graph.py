@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, TypeAlias, get_args, get_origin, overload
+from typing import Any, Protocol, TypeAlias, get_args, get_origin, overload
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from ..introspection import (
@@ -73,6 +73,22 @@ class Binding:
     interface: Any
     implementation: Any
     name: str | None = None
+
+
+class NamedType(Protocol):
+    """The rules of a type whose beans have names of their own, such as `ChatModel`."""
+
+    def name_of(self, name: str | None) -> str:
+        """Return the name of the bean that a point with this name gets; None stands for no name."""
+        ...
+
+    def problem(self, name: str | None, where: str) -> Problem | None:
+        """Return the problem of a point that requests the bean with this name, or None."""
+        ...
+
+    def missing(self, name: str | None) -> BeanDefinition | None:
+        """Return a bean that is added for a name that no bean has, or None."""
+        ...
 
 
 # --- values of injection points
@@ -177,8 +193,9 @@ class BeanGraph:
         on_request: Callable[[Any], BeanDefinition | None] | None = None,
         left_out: Iterable[LeftOut] = (),
         decorators: Iterable[BeanDecorator] = (),
+        named_types: Mapping[Any, NamedType] | None = None,
     ) -> None:
-        self.names, self._on_request = names or {}, on_request
+        self.names, self._on_request, self._named_types = names or {}, on_request, named_types or {}
         self.left_out = list(left_out)
         self._lock = threading.RLock()
         self.definitions: list[BeanDefinition] = []
@@ -215,7 +232,7 @@ class BeanGraph:
             self._unions.append(key)
         # A derived bean is found only by its exact type, and is not added to lists.
         for form in (plain(definition.provides),) if derived else forms_of(definition.provides):
-            if is_key(form):
+            if is_key(form) and form not in definition.not_as:
                 self._index.setdefault(form, []).append((key, definition.name))
         return key
 
@@ -325,7 +342,7 @@ class BeanGraph:
         """Return the given name of each bean, or the name of its type in snake_case."""
         known = self._short_names
         new = self.definitions[len(known) :]
-        self._short_names = [*known, *(snake_case(each.provides) if each.name is None else each.name for each in new)]
+        self._short_names = [*known, *(each.provider_name or each.name or snake_case(each.provides) for each in new)]
         return self._short_names
 
     def single(self, key: int) -> SingleBean:
@@ -401,6 +418,8 @@ class BeanGraph:
         wanted = plain(wanted)
         if not is_key(wanted):
             return self._named(name) if name is not None and wanted in (Any, object) else NotFound()
+        if (named := self._named_types.get(wanted)) is not None:
+            name = named.name_of(name)
         bound = self._bound.get((wanted, name))
         if bound is None and derive and (filled := self._bound_with_arguments(wanted, name)) is not None:
             bound = self.decorations.outermost(filled, wanted)
@@ -415,6 +434,8 @@ class BeanGraph:
         if len(keys) > 1:
             exact = [key for key in keys if self.definitions[self.decorations.undecorated(key)].provides == wanted]
             keys = tuple(exact) if len(exact) == 1 else keys
+        if not keys and named is not None and derive and (added := named.missing(name)) is not None:
+            keys = (self._add(added, derived=True),)
         return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
 
     def class_behind(self, cls: type[Any]) -> type[Any]:
@@ -575,6 +596,11 @@ class BeanGraph:
         return self._missing_at(_point_of_lookup(wanted, name))
 
     def _missing_at(self, point: InjectionPoint) -> MissingBeanError:
+        if (rules := self._rules_of(point)) is not None:
+            of_type, name = rules
+            problem = of_type.problem(name, point.where)
+            fix = "" if problem is None else problem.fix
+            return MissingBeanError(_lookup_text(point), (), point.where if point.parameter else "", fix)
         fix = web_request_fix(point.wants)
         if absent := self.left_out_for(point.wants):
             fix = "; ".join(map(str, absent))
@@ -598,6 +624,12 @@ class BeanGraph:
         """Yield the problems of an injection point with this value."""
         if point.problem is not None:
             yield point.problem
+        elif (rules := self._rules_of(point)) is not None:
+            of_type, name = rules
+            has_default = isinstance(value, Constant)
+            if not has_default and (problem := of_type.problem(name, point.where)) is not None:
+                reasons = "; ".join(map(str, self.left_out_for(point.wants)))
+                yield replace(problem, what=f"{problem.what}: {reasons}") if reasons else problem
         elif isinstance(value, NotFound) and value.candidates:
             candidates = [self.definitions[key] for key in value.candidates]
             names = ", ".join(each.label for each in candidates)
@@ -626,6 +658,15 @@ class BeanGraph:
         """Return what would provide a type, or is this function, but was left out by its conditions."""
         wanted = plain(wanted)
         return [each for each in self.left_out if wanted in (each.source, *forms_of(each.provides))]
+
+    def _rules_of(self, point: InjectionPoint) -> tuple[NamedType, str | None] | None:
+        """Return the rules for the names of the point's type, and the name that it requests; None without rules."""
+        if point.shape is PointShape.INSTANCE:
+            inner = point_of(point.wants, point.where)
+            return self._rules_of(replace(inner, name=point.name or inner.name))
+        wanted = plain(point.wants)
+        named = self._named_types.get(wanted) if is_key(wanted) and point.shape is PointShape.ONE else None
+        return None if named is None else (named, point.name)
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
         """Return similar beans: same type with another name, same members, or a similar name."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationError, Problem
 from ..introspection import type_name
+from .beans import point_of
 from .closing import running_loop
 from .decorators import Scope
 from .graph import BeanGraph, NotFound, SingleBean
@@ -38,6 +39,11 @@ class Override:
     def __init__(self, wanted: Any, fake: Any, name: str | None) -> None:
         self._wanted, self._fake, self._name = wanted, fake, name
         self._applied: tuple[Overridable, Callable[[], None]] | None = None
+
+    def name_of(self, wanted: Any, default: str) -> str | None:
+        """Return the name of the replaced bean of this type, `default` without one; None if it has another type."""
+        point = point_of(self._wanted, "")
+        return self._name or point.name or default if point.wants == wanted else None
 
     def key_in(self, graph: BeanGraph) -> int | None:
         """Return the key of the overridden bean; None if no single bean matches."""

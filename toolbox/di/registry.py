@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeAlias, cast, get_origin
+from typing import Any, Protocol, TypeAlias, cast, get_origin
 
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import class_of, forms_of, plain, type_name
@@ -33,10 +33,25 @@ from .beans import (
 from .conditions import Condition, Conditions, LeftOut, SettingCondition, conditions_of
 from .decorating import decorates_mark_of, read_decorator
 from .decorators import Scope, producer_mark_of, settings_check_of
-from .graph import Bean, BeanGraph, Binding, Registration, chain_text, provider_names
+from .graph import Bean, BeanGraph, Binding, NamedType, Registration, chain_text, provider_names
 
 Reader: TypeAlias = Callable[[object], Registration | None]
 """Reads a registered object; returns None for objects of other kinds."""
+
+
+class NamedBeans(NamedType, Protocol):
+    """The beans of a type that has rules for names, such as `ChatModel`."""
+
+    @property
+    def type(self) -> Any:
+        """The type."""
+        ...
+
+    def arrange(
+        self, definitions: Iterable[BeanDefinition], bindings: Iterable[Binding]
+    ) -> tuple[list[BeanDefinition], list[Binding]]:
+        """Return the definitions with the beans of the type, and the bindings that are left."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +159,16 @@ class Registry:
         names: Names,
         own: Iterable[BeanDefinition],
         on_request: Callable[[Any], BeanDefinition | None],
+        named: NamedBeans,
         profiles: Collection[str] = (),
     ) -> Registered:
         """Read each object, and objects that it implies, with the first reader that supports it.
 
-        `own` are beans of the container itself, and `on_request` returns those that few programs use. `profiles` are
-        the active ones, for `@only_if`.
+        `own` are beans of the container itself, and `on_request` returns those that few programs use. `named` adds the
+        beans of a type that has rules for names. `profiles` are the active ones, for `@only_if`.
         """
         read_once = _reading_once(readers)
-        unconditional = cache(lambda: self._unconditional(read_once, names))
+        unconditional = cache(lambda: self._unconditional(read_once, names, named))
         conditions = Conditions(profiles, lambda wanted: unconditional().provides(wanted))
         readings = list(self._readings(read_once, conditions.reasons_against, names))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
@@ -163,14 +179,17 @@ class Registry:
         definitions += own
         left_out = [reading.left_out for reading, _ in readings if reading.left_out is not None]
         decorators = [reading.decorator for reading, _ in readings if reading.decorator is not None]
-        graph = BeanGraph(definitions, self._bindings, names, on_request, left_out, decorators)
+        definitions, bindings = named.arrange(definitions, self._bindings)
+        named_types = {named.type: named}
+        graph = BeanGraph(definitions, bindings, names, on_request, left_out, decorators, named_types)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
-    def _unconditional(self, read: Reader, names: Names) -> BeanGraph:
+    def _unconditional(self, read: Reader, names: Names, named: NamedBeans) -> BeanGraph:
         """Return the beans that are registered without conditions."""
         readings = self._readings(read, lambda conditions: [("", "")] if conditions else [], names)
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
-        return BeanGraph([*definitions, *map(seed_of, self._seeds)], self._bindings, names)
+        definitions, bindings = named.arrange([*definitions, *map(seed_of, self._seeds)], self._bindings)
+        return BeanGraph(definitions, bindings, names)
 
     def _readings(
         self,

@@ -231,7 +231,11 @@ class _Writing:
         return f"{self._resolvers.name_maker(bean.key, False)}(scope)"
 
     def create(self, bean: Bean) -> str:
-        """Return an expression that creates a bean and registers how to close it."""
+        """Return an expression that creates a bean, adapts it, and registers how to close it."""
+        made, adapt = self._make(bean), bean.definition.adapt
+        return made if adapt is None else f"{self._resolvers.name_object('adapted', bean.definition.adapted)}({made})"
+
+    def _make(self, bean: Bean) -> str:
         definition = bean.definition
         if self.awaits and bean.key in self._planner.asked and definition.included is not None:
             return f"await {self._resolvers.name_object('included', definition.included.new)}()"

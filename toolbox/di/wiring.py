@@ -306,12 +306,12 @@ class Wiring(Home):
             if inspect.iscoroutine(made):
                 made.close()
             raise MustAwait(key, self.providers[key].last_overriding)
-        return made
+        return self.graph.definitions[key].adapted(made)
 
     async def overridden_awaiting(self, key: int, scope: OpenScope) -> Any:
         """Return what replaces an overridden bean in `scope`; await it if necessary."""
         made = self._ask_overriding(key, scope)
-        return await made if inspect.isawaitable(made) else made
+        return self.graph.definitions[key].adapted(await made if inspect.isawaitable(made) else made)
 
     def _ask_overriding(self, key: int, scope: OpenScope) -> Any:
         with owned_by(scope):
@@ -376,11 +376,11 @@ class Wiring(Home):
         definition = bean.definition
         made = definition.factory(*given, *args, **named)
         if definition.factory_kind is FactoryKind.GENERATOR:
-            return scope.enter(made, None)
-        if definition.stop is Stop.NONE:
-            return made
-        keep = scope.keep_stopping if definition.stop is Stop.SYNC else scope.keep_stopping_async
-        return keep(made, None)
+            made = scope.enter(made, None)
+        elif definition.stop is not Stop.NONE:
+            keep = scope.keep_stopping if definition.stop is Stop.SYNC else scope.keep_stopping_async
+            made = keep(made, None)
+        return definition.adapted(made)
 
     # --- start and stop
 
@@ -479,7 +479,10 @@ class Seeding:
     def _put(self, scope: RequestScope, form: Any, key: int | None, value: Any) -> None:
         if key is None:
             scope.extras[plain(form)] = value
-        elif self._graph.definitions[key].is_stored and self._graph.definitions[key].scope is Scope.REQUEST:
+            return
+        definition = self._graph.definitions[key]
+        value = definition.adapted(value)
+        if definition.is_stored and definition.scope is Scope.REQUEST:
             scope.store[key] = value
             scope.is_seeded = True
         else:

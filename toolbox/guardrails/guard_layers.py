@@ -7,7 +7,7 @@ answer (`services.loop`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,9 @@ from .kinds import (
 
 # --- running one guardrail
 
-find_model: ContextVar[Callable[[str | None], ChatModel] | None] = ContextVar("toolbox.guardrail_models", default=None)
+find_model: ContextVar[Callable[[str | None], Awaitable[ChatModel]] | None] = ContextVar(
+    "toolbox.guardrail_models", default=None
+)
 """Finds a model of the host by name, inside a guardrail."""
 
 _REFUSING = frozenset({"failure", "fatal"})
@@ -60,7 +62,7 @@ class _GuardContext:
     scope: ActiveScope
     runner: Runner
     listeners: Listeners | None
-    model: Callable[[str | None], ChatModel] | None
+    model: Callable[[str | None], Awaitable[ChatModel]] | None
 
     @classmethod
     def of_invocation(cls, invocation: Invocation) -> _GuardContext:

@@ -144,7 +144,8 @@ class Moderated(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
 
     async def _flagged(self, given: Any) -> list[str]:
         """Return the names of the categories that apply to an input of the endpoint."""
-        reply = await _default_model().call_endpoint("/moderations", {"model": self.model, "input": given})
+        model = await _default_model()
+        reply = await model.call_endpoint("/moderations", {"model": self.model, "input": given})
         results = reply.get("results") if isinstance(reply, Mapping) else None
         if not isinstance(results, Sequence) or not results or not all(isinstance(each, Mapping) for each in results):
             raise ModelProtocolError("the reply of the moderation endpoint has no results", json.dumps(reply)[:200])
@@ -186,10 +187,10 @@ def _parts_to_moderate(request: Any) -> tuple[str, tuple[Media, ...]]:
     raise TypeError(f"Moderated does not support {type(request).__name__}")
 
 
-def _default_model() -> Any:
+async def _default_model() -> Any:
     """Return the default model, or the first of its fallbacks that has a moderation endpoint."""
     find = find_model.get()
-    model = find(None) if find is not None else None
+    model = await find(None) if find is not None else None
     for each in (model, *getattr(model, "models", ())):
         if hasattr(each, "call_endpoint"):
             return each

@@ -29,7 +29,7 @@ from ..tools.sources import bean_types, members_of, read_tools
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 
 if TYPE_CHECKING:
-    from ..models.selection import NamedModels
+    from .model_beans import ModelBeans
 
 ReadTools: TypeAlias = tuple[tuple[Tool, ...], tuple[Problem, ...]]
 
@@ -264,7 +264,7 @@ def request_hook_problems(graph: BeanGraph) -> Iterator[Problem]:
             yield Problem(where, fact, f"declare it `def {name}(self)`, and take beans in the constructor")
 
 
-def key_function_problems(models: NamedModels, graph: BeanGraph) -> Iterator[Problem]:
+def key_function_problems(models: ModelBeans, graph: BeanGraph) -> Iterator[Problem]:
     """Yield problems with the parameters of functions that return the keys of models."""
     for where, function in models.key_functions():
         injected, problems = read_injected(function, where)

@@ -10,8 +10,9 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -34,6 +35,8 @@ from ..events import EventListener, Listeners
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
+from ..models.pools import ConnectionPools
+from ..models.selection import NamedModels
 from ..security import identity_in
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
 from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
@@ -64,6 +67,7 @@ from .bean_checks import (
     store_problems,
     tool_bean_problems,
 )
+from .model_beans import ModelBeans
 from .service_hosting import ServiceHosting
 
 logger = logging.getLogger("toolbox.services")
@@ -71,7 +75,6 @@ logger = logging.getLogger("toolbox.services")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from ..models.selection import NamedModels
     from ..settings import ToolboxSettings
 
 
@@ -94,14 +97,13 @@ class ContainerHost(ServiceHosting):
         scope: ActiveScope,
         *,
         models: Mapping[str, ChatModel] | None,
+        overridden: Collection[str] = (),
         executors: Mapping[str, Executor] | None,
         tool_errors: ToolErrors | None,
         settings: ToolboxSettings,
         run_seeds: tuple[Any, ...] = (),
         run_identity: tuple[str, ...] = (),
     ) -> None:
-        from ..models.selection import NamedModels
-
         super().__init__(run_seeds, run_identity)
         self.scope, self.settings = scope, settings
         self.failures = tool_errors or ToolErrors()
@@ -112,8 +114,8 @@ class ContainerHost(ServiceHosting):
             timeout=settings.timeout,
         )
         self.max_concurrent_tools = settings.max_concurrent_tools
-        self.models: NamedModels = NamedModels(models, settings)
-        self.model: Callable[[str | None], ChatModel] = self.models.find  # see `ServiceHost.model`
+        self.models = ModelBeans(NamedModels(models, settings), self, overridden)
+        self.pools: ConnectionPools = ConnectionPools()
         self._executors = dict(executors or {})
         self.running_loop: asyncio.AbstractEventLoop | None = None
         self._forked = ""
@@ -141,7 +143,7 @@ class ContainerHost(ServiceHosting):
 
     def renew_after_fork(self) -> None:
         """Forget the loop in a forked process, because it runs in the parent."""
-        keep_inherited(self.running_loop, self._memories, self.running, self.models)
+        keep_inherited(self.running_loop, self._memories, self.running, self.models.sources)
         if self.running_loop is not None:
             self.running_loop, self._forked = None, FORKED
 
@@ -206,8 +208,11 @@ class ContainerHost(ServiceHosting):
         return late + stuck
 
     async def close_models(self) -> None:
-        """Close the models that were created from settings."""
-        await self.models.aclose()
+        """Close the models that were created from settings, and the connections of all models."""
+        try:
+            await self.models.sources.aclose()
+        finally:
+            await self.pools.aclose()
 
     # --- for services
 
@@ -222,11 +227,27 @@ class ContainerHost(ServiceHosting):
         """See `ServiceHost.sync_loop`."""
         return self.loop
 
-    def chosen_model(self, name: str, where: str) -> ChatModel:
+    async def model(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
+        """See `ServiceHost.model`."""
+        return await self.models.find(name, context)
+
+    async def chosen_model(self, name: str, where: str, context: InvocationContext) -> ChatModel:
         """See `ServiceHost.chosen_model`."""
         if (problem := self.models.problem(name, where)) is not None:
             raise IllegalConfigurationError([problem])
-        return self.models.find(name)
+        return await self.models.find(name, context)
+
+    def own_model(self, name: str, made: ChatModel | None) -> ChatModel:
+        """See `InjectingHost.own_model`."""
+        return self.models.own_model(name, made)
+
+    async def with_fallbacks(self, name: str, model: ChatModel, context: InvocationContext | None) -> ChatModel:
+        """See `InjectingHost.with_fallbacks`."""
+        return await self.models.with_fallbacks(name, model, context)
+
+    def watching(self, name: str, model: ChatModel) -> AbstractContextManager[Callable[[], None]]:
+        """See `AskingHost.watching`."""
+        return self.models.watching(name, model)
 
     async def execute(
         self,
@@ -344,6 +365,12 @@ class ContainerHost(ServiceHosting):
 
     # --- reading and checking
 
+    def model_names(self, graph: BeanGraph) -> set[str]:
+        """Return the names of the models that settings have, or that services and beans use; not those of producers."""
+        services = {each for service in self._services.values() for each in service.model_names}
+        points = {point.name for bean in graph.beans for point, _ in bean.needs if point.wants is ChatModel}
+        return self.models.not_registered({*services, *points})
+
     @property
     def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
         """The method plans of all services, by class; available after the check."""
@@ -414,6 +441,11 @@ class _Service:
         """The plans of its methods, by name; available after the check."""
         assert self._plans is not None
         return self._plans
+
+    @property
+    def model_names(self) -> tuple[str | None, ...]:
+        """The names of the models that the service may use; None is the default model."""
+        return (self._options.model,)
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """Create the service. The arguments are those of the class's constructor."""

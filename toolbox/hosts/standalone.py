@@ -22,7 +22,7 @@ from typing_extensions import TypeForm
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import Capabilities, load, named_problems
 from ..chat import ChatModel
-from ..context import ActiveScope
+from ..context import ActiveScope, InvocationContext
 from ..di.beans import MISSING, read_class
 from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
@@ -121,10 +121,10 @@ class _Host(ServiceHosting):
     def sync_loop(self) -> asyncio.AbstractEventLoop:
         return _process.loop()
 
-    def model(self, name: str | None) -> ChatModel:
+    async def model(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
         return self._model
 
-    def chosen_model(self, name: str, where: str) -> ChatModel:
+    async def chosen_model(self, name: str, where: str, context: InvocationContext) -> ChatModel:
         if name == "default":
             return self._model
         fact = f"the call chose the model {name!r}, but a service without a container has only one model"

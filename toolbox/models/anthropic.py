@@ -19,6 +19,7 @@ from ..errors import IllegalConfigurationError, ModelError, ModelProtocolError, 
 from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
 from .anthropic_wire import CONTAINER, AnthropicInterpreter, AnthropicWire, closed_schema, tool_choice
+from .fallbacks import DEFAULT_COOLDOWN
 from .reply_reader import ReplyReader, receive_block
 from .server_errors import too_large, with_request
 from .server_model import ServerChatModel, added_tools, names_of
@@ -68,6 +69,7 @@ class AnthropicSettings:
     Behaviour:
 
     - `fallback`: the names of other models of the container, which are called in order if this one does not answer.
+    - `cooldown`: seconds for which a chain of fallbacks skips this model after its server failed; 0 for never.
     - `supports_response_format=False`: the model does not support JSON schemas for replies. The schema is added to the
       prompt instead. By default, it depends on the model.
     - `send_tool_metadata`: the keys of tool metadata that are sent to the server.
@@ -97,6 +99,7 @@ class AnthropicSettings:
     strict_tools: bool = False
     transport: TransportChoice = None
     max_reply_bytes: int | None = LARGEST_REPLY
+    cooldown: float = DEFAULT_COOLDOWN
 
     def with_environment(self) -> AnthropicSettings:
         """Return the settings with missing values of address and key from the environment."""

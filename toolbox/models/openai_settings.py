@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from ..chat import Reasoning
 from ..errors import Problem
+from .fallbacks import DEFAULT_COOLDOWN
 from .server_settings import (
     LARGEST_REPLY,
     ApiKey,
@@ -61,6 +62,7 @@ class OpenAiSettings:
     Behaviour:
 
     - `fallback`: the names of other models of the container, which are called in order if this one does not answer.
+    - `cooldown`: seconds for which a chain of fallbacks skips this model after its server failed; 0 for never.
     - `supports_response_format=False`: the server does not support JSON schemas for replies. The schema is added to the
       prompt instead.
     - `send_tool_metadata`: the keys of tool metadata that are sent to the server.
@@ -98,6 +100,7 @@ class OpenAiSettings:
     stream_usage: bool = True
     transport: TransportChoice = None
     max_reply_bytes: int | None = LARGEST_REPLY
+    cooldown: float = DEFAULT_COOLDOWN
 
     def with_environment(self) -> OpenAiSettings:
         """Return the settings with missing values of address and key from the environment."""

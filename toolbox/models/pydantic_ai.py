@@ -15,6 +15,7 @@ from typing import Any, TypeVar, assert_never
 
 from ..chat import (
     AiMessage,
+    ChatModel,
     ChatRequest,
     ChatResponse,
     FinishReason,
@@ -53,6 +54,7 @@ from ..json_text import compact_json, object_text, strict_arguments
 from ..safe_text import hide_secrets
 from . import model_requests
 from .accumulator import PartialCall, ReplyAccumulator
+from .fallbacks import DEFAULT_COOLDOWN, cooldown_problem
 from .server_errors import message_of, secrets_in, shorten, transport_error
 from .server_model import names_of
 from .server_settings import LARGEST_REPLY, reasoning_problems
@@ -69,7 +71,7 @@ LONGEST_WAIT = 120.0
 R = TypeVar("R")
 
 
-class PydanticAiChatModel:
+class PydanticAiChatModel(ChatModel):
     """A model of pydantic-ai, which supports nearly every provider.
 
         model = PydanticAiChatModel("google:gemini-3-pro", reasoning="low")
@@ -83,6 +85,7 @@ class PydanticAiChatModel:
       are turned off.
     - `max_reply_bytes`: the largest reply; None for no limit. The library has read a reply before its size is checked.
     - `fallback`: the names of other models of the container, which are called in order if this one does not answer.
+    - `cooldown`: seconds for which a chain of fallbacks skips this model after its server failed; 0 for never.
     - `supports_response_format`: by default, what the library knows about the model.
 
     It needs the extra `pydantic-ai`, and the package of the model's provider. Raises `IllegalConfigurationError`.
@@ -102,12 +105,13 @@ class PydanticAiChatModel:
         max_reply_bytes: int | None = LARGEST_REPLY,
         fallback: Sequence[str] = (),
         supports_response_format: bool | None = None,
+        cooldown: float = DEFAULT_COOLDOWN,
     ) -> None:
         where = f"PydanticAiChatModel({model if isinstance(model, str) else type(model).__name__!r})"
-        if problems := list(_problems(where, reasoning, timeout, max_retries, max_reply_bytes)):
+        if problems := list(_problems(where, reasoning, timeout, max_retries, max_reply_bytes, cooldown)):
             raise IllegalConfigurationError(problems)
         self._model = made_model(model, where)
-        self.fallback = names_of(fallback)
+        self.fallback, self.cooldown = names_of(fallback), cooldown
         named = {"temperature": temperature, "max_tokens": max_tokens, "parallel_tool_calls": parallel_tool_calls}
         given = {name: value for name, value in named.items() if value is not None}
         self._parameters = {**given, **(parameters or {})}
@@ -259,9 +263,11 @@ async def _until(deadline: float | None, first: tuple[Any, Any], response: Any) 
 
 
 def _problems(
-    where: str, reasoning: object, timeout: object, max_retries: object, max_reply_bytes: object
+    where: str, reasoning: object, timeout: object, max_retries: object, max_reply_bytes: object, cooldown: object
 ) -> Iterator[Problem]:
     yield from reasoning_problems(reasoning, where)
+    if (problem := cooldown_problem(cooldown, where)) is not None:
+        yield problem
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         yield Problem(where, f"invalid timeout {timeout!r}", "pass seconds above 0, or None for no limit")
     for name, count, least in (("max_retries", max_retries, 0), ("max_reply_bytes", max_reply_bytes, 1)):

@@ -1,29 +1,25 @@
 """Finds models by name, and creates them from settings by provider.
 
 A name is looked up in the container's `models=`, then in the settings, then (for the default model) in the provider's
-environment variables, then it is the demo model. Not here: the fields of the settings (`settings`).
+environment variables, then it is the demo model. Not here: the fields of the settings (`settings`), models that
+producers make, and the beans of all of them (`hosts.model_beans`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
-from ..chat_streams import answer_stream
+from ..chat import ChatModel
 from ..errors import (
     IllegalConfigurationError,
-    ModelError,
-    ModelHttpError,
-    ModelRefusedError,
-    ModelTruncatedError,
     Problem,
 )
 from ..safe_text import did_you_mean
-from . import model_requests
+from .fallbacks import fallback_names
 
 if TYPE_CHECKING:
     from ..settings import ModelSettings, ToolboxSettings
@@ -32,80 +28,62 @@ DEFAULT_NAME = "default"
 
 
 class NamedModels:
-    """The models of one container by name. Models from settings are created on first use, and closed by `aclose`."""
+    """The models of `models=`, the settings and the environment by name. `aclose` closes those that it has created."""
 
     def __init__(self, given: Mapping[str, ChatModel] | None, settings: ToolboxSettings) -> None:
         self._given = dict(given or {})
         self._settings = settings
-        self.are_checked = True
         self._made: dict[str, ChatModel] = {}
-        self._found: dict[str, ChatModel] = {}
 
-    def find(self, name: str | None = None) -> ChatModel:
-        """Return the model with this name, by default `default`. Raises `IllegalConfigurationError`."""
-        wanted = name or DEFAULT_NAME
-        if model_requests.stand_in is not None:
-            replacement = model_requests.stand_in(self._given.get(wanted))
-            if replacement is not None:
-                return replacement
-        model = self._found.get(wanted)
-        if model is None:
-            if (problem := self.problem(name, f"model {wanted!r}")) is not None:
-                raise IllegalConfigurationError([problem])
-            model = self._found[wanted] = self._with_fallback(wanted)
-        return model
+    @property
+    def given(self) -> Mapping[str, ChatModel]:
+        """The models that the program passed."""
+        return self._given
 
-    def problem(self, name: str | None, where: str) -> Problem | None:
-        """Return the problem with this model or its fallbacks, or None."""
-        wanted = name or DEFAULT_NAME
-        if not self.are_checked or (model_requests.stand_in is not None and wanted not in self._given):
-            return None
-        if (fault := self._fault(wanted, where)) is not None:
-            return fault
-        for each in self._fallbacks(wanted):
-            if (fault := self._fault(each, f"{where}, fallback of model {wanted!r}")) is not None:
-                return fault
-        return None
+    def names(self) -> list[str]:
+        """Return the names of all models, `default` only if it is configured."""
+        provider = PROVIDERS[DEFAULT_PROVIDER]()
+        has_default = provider.is_in_environment() or self._settings.demo
+        return list(dict.fromkeys([*self._given, *self._settings.models, *((DEFAULT_NAME,) if has_default else ())]))
 
-    def key_functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """Yield the functions that return the keys of the models that were passed, with their places."""
-        for name, model in self._given.items() if self.are_checked else ():
-            if (function := key_function_of(model)) is not None:
-                yield f"the api_key function of model {name!r}", function
+    def is_in_settings(self, name: str) -> bool:
+        """Return True if the settings have a section for this model."""
+        return self._section(name) is not None
 
-    def section_problems(self, known: Collection[Problem]) -> Iterator[Problem]:
-        """Yield problems of models in the settings that name a provider, also of models that no service uses.
-
-        `known` are the problems of the models in use; they are not repeated.
-        """
-        facts = {each.what for each in known}
-        for name, section in self._settings.models.items() if self.are_checked else ():
-            if "provider" not in section.model_fields_set or name in self._given or not section.model:
-                continue
-            problem = self._fault(name, f"the settings of model {name!r}")
-            if problem is not None and problem.what not in facts:
-                yield problem
-
-    async def aclose(self) -> None:
-        """Close the models that were created from settings."""
-        made, self._made, self._found = self._made, {}, {}
-        errors: list[Exception] = []
-        for model in made.values():
-            close: Callable[[], Awaitable[None]] | None = getattr(model, "aclose", None)
-            try:
-                if close is not None:
-                    await close()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise ExceptionGroup("some models could not be closed", errors)
-
-    def _section(self, name: str) -> ModelSettings | None:
+    def spelled(self, name: str | None) -> str:
+        """Return the name as `names` has it: by default `default`; settings know names in lower case, with `_`."""
         from ..settings import settings_key
 
-        return self._settings.models.get(settings_key(name))
+        wanted = name or DEFAULT_NAME
+        key = settings_key(wanted)
+        return key if wanted not in self._given and key in self._settings.models else wanted
 
-    def _fault(self, name: str, where: str) -> Problem | None:
+    def find(self, name: str | None = None) -> ChatModel:
+        """Return the model with this name, by default `default`; create it if necessary.
+
+        Raises `IllegalConfigurationError`.
+        """
+        wanted = self.spelled(name)
+        if wanted in self._given:
+            return self._given[wanted]
+        model = self._made.get(wanted)
+        if model is None:
+            if (problem := self.problem(name, f"model {name or DEFAULT_NAME!r}")) is not None:
+                raise IllegalConfigurationError([problem])
+            model = self._made[wanted] = self._make(wanted)
+        return model
+
+    def fallbacks_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the models that are called if this one does not answer."""
+        model = self._given.get(name)
+        if model is not None:
+            return fallback_names(model)
+        section = self._section(name)
+        return section.fallback if section is not None else ()
+
+    def problem(self, name: str | None, where: str, others: Iterable[str] = ()) -> Problem | None:
+        """Return the problem with this model, without its fallbacks, or None. `others` are further known names."""
+        name = name or DEFAULT_NAME
         if name in self._given:
             return no_model(self._given[name], where, f"Container(models={{{name!r}: …}})")
         variable = f"TOOLBOX_MODELS__{variable_of(name)}__MODEL"
@@ -121,10 +99,12 @@ class NamedModels:
                 return provider.problem(name, section, where)
             return Problem(where, f"the settings of model {name!r} have no model name", f"set {variable}")
         if name != DEFAULT_NAME:
+            names = sorted({*self._given, *self._settings.models, *others})
             return Problem(
                 where,
-                f"unknown model {name!r}{did_you_mean(name, self._names())}",
-                f"pass it as Container(models={{{name!r}: …}}) or set {variable}",
+                f"unknown model {name!r}{did_you_mean(name, names)}",
+                f"pass it as Container(models={{{name!r}: …}}) or set {variable}, or register a producer of ChatModel "
+                f"with this name",
             )
         if provider.is_in_environment():
             return provider.problem(name, None, where)
@@ -132,30 +112,37 @@ class NamedModels:
             return None
         return Problem(where, _no_default(), _DEFAULT_MODEL_FIX)
 
-    def _names(self) -> list[str]:
-        return sorted({*self._given, *self._settings.models})
+    def section_problems(self, known: Collection[Problem]) -> Iterator[Problem]:
+        """Yield problems of models in the settings that name a provider, also of models that no service uses.
 
-    def _with_fallback(self, name: str) -> ChatModel:
-        others = self._fallbacks(name)
-        if not others:
-            return self._model(name)
-        return FallbackModel((self._model(name), *(self._model(other) for other in others)))
+        `known` are the problems of the models in use; they are not repeated.
+        """
+        facts = {each.what for each in known}
+        for name, section in self._settings.models.items():
+            if "provider" not in section.model_fields_set or name in self._given or not section.model:
+                continue
+            problem = self.problem(name, f"the settings of model {name!r}")
+            if problem is not None and problem.what not in facts:
+                yield problem
 
-    def _fallbacks(self, name: str) -> tuple[str, ...]:
-        model = self._given.get(name)
-        if model is not None:
-            return tuple(getattr(model, "fallback", ()))
-        section = self._section(name)
-        return section.fallback if section is not None else ()
+    async def aclose(self) -> None:
+        """Close the models that were created from settings."""
+        made, self._made = self._made, {}
+        errors: list[Exception] = []
+        for model in made.values():
+            close: Callable[[], Awaitable[None]] | None = getattr(model, "aclose", None)
+            try:
+                if close is not None:
+                    await close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup("some models could not be closed", errors)
 
-    def _model(self, name: str) -> ChatModel:
-        """Return the model without its fallbacks."""
-        if name in self._given:
-            return self._given[name]
-        model = self._made.get(name)
-        if model is None:
-            model = self._made[name] = self._make(name)
-        return model
+    def _section(self, name: str) -> ModelSettings | None:
+        from ..settings import settings_key
+
+        return self._settings.models.get(settings_key(name))
 
     def _make(self, name: str) -> ChatModel:
         section = self._section(name)
@@ -179,47 +166,6 @@ def key_function_of(model: object) -> Callable[..., Any] | None:
     """Return the function that returns the key of a model, or None."""
     found: Callable[..., Any] | None = getattr(model, "key_function", None)
     return found if callable(found) else None
-
-
-class FallbackModel:
-    """Calls several models in order until one answers. A stream switches only before its first event."""
-
-    def __init__(self, models: tuple[ChatModel, ...]) -> None:
-        self.models = models
-        self.supports_response_format = all(getattr(each, "supports_response_format", False) for each in models)
-
-    async def chat(self, request: ChatRequest) -> ChatResponse:
-        """Return the reply of the first model that answers. Raises the error of the last model."""
-        for model in self.models[:-1]:
-            try:
-                return await model.chat(request)
-            except ModelError as error:
-                if not is_worth_another_model(error):
-                    raise
-        return await self.models[-1].chat(request)
-
-    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """Yield the stream of the first model that starts one. Raises the error of the last model."""
-        for model in self.models:
-            begun = False
-            events = answer_stream(model, request)
-            try:
-                async for event in events:
-                    begun = True
-                    yield event
-                return
-            except ModelError as error:
-                if begun or model is self.models[-1] or not is_worth_another_model(error):
-                    raise
-            finally:
-                await events.aclose()
-
-
-def is_worth_another_model(error: ModelError) -> bool:
-    """Return True if another model may succeed: the server failed, not the request or the model's answer."""
-    if isinstance(error, ModelHttpError):
-        return error.status not in (400, 413, 415, 422)
-    return not isinstance(error, (ModelRefusedError, ModelTruncatedError))
 
 
 _DEFAULT_MODEL_FIX = (
@@ -373,7 +319,7 @@ class PydanticAiProvider:
 
 _PYDANTIC_AI = (
     *("temperature", "max_tokens", "parallel_tool_calls", "reasoning", "parameters", "timeout"),
-    *("max_retries", "max_reply_bytes", "supports_response_format"),
+    *("max_retries", "max_reply_bytes", "supports_response_format", "fallback", "cooldown"),
 )
 
 PROVIDERS: Mapping[str, Callable[[], ModelProvider]] = {
@@ -393,7 +339,6 @@ def provider_of(section: ModelSettings | None) -> ModelProvider | None:
 
 # These have shorter names in the settings.
 _RENAMED = {"extra_headers": "headers", "extra_query": "query"}
-_NOT_PASSED = frozenset({"model", "fallback"})
 
 
 def _first_problem(problems: Iterable[Problem]) -> Problem | None:
@@ -414,7 +359,7 @@ def _names(settings: Any) -> tuple[str, ...]:
 
 def unknown_settings(name: str, section: ModelSettings, known: Collection[str], where: str) -> Problem | None:
     """Return the problem if a section has settings that its provider does not have."""
-    unknown = sorted(section.model_fields_set - {*known, "provider", "model", "fallback"})
+    unknown = sorted(section.model_fields_set - {*known, "provider", "model"})
     if not unknown:
         return None
     variables = ", ".join(f"TOOLBOX_MODELS__{variable_of(name)}__{each.upper()}" for each in unknown)
@@ -427,7 +372,7 @@ def arguments_of(section: ModelSettings, settings: Any) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for field in fields(settings):
         value = getattr(section, _RENAMED.get(field.name, field.name), None)
-        if field.name not in _NOT_PASSED and value is not None and value != ():
+        if field.name != "model" and value is not None and value != ():
             given[field.name] = _shown(value)
     return given
 

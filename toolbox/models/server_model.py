@@ -12,7 +12,7 @@ from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..chat import ChatRequest, ChatResponse, StreamEvent
+from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
 from ..errors import IllegalConfigurationError, ModelError, Problem
 from .server_errors import secrets_in
 from .server_settings import ServerSettings
@@ -36,7 +36,7 @@ def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[An
     return both or None
 
 
-class ServerChatModel(ABC):
+class ServerChatModel(ChatModel, ABC):
     """A model behind a server. A provider implements `_send` and `_send_stream`.
 
     Secrets are hidden in all errors of these two methods here, so that no provider can forget it.
@@ -50,7 +50,7 @@ class ServerChatModel(ABC):
         if problems := list(problems):
             raise IllegalConfigurationError(problems)
         self.model = settings.model
-        self.fallback = names_of(settings.fallback)
+        self.fallback, self.cooldown = names_of(settings.fallback), settings.cooldown
         self._parameters = settings.body_parameters()
         self._server: ServerSettings = settings  # its text shows no key; the key alone would be in vars()
         self._tool_names = ToolNames()

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ..chat import REASONING
 from ..context import current_bean_caller
 from ..errors import Problem
+from .fallbacks import cooldown_problem
 
 ApiKey: TypeAlias = "str | Callable[..., str] | Callable[..., Awaitable[str]]"
 """A key, or a function that returns it; `def` or `async def`, with `Inject[…]` parameters."""
@@ -62,6 +63,8 @@ class ServerSettings(Protocol):
     def max_reply_bytes(self) -> int | None: ...
     @property
     def fallback(self) -> Sequence[str]: ...
+    @property
+    def cooldown(self) -> float: ...
     def body_parameters(self) -> dict[str, Any]: ...
 
 
@@ -194,6 +197,8 @@ def _of_limits(settings: ServerSettings, where: str) -> Iterator[Problem]:
     for name, value in (("timeout", settings.timeout), ("read_timeout", settings.read_timeout)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
             yield Problem(where, f"invalid {name} {value!r}", "pass seconds above 0, or None for no limit")
+    if (problem := cooldown_problem(settings.cooldown, where)) is not None:
+        yield problem
     limits = (
         ("max_retries", settings.max_retries, 0),
         ("max_concurrent_requests", settings.max_concurrent_requests, 1),

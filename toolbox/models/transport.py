@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import functools
 import random
-import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, NoReturn, Protocol, TypeAlias
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx2
@@ -28,8 +29,9 @@ from ..logs import hide_queries
 from ..safe_text import hide_secrets
 from ..tls import tls_context
 from . import model_requests
+from .pools import ConnectionPool, ConnectionPools, current_pools
 from .server_errors import http_error, redirect_error, request_id_in, shorten, too_large, transport_error, undecoded
-from .server_settings import ServerSettings, TransportChoice
+from .server_settings import ServerSettings, TransportChoice, has_own_transport
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
@@ -71,11 +73,16 @@ class ClientPackage(Protocol):
 
 @dataclass(slots=True)
 class _Connection:
-    """The client and the limit of one event loop. Closing `keeper` closes the client."""
+    """The client and the limit of one event loop. The client sends over the connections of `pool`."""
 
     client: Any
     limit: asyncio.Semaphore | contextlib.AbstractAsyncContextManager[None]
-    keeper: AsyncGenerator[None, None]
+    pool: ConnectionPool
+    is_shared: bool
+
+
+_OfContainers: TypeAlias = dict[ConnectionPools | None, _Connection]
+"""The connections of one event loop, by the container; None outside of containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,7 @@ class Transport:
         self._headers = {_READ_TIMEOUT: package.module.Omit()}
         self.settings = settings
         self._given_keys: deque[str] = deque(maxlen=MOST_GIVEN_KEYS)
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfContainers] = WeakKeyDictionary()
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
@@ -141,16 +148,13 @@ class Transport:
             yield stream
 
     async def aclose(self) -> None:
-        """Close the connections of all running event loops."""
+        """Close the connections of all running event loops, except those that other models of a container share."""
         here = asyncio.get_running_loop()
         connections, self._connections = dict(self._connections), WeakKeyDictionary()
-        for loop, connection in connections.items():
-            if loop is here:
-                await connection.keeper.aclose()
-            elif loop.is_running():
-                future = asyncio.run_coroutine_threadsafe(_close(connection), loop)
-                with contextlib.suppress(Exception):  # the other loop may end and close its connections first
-                    await asyncio.wait_for(asyncio.wrap_future(future), 1.0)
+        for loop, of_loop in connections.items():
+            for each in of_loop.values():
+                if not each.is_shared:
+                    await each.pool.close_from(here, loop)
 
     def hide_secrets(self, error: ModelError, sent: Iterable[object] = ()) -> None:
         """Hide secrets in an error, because a server or a transport may repeat them; then shorten the error's texts.
@@ -162,7 +166,8 @@ class Transport:
         found = [settings.key, *map(str, (settings.extra_query or {}).values()), *sent]
         found += [value for name, value in headers.items() if name.lower() not in _HARMLESS_HEADERS]
         # Keys that functions gave: those of the latest requests may differ by tenant.
-        found += [*(each.client.api_key for each in self._connections.values()), *self._given_keys]
+        used = [each for of_loop in self._connections.values() for each in of_loop.values()]
+        found += [*(each.client.api_key for each in used), *self._given_keys]
         # A server may repeat a credential without its scheme ("Bearer …").
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
         hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})
@@ -175,22 +180,25 @@ class Transport:
             model_requests.check(self.settings.address.partition("?")[0])
 
     def _connection(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        connection = self._connections.get(loop)
-        if connection is None:
+        """Return the client for the running loop, and for the container whose request this is."""
+        pools = current_pools.get() if not has_own_transport(self.settings) else None
+        of_loop = self._connections.setdefault(asyncio.get_running_loop(), {})
+        connection = of_loop.get(pools)
+        if connection is None or connection.pool.is_closed:
+            for each in [each for each, earlier in of_loop.items() if earlier.pool.is_closed]:
+                del of_loop[each]  # those of containers that have stopped
+            pool = ConnectionPool(self._open()) if pools is None else pools.pool(self._shared_by(), self._open)
             limit = self.settings.max_concurrent_requests
-            client = self._client()
-            keeper = _until_the_loop_ends(client, weakref.ref(self._connections), loop)
-            with contextlib.suppress(StopIteration):
-                keeper.__anext__().send(None)  # runs up to `yield`, without waiting
-            connection = _Connection(
-                client, asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext(), keeper
-            )
-            self._connections[loop] = connection
+            waiting = asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext()
+            connection = of_loop[pools] = _Connection(self._client(pool.connections), waiting, pool, pools is not None)
         return connection
 
-    def _client(self) -> Any:
+    def _shared_by(self) -> Hashable:
+        """Return what models must have in common to share connections: the server and the transport."""
+        parts = urlsplit(self.settings.address)
+        return parts.scheme, parts.hostname, parts.port, self.settings.transport
 
+    def _client(self, connections: Any) -> Any:
         settings, module = self.settings, self._package.module
         read = settings.read_timeout or settings.timeout
         if settings.extra_query:
@@ -207,7 +215,7 @@ class Transport:
                 **(settings.extra_headers or {}),
             },
             default_query=dict(settings.extra_query or {}),
-            http_client=self._http_client(),
+            http_client=self._http_client(connections),
         )
 
     def _not_from_environment(self) -> dict[str, Any]:
@@ -217,24 +225,28 @@ class Transport:
             name: self._package.module.Omit() for name in self._package.environment_headers(None) if name not in own
         }
 
-    def _http_client(self) -> Any:
-        module = self._package.module
+    def _http_client(self, connections: Any) -> Any:
+        """Return the HTTP client of this model, with cookies of its own. It sends over `connections`."""
         # A redirect could send the conversation and headers with keys to another server.
         bound = functools.partial(_bound, self.settings.max_reply_bytes)
-        others = {"follow_redirects": False, "event_hooks": {"response": [bound]}}
-        make = functools.partial(_client_in_parts(module.DefaultAsyncHttpxClient), **others)
+        client = _client_in_parts(self._package.module.DefaultAsyncHttpxClient)
+        return client(transport=connections, follow_redirects=False, event_hooks={"response": [bound]})
+
+    def _open(self) -> Any:
+        """Return new connections to the server, as an HTTP transport."""
         transport: TransportChoice = self.settings.transport
         if transport is not None and not isinstance(transport, str):
-            return make(transport=transport)
+            return transport
         tls = tls_context()
-        if transport == "httpx2":
-            return make(verify=tls)
-        try:
-            return _client_in_parts(module.DefaultAioHttpClient)(verify=tls, **others)
-        except RuntimeError:  # aiohttp is not installed
-            if transport == "aiohttp":
-                raise
-            return make(verify=tls)
+        if transport != "httpx2":
+            try:
+                from .aiohttp_transport import AiohttpTransport
+            except ImportError:  # aiohttp is not installed
+                if transport == "aiohttp":
+                    raise
+            else:
+                return AiohttpTransport(tls)
+        return _OverClient(self._package.module.DefaultAsyncHttpxClient(verify=tls, follow_redirects=False))
 
     async def send(
         self,
@@ -279,27 +291,6 @@ class Transport:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"no complete reply within {limit:g} s; raise timeout=") from error
         raise transport_error(error, self.settings.address, begun) or error from error
-
-
-async def _until_the_loop_ends(
-    client: Any,
-    connections: weakref.ref[WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection]],
-    loop: asyncio.AbstractEventLoop,
-) -> AsyncGenerator[None, None]:
-    """Close the client when the event loop ends, because a loop closes its async generators.
-
-    Otherwise aiohttp would warn about each open connection.
-    """
-    try:
-        yield
-    finally:
-        if (there := connections()) is not None:
-            there.pop(loop, None)
-        await client.close()
-
-
-async def _close(connection: _Connection) -> None:
-    await connection.keeper.aclose()
 
 
 async def _bound(max_reply_bytes: int | None, response: Any) -> None:
@@ -444,6 +435,23 @@ def _client_in_parts(kind: Any) -> Any:
             return super().build_request(method, url, **others)
 
     return ClientInParts
+
+
+class _OverClient(httpx2.AsyncBaseTransport):
+    """Sends requests over another HTTP client, which has the connections, also those to the proxies of the environment.
+
+    That client keeps no cookies, because models of different tenants may share it.
+    """
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        return await self._client.send(request, stream=True)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
 
 
 class _LargeBody:

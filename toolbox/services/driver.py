@@ -34,7 +34,7 @@ from ..tools.codec import SUCCESS
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
 from .invocation import Invocation, Perform, abandon_runs
-from .layers import around, counted, limited, within
+from .layers import around, within
 from .loop import (
     AnswerChecked,
     CallModel,
@@ -57,6 +57,7 @@ from .loop import (
 from .model_calls import ask_model, model_stream
 from .outputs import ANSWER_TOOL, Shape
 from .tool_tasks import News, ToolTasks
+from .usage_layers import counted, limited
 
 Send: TypeAlias = Callable[[ServiceEvent], Awaitable[None]]
 """Sends an event to the reader of a stream, and returns when the reader requests the next one."""
@@ -75,12 +76,11 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
-    asked = invocation.model, effect.request, invocation.context, invocation.host, invocation.runner
     sent = sent_tools(effect, invocation)
     if invocation.pieces is None:
-        return ModelReplied(await ask_model(*asked), sent=sent)
+        return ModelReplied(await ask_model(invocation, effect.request), sent=sent)
     invocation.environment.sent = sent  # tools may start before the reply is complete
-    async with aclosing(model_stream(*asked)) as events:
+    async with aclosing(model_stream(invocation, effect.request)) as events:
         async for event in events:
             if isinstance(event, CompleteResponse):
                 return ModelReplied(event.response, sent=sent)

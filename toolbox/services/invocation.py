@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -23,6 +23,7 @@ from ..chat import (
     CONTENT_TYPES,
     ChatModel,
     ChatRequestParameters,
+    ChatResponse,
     Message,
     StreamEvent,
     SystemMessage,
@@ -51,10 +52,11 @@ from ..errors import (
 from ..events import Listeners
 from ..execution.cancellation import CancellationsHere
 from ..execution.markers import BLOCKING, COROUTINE, is_async
-from ..execution.runners import CallerRunner, LoopRunner
+from ..execution.runners import CallerRunner, LoopRunner, Runner
 from ..execution.threads import Workers, call_on
 from ..introspection import type_name
 from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
+from ..models.pools import ConnectionPools
 from ..security import identity_in
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
@@ -75,7 +77,7 @@ from .loop import (
     next_effect,
 )
 from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
-from .outputs import OutputMode, Shape
+from .outputs import ANSWER_TOOL, OutputMode, Shape
 from .plans import (
     FunctionMessage,
     MethodPlan,
@@ -234,11 +236,20 @@ class ServiceHost(Protocol):
         """Return the event loop for synchronous methods."""
         ...
 
-    def model(self, name: str | None, /) -> ChatModel:
-        """Return the named model, or the default one."""
+    @property
+    def pools(self) -> ConnectionPools | None:
+        """The connections that the models share; None without a container."""
         ...
 
-    def chosen_model(self, name: str, where: str) -> ChatModel:
+    def watching(self, name: str, model: ChatModel) -> AbstractContextManager[Callable[[], None]]:
+        """See `AskingHost.watching`."""
+        ...
+
+    async def model(self, name: str | None, context: InvocationContext | None = None, /) -> ChatModel:
+        """Return the named model, or the default one, from the active scope. `context` is that of its events."""
+        ...
+
+    async def chosen_model(self, name: str, where: str, context: InvocationContext) -> ChatModel:
         """Return the model that a call chose. Raises `IllegalConfigurationError` for an unknown name."""
         ...
 
@@ -451,6 +462,18 @@ class Invocation:
 
     # --- limits
 
+    @property
+    def where(self) -> str:
+        """The place of the call, for messages."""
+        return self.plan.where
+
+    def count_tool_calls(self, response: ChatResponse) -> int:
+        """Return the number of tool calls in a reply, without the call that is the answer itself."""
+        requests = response.ai_message.tool_execution_requests
+        if self.rules.structure is None or self.state.mode != "tool":
+            return len(requests)
+        return sum(each.name != ANSWER_TOOL for each in requests)
+
     def end_with(self, error: UsageLimitExceededError) -> None:
         """End this invocation with `error`, from any thread: cancel the task that runs its current step."""
         if self.refused is None:
@@ -518,7 +541,10 @@ class Invocation:
         options = self._call_options
         chosen = options.model if options is not None else None
         self.model_name = chosen or plan.options.model or DEFAULT_MODEL
-        self.model = host.model(plan.options.model) if chosen is None else host.chosen_model(chosen, plan.where)
+        if chosen is None:
+            self.model = await host.model(plan.options.model, self.context)
+        else:
+            self.model = await host.chosen_model(chosen, plan.where, self.context)
         toolset = plan.toolset
         if self._added or plan.providers or toolset.is_restricted:
             toolset = await self._offered()
@@ -633,7 +659,7 @@ class Invocation:
             case Template() as template:
                 return SystemMessage(template.render(self._values()))
             case FunctionMessage(function) as message:
-                beans = await self._beans_for(message.injected)
+                beans = await _beans_for(message.injected, self.host.scope)
                 kind = COROUTINE if is_async(function) else BLOCKING
                 text = await self.runner.run(kind, lambda: function(self.context, **beans), plan.where)
                 if not isinstance(text, str):
@@ -643,23 +669,8 @@ class Invocation:
         return None
 
     async def call_with_beans(self, function: Callable[..., Any], where: str) -> Any:
-        """Call a function with its `Inject[…]` parameters, where a tool would run. See `current_bean_caller`."""
-        injected, problems = read_injected(function, where)
-        if problems:
-            raise IllegalConfigurationError(problems)
-        beans = await self._beans_for(injected)
-        kind = COROUTINE if is_async(function) else BLOCKING
-        value = await self.runner.run(kind, lambda: function(**beans), where)
-        return await value if inspect.isawaitable(value) else value
-
-    async def _beans_for(self, injected: Iterable[InjectedParameter]) -> dict[str, Any]:
-        beans: dict[str, Any] = {}
-        for each in injected:
-            if not each.optional:
-                beans[each.name] = await self.host.scope.aget(each.wanted)
-            elif (bean := await self.host.scope.find(each.wanted)) is not None:
-                beans[each.name] = bean
-        return beans
+        """See the function `call_with_beans`."""
+        return await call_with_beans(function, where, self.host.scope, self.runner)
 
     # --- additional tools
 
@@ -829,10 +840,44 @@ def _place_in_new_run(plan: MethodPlan, host: ServiceHost, arguments: Mapping[st
     return host.new_run(None if plan.run_id_parameter is None else arguments[plan.run_id_parameter])
 
 
-class StepOfTask(AbstractAsyncContextManager[None]):
-    """A step of a limited invocation in a task. Like a timeout, a limit cancels the task and becomes its own error."""
+async def call_with_beans(function: Callable[..., Any], where: str, scope: ActiveScope, runner: Runner) -> Any:
+    """Call a function with its `Inject[…]` parameters, where a tool would run. See `current_bean_caller`.
 
-    def __init__(self, invocation: Invocation) -> None:
+    Raises `IllegalConfigurationError` for parameters that cannot be injected.
+    """
+    injected, problems = read_injected(function, where)
+    if problems:
+        raise IllegalConfigurationError(problems)
+    beans = await _beans_for(injected, scope)
+    kind = COROUTINE if is_async(function) else BLOCKING
+    value = await runner.run(kind, lambda: function(**beans), where)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _beans_for(injected: Iterable[InjectedParameter], scope: ActiveScope) -> dict[str, Any]:
+    beans: dict[str, Any] = {}
+    for each in injected:
+        if not each.optional:
+            beans[each.name] = await scope.aget(each.wanted)
+        elif (bean := await scope.find(each.wanted)) is not None:
+            beans[each.name] = bean
+    return beans
+
+
+class LimitedCall(Protocol):
+    """A call that a limit can end while one of its steps runs. `refused` is the error of that limit."""
+
+    refused: UsageLimitExceededError | None
+
+    def during(self, step: StepOfTask | None, /) -> None:
+        """Set the step that runs now."""
+        ...
+
+
+class StepOfTask(AbstractAsyncContextManager[None]):
+    """A step of a limited call in a task. Like a timeout, a limit cancels the task and becomes the call's own error."""
+
+    def __init__(self, invocation: LimitedCall) -> None:
         self._invocation = invocation
         self._loop = asyncio.get_running_loop()
         self._cancellations = CancellationsHere()

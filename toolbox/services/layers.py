@@ -1,13 +1,12 @@
-"""The built-in layers: roles, limits, the turn and memory of a conversation, event listeners, and the deadline.
+"""The built-in layers: roles, the turn and memory of a conversation, event listeners, and the deadline.
 
 A layer of an invocation is an async context manager, so that it works for coroutines and streams. Not here: the types
-of layers (`plans`), layers of tools (`tools.pipeline`).
+of layers (`plans`), layers of tools (`tools.pipeline`), limits (`usage_layers`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
@@ -16,40 +15,26 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
-    suppress,
 )
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any, Protocol
 
-from ..chat import ChatResponse, Message
 from ..context import current_invocation
-from ..errors import AsyncBeanError, ConversationSuspendedError, IllegalConfigurationError
+from ..errors import AsyncBeanError, ConversationSuspendedError, InvocationTimeoutError
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
     ServiceSuspendedEvent,
-    UsageCountedEvent,
 )
-from ..limits import (
-    NO_TOKENS,
-    CostEstimator,
-    Refusal,
-    Usage,
-    cost_of,
-    current_account,
-    model_name,
-    no_estimator,
-)
+from ..limits import Account
 from ..security import identity_in, identity_now
-from .invocation import Invocation, Perform
-from .loop import CallModel, Finish, ModelReplied, RunTool, Suspend
+from .invocation import Deadline, Invocation
+from .loop import Finish, Suspend
 from .memory import ChatMemories, ChatMemoryKey
 from .model_calls import reported
-from .outputs import ANSWER_TOOL
-
-logger = logging.getLogger("toolbox.limits")
+from .usage_layers import in_account
 
 NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
@@ -129,7 +114,23 @@ async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
 # --- the deadline
 
 
-def within(invocation: Invocation) -> AbstractAsyncContextManager[None]:
+class TimedCall(Protocol):
+    """A call with a deadline, and with an account if it has limits."""
+
+    deadline: Deadline | None
+    account: Account | None
+    limit: asyncio.Timeout | None
+
+    def step(self) -> AbstractAsyncContextManager[None]:
+        """Run a step of the call in the current task, inside the block: a limit can interrupt it."""
+        ...
+
+    def timed_out(self) -> InvocationTimeoutError:
+        """Return the error for a deadline that has passed."""
+        ...
+
+
+def within(invocation: TimedCall) -> AbstractAsyncContextManager[None]:
     """Raise `InvocationTimeoutError` inside the block when the invocation's deadline passes.
 
     A stream uses it for each step, because its reader's task runs between two steps.
@@ -142,13 +143,13 @@ def within(invocation: Invocation) -> AbstractAsyncContextManager[None]:
 
 
 @asynccontextmanager
-async def _until_in_step(deadline: float, invocation: Invocation) -> AsyncIterator[None]:
+async def _until_in_step(deadline: float, invocation: TimedCall) -> AsyncIterator[None]:
     async with _until(deadline, invocation), invocation.step():
         yield
 
 
 @asynccontextmanager
-async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]:
+async def _until(deadline: float, invocation: TimedCall) -> AsyncIterator[None]:
     left = deadline - time.monotonic()
     if left <= 0:
         raise invocation.timed_out()
@@ -249,139 +250,6 @@ async def check_input_first(invocation: Invocation) -> None:
 
 def _limited_by(invocation: Invocation) -> AbstractAsyncContextManager[None]:
     return NOTHING if invocation.account is None else in_account(invocation)
-
-
-# --- limits
-
-
-@asynccontextmanager
-async def in_account(invocation: Invocation) -> AsyncIterator[None]:
-    """Let everything inside the block draw on the invocation's account."""
-    account = invocation.account
-    assert account is not None
-    token = current_account.set(account)
-    account.is_running = True
-    try:
-        yield
-    finally:
-        account.stop()
-        current_account.reset(token)
-
-
-def limited(perform: Perform) -> Perform:
-    """Check the limits before a model request and after its reply; refuse a reply with too many tool calls.
-
-    The outermost layer of the effects. A limit that this invocation has raises its error here; one of an outer
-    invocation ends that invocation, and this one is cancelled.
-    """
-
-    async def check(effect: CallModel | RunTool, invocation: Invocation) -> Any:
-        account = invocation.account
-        assert account is not None
-        if invocation.refused is not None:  # other code has swallowed the cancellation
-            raise invocation.refused
-        if isinstance(effect, RunTool):
-            return await perform(effect, invocation)
-        if (refusal := account.exceeded()) is not None:
-            await _refuse(refusal, invocation)
-        account.asked = 0
-        event: Any = await perform(effect, invocation)
-        if not isinstance(event, ModelReplied):
-            return event
-        reply = event.response.ai_message
-        calls = _tool_calls(event.response, invocation)
-        if event.is_replayed:
-            cost = cost_of(
-                await _estimator(invocation), _model_of(event.response, invocation), event.response.token_usage
-            )
-            tokens = event.response.token_usage or NO_TOKENS
-            account.restore(Usage(1, calls, tokens, cost))
-            return event
-        refusal = account.reserve(tool_calls=max(calls, account.asked))
-        if refusal is not None:
-            await _refuse(refusal, invocation, reply)
-        return event
-
-    return check
-
-
-def counted(perform: Perform) -> Perform:
-    """Count a model request before it is sent, and the tokens and the cost of its reply. The innermost layer."""
-
-    async def count(effect: CallModel | RunTool, invocation: Invocation) -> Any:
-        if isinstance(effect, RunTool):
-            return await perform(effect, invocation)
-        account = invocation.account
-        assert account is not None
-        estimator = await _estimator(invocation)
-        if (refusal := account.reserve(model_calls=1)) is not None:
-            await _refuse(refusal, invocation, is_outermost=not invocation.plan.layers.effects)
-        event: Any = await perform(effect, invocation)
-        response: ChatResponse = event.response
-        name = _model_of(response, invocation)
-        if response.token_usage is None and (account.limits_tokens or account.limits_cost):
-            logger.warning("%s: a reply of model %r has no usage; it counts as 0 tokens", invocation.plan.where, name)
-        account.add(response.token_usage, cost_of(estimator, name, response.token_usage))
-        account.asked += _tool_calls(response, invocation)
-        if invocation.host.listeners is not None:
-            invocation.host.listeners.tell(UsageCountedEvent(invocation.context, *account.innermost))
-        return event
-
-    return count
-
-
-def _model_of(response: ChatResponse, invocation: Invocation) -> str:
-    return model_name(response, invocation.model, invocation.model_name)
-
-
-def _tool_calls(response: ChatResponse, invocation: Invocation) -> int:
-    """Return the number of tool calls in a reply, without the call that is the answer itself."""
-    requests = response.ai_message.tool_execution_requests
-    if invocation.rules.structure is None or invocation.state.mode != "tool":
-        return len(requests)
-    return sum(each.name != ANSWER_TOOL for each in requests)
-
-
-async def _estimator(invocation: Invocation) -> CostEstimator | None:
-    """Return the host's estimator. Raises `IllegalConfigurationError` if a limit needs one and there is none."""
-    found = await invocation.host.cost_estimator()
-    assert invocation.account is not None
-    if found is None and invocation.account.limits_cost:
-        raise IllegalConfigurationError([no_estimator(invocation.plan.where)])
-    return found
-
-
-async def _refuse(
-    refusal: Refusal, invocation: Invocation, reply: Message | None = None, *, is_outermost: bool = True
-) -> NoReturn:
-    """End the invocation that the limit was set for with an error; this one, if it is another one, is cancelled."""
-    assert invocation.account is not None
-    raising, error, was_refused = invocation.account.refuse(refusal, reply)
-    if raising is invocation and is_outermost:
-        raise error
-    # Cancelled, not raised: code between the two invocations must not handle the error.
-    task = asyncio.current_task()
-    if was_refused and task is not None and task.cancelling():
-        await asyncio.sleep(0)
-        raise asyncio.CancelledError("cancelled again, because the first cancellation was caught")
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not over.done():
-            over.set_result(None)
-
-    def end() -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(wake)
-
-    raising.end_with(error)
-    forget = raising.context.cancellation.followed_by(end)
-    try:
-        await over
-    finally:
-        forget()
-    raise asyncio.CancelledError(f"cancelled, because the limit {refusal.limit} was reached")
 
 
 # --- listeners

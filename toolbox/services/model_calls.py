@@ -1,27 +1,29 @@
 """Asks a model: the innermost layer around a model request, for all callers.
 
 Services come here through their layers (limits, recording, interceptors), a model that a program uses directly comes
-here through the limits. Right before a model is asked, `@before_model_request` methods are called: once per request,
-also if a chain of fallbacks answers it, and not for replies that were recorded. Not here: the layers around it
-(`layers`, `interceptors`), the models (`models`).
+here through its limits (`injected_models`). Right before a model is asked, `@before_model_request` methods are called:
+once per request, also if a chain of fallbacks answers it, and not for replies that were recorded. Not here: the layers
+around it (`usage_layers`, `interceptors`), the models (`models`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextvars import ContextVar
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
 from ..chat_streams import answer_stream, no_response, response_of
-from ..context import InvocationContext
+from ..context import InvocationContext, current_invocation
 from ..di.scopes import request_hooks
 from ..events import InvocationEvent, Listeners, ModelFailedEvent, ModelRequestEvent, ModelResponseEvent
 from ..execution.cancellation import own_code
 from ..execution.markers import EXECUTION_MARK, execution_of
 from ..execution.runners import Runner
+from ..models.pools import ConnectionPools, current_pools
 
 
 class AskingHost(Protocol):
@@ -29,73 +31,126 @@ class AskingHost(Protocol):
 
     listeners: Listeners | None
 
+    @property
+    def pools(self) -> ConnectionPools | None:
+        """The connections that the models of a container share; None without a container."""
+        ...
 
-async def _call(
-    hooks: Iterable[Callable[[], Any]], context: InvocationContext, host: AskingHost, runner: Runner
-) -> None:
+    def watching(self, name: str, model: ChatModel) -> AbstractContextManager[Callable[[], None]]:
+        """Note if a model fails in the block. It gives a function that says that the model has answered."""
+        ...
+
+
+class ModelCall(Protocol):
+    """A call that sends requests to a model: an invocation, or one request to a model that a program uses directly."""
+
+    model: ChatModel
+    model_name: str
+    context: InvocationContext
+
+    @property
+    def runner(self) -> Runner:
+        """Runs the `def` methods that are called before a request."""
+        ...
+
+    @property
+    def host(self) -> AskingHost:
+        """The host of the call."""
+        ...
+
+
+async def _prepare(call: ModelCall) -> None:
     """Call what beans want to do before a model request, one after the other. Raises what they raise.
 
     One that returns a class of events has it sent: a database session knows no listeners.
     """
-    for hook in hooks:
+    for hook in request_hooks():
         execution = execution_of(hook, getattr(hook, EXECUTION_MARK, None))
-        done = await runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
+        done = await call.runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
         is_event = isinstance(done, type) and issubclass(done, InvocationEvent)
-        if is_event and host.listeners is not None:
-            host.listeners.tell(done(context))
+        if is_event and call.host.listeners is not None:
+            call.host.listeners.tell(done(call.context))
 
 
-async def ask_model(
-    model: ChatModel, request: ChatRequest, context: InvocationContext, host: AskingHost, runner: Runner
-) -> ChatResponse:
-    """Return the reply of a model, and send the events of the request. Raises what the model raises.
-
-    The `def` methods to call before run where `runner` places them.
-    """
-    if hooks := request_hooks():
-        await _call(hooks, context, host, runner)
-    if (listeners := host.listeners) is None:
-        return response_of(model, await own_code(model.chat(request)))
+async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
+    """Return the reply of the call's model, and send the events of the request. Raises what the model raises."""
+    await _prepare(call)
+    model, context, listeners = call.model, call.context, call.host.listeners
     began = perf_counter()
-    listeners.tell(ModelRequestEvent(context, request, model, streaming=False))
+    if listeners is not None:
+        listeners.tell(ModelRequestEvent(context, request, model, streaming=False))
     try:
-        response = response_of(model, await own_code(model.chat(request)))
+        with call.host.watching(call.model_name, model), _inside_model(call):
+            response = response_of(model, await own_code(model.chat(request)))
     except BaseException as error:
-        listeners.tell(ModelFailedEvent(context, request, error, perf_counter() - began))
+        if listeners is not None:
+            listeners.tell(ModelFailedEvent(context, request, error, perf_counter() - began))
         raise
-    listeners.tell(ModelResponseEvent(context, request, response, perf_counter() - began))
+    if listeners is not None:
+        listeners.tell(ModelResponseEvent(context, request, response, perf_counter() - began))
     return response
 
 
-async def model_stream(
-    model: ChatModel, request: ChatRequest, context: InvocationContext, host: AskingHost, runner: Runner
-) -> AsyncGenerator[StreamEvent, None]:
-    """Yield the reply of a model as events, the last of which is `CompleteResponse`; otherwise as `ask_model`."""
-    if hooks := request_hooks():
-        await _call(hooks, context, host, runner)
-    listeners, began, first = host.listeners, perf_counter(), None
+async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
+    """Yield the reply of the call's model as events, the last of which is `CompleteResponse`; else as `ask_model`."""
+    await _prepare(call)
+    model, context, listeners = call.model, call.context, call.host.listeners
+    began, first = perf_counter(), None
     response: ChatResponse | None = None
     if listeners is not None:
         listeners.tell(ModelRequestEvent(context, request, model, streaming=True))
     try:
-        async with aclosing(answer_stream(model, request)) as events:
-            async for event in events:
-                if first is None:
-                    first = perf_counter() - began
-                if isinstance(event, CompleteResponse):
-                    response = response_of(model, event.response)
-                    if listeners is not None:
-                        taken = perf_counter() - began
-                        listeners.tell(ModelResponseEvent(context, request, response, taken, first))
-                yield event
-        if response is None:
-            raise no_response(model)
+        with call.host.watching(call.model_name, model) as note_answer:
+            async with aclosing(answer_stream(model, request)) as events:
+                while (event := await _next_event(events, call)) is not None:
+                    if first is None:
+                        first = perf_counter() - began
+                        note_answer()
+                    if isinstance(event, CompleteResponse):
+                        response = response_of(model, event.response)
+                        if listeners is not None:
+                            taken = perf_counter() - began
+                            listeners.tell(ModelResponseEvent(context, request, response, taken, first))
+                    yield event
+            if response is None:
+                raise no_response(model)
     except BaseException as error:
         if response is None and listeners is not None:
             listeners.tell(ModelFailedEvent(context, request, reported(error), perf_counter() - began))
         raise
 
 
+async def _next_event(events: AsyncGenerator[StreamEvent, None], call: ModelCall) -> StreamEvent | None:
+    # One step at a time: between two of them, the reader's code runs in the same context.
+    with _inside_model(call):
+        return await anext(events, None)
+
+
 def reported(error: BaseException) -> BaseException:
     """Return the error for listeners: a stream that is left counts as cancelled."""
     return asyncio.CancelledError("the stream was left") if isinstance(error, GeneratorExit) else error
+
+
+# --- the code of a model
+
+_asking: ContextVar[tuple[InvocationContext | None] | None] = ContextVar("toolbox.asking", default=None)
+
+
+@contextmanager
+def _inside_model(call: ModelCall) -> Iterator[None]:
+    """Run the code of a model inside the block."""
+    asking, pools = _asking.set((current_invocation.get(),)), current_pools.set(call.host.pools)
+    try:
+        yield
+    finally:
+        current_pools.reset(pools)
+        _asking.reset(asking)
+
+
+def is_inside_model() -> bool:
+    """Return True in the code of a model, such as one that asks another model: its request is already counted.
+
+    A service that such code calls is an invocation of its own.
+    """
+    asking = _asking.get()
+    return asking is not None and asking[0] is current_invocation.get()

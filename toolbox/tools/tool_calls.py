@@ -302,7 +302,7 @@ class ToolEnvironment:
     another tool is a call of an unknown tool. None if no request was sent."""
     on_progress: Callable[[ToolProgress], object] | None = None
     """Receives the progress of tools, on the event loop."""
-    model: Callable[[str | None], ChatModel] | None = None
+    model: Callable[[str | None], Awaitable[ChatModel]] | None = None
     abandon_runs: Callable[[Exception], Awaitable[list[str]]] | None = None
     """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through.
 

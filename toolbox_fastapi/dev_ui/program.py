@@ -195,11 +195,9 @@ def _memory(window: Window | None) -> str | None:
 def _model_of(host: ContainerHost, name: str | None) -> str:
     """Return the model's name and class; not its address, which may contain a secret."""
     try:
-        model = host.model(name)
+        shown = host.models.describe(name)
     except Exception as error:  # a program whose services are all replaced by fakes needs no model
         return f"none ({type(error).__name__})"
-    kind, known_as = type(model).__name__, getattr(model, "model", None)
-    shown = f"{kind}, {known_as}" if isinstance(known_as, str) else kind
     return shown if name is None else f"{name!r}: {shown}"
 
 

@@ -1,0 +1,214 @@
+"""Chains of models, in which the next one answers if one does not, and the models that are skipped because they failed.
+
+Not here: finding the models of a chain by their names (`hosts.model_beans`), retries of one model (`transport`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import inf
+from typing import TypeAlias
+
+from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
+from ..chat_streams import answer_stream
+from ..errors import (
+    ModelConnectionError,
+    ModelError,
+    ModelHttpError,
+    ModelRefusedError,
+    ModelTimeoutError,
+    ModelTruncatedError,
+    Problem,
+)
+
+DEFAULT_COOLDOWN = 30.0
+"""The seconds for which a model that failed is skipped, unless it says otherwise."""
+MOST_FAILED = 1000
+"""So many models that failed are remembered: producers may make models of any number of servers."""
+
+
+# --- the models that failed lately
+
+ModelKey: TypeAlias = tuple[str, object, object]
+"""Name, server and model: tenants with different servers share a name, but not what happens to one of them."""
+
+
+def model_key(name: str, model: ChatModel) -> ModelKey:
+    """Return what a failure of this model is remembered by."""
+    return name, getattr(model, "base_url", None), getattr(model, "model", None)
+
+
+@dataclass(slots=True)
+class _Failed:
+    """A model that failed: when it may be asked again, and if a request tries it now."""
+
+    until: float
+    until_time: datetime
+    is_tried: bool = False
+
+
+class CoolingModels:
+    """The models of one container that failed, each for as long as its `cooldown` says.
+
+    After that time one request tries the model, while others still skip it. If the model answers, it is asked again as
+    before; if it fails, it cools down again. Anything else, such as a refusal, decides nothing: the next request tries.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[ModelKey, _Failed] = {}
+
+    def skipped_until(self, name: str, model: ChatModel) -> datetime | None:
+        """Return until when the model is skipped; None if it may be asked now."""
+        failed = self._failed.get(model_key(name, model)) if self._failed else None
+        if failed is None or (time.monotonic() >= failed.until and not failed.is_tried):
+            return None
+        return failed.until_time
+
+    @contextmanager
+    def watching(self, name: str, model: ChatModel) -> Iterator[Callable[[], None]]:
+        """Note in the block if the model fails. It answers if the block ends, or calls the function that it gets."""
+        key, answered = model_key(name, model), False
+
+        def note_answer() -> None:
+            nonlocal answered
+            answered = True
+            self._failed.pop(key, None)
+
+        tried = self._failed.get(key)
+        if tried is not None:
+            tried.is_tried = True
+        try:
+            yield note_answer
+        except BaseException as error:
+            if not answered and is_failure(error):
+                self._note_failure(key, cooldown_of(model))
+            elif tried is not None:
+                tried.is_tried = False
+            raise
+        note_answer()
+
+    def _note_failure(self, key: ModelKey, cooldown: float) -> None:
+        if cooldown <= 0:
+            return
+        now = time.monotonic()
+        if len(self._failed) >= MOST_FAILED:
+            self._failed = {each: failed for each, failed in self._failed.items() if failed.until > now}
+        if len(self._failed) < MOST_FAILED:
+            self._failed[key] = _Failed(now + cooldown, datetime.now(UTC) + timedelta(seconds=cooldown))
+
+
+def fallback_names(model: object) -> tuple[str, ...]:
+    """Return the names of the models that are called if this one does not answer."""
+    given = getattr(model, "fallback", ())
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def cooldown_of(model: ChatModel) -> float:
+    """Return the seconds for which a model is skipped after it failed; 0 for never."""
+    given = getattr(model, "cooldown", DEFAULT_COOLDOWN)
+    return float(given) if isinstance(given, (int, float)) else DEFAULT_COOLDOWN
+
+
+def cooldown_problem(given: object, where: str) -> Problem | None:
+    """Return the problem of an invalid `cooldown`, or None."""
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < inf:
+        return None
+    return Problem(where, f"invalid cooldown {given!r}", "pass seconds of 0 or more; 0 turns it off")
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return True if the server failed: it cannot be reached, is too slow, or answers with 5xx. 429 is no failure."""
+    if isinstance(error, ModelHttpError):
+        return error.status >= 500
+    return isinstance(error, (ModelConnectionError, ModelTimeoutError))
+
+
+# --- the chain
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model of a chain, with its name in the container."""
+
+    name: str
+    model: ChatModel
+
+
+class FallbackModel(ChatModel):
+    """Calls several models in order until one answers. A stream switches only before its first event.
+
+    Models that cool down are skipped, which `tell_skipped` gets with the name of the model and the end of its time. If
+    all of them cool down, only the first is asked.
+    """
+
+    def __init__(
+        self, chain: Sequence[NamedModel], cooling: CoolingModels, tell_skipped: Callable[[str, datetime], None]
+    ) -> None:
+        self._chain, self._cooling, self._tell_skipped = tuple(chain), cooling, tell_skipped
+        self.models = tuple(each.model for each in chain)
+        self.supports_response_format = all(getattr(each, "supports_response_format", False) for each in self.models)
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """Return the reply of the first model that answers. Raises the error of the last model that was asked."""
+        failure: ModelError | None = None
+        for each in self._asked():
+            try:
+                with self._cooling.watching(each.name, each.model):
+                    return await each.model.chat(request)
+            except ModelError as error:
+                if not is_worth_another_model(error):
+                    raise
+                failure = error
+        assert failure is not None, "one model is always asked"
+        raise failure
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """Yield the stream of the first model that starts one. Raises the error of the last model that was asked."""
+        failure: ModelError | None = None
+        for each in self._asked():
+            begun = False
+            try:
+                with self._cooling.watching(each.name, each.model) as note_answer:
+                    async with aclosing(answer_stream(each.model, request)) as events:
+                        async for event in events:
+                            if not begun:
+                                begun = True
+                                note_answer()
+                            yield event
+                        return
+            except ModelError as error:
+                if begun or not is_worth_another_model(error):
+                    raise
+                failure = error
+        assert failure is not None, "one model is always asked"
+        raise failure
+
+    def _asked(self) -> Iterator[NamedModel]:
+        """Yield the models to ask; send the events of those that are skipped on the way."""
+        skipped: list[tuple[str, datetime]] = []
+        is_asked = False
+        for each in self._chain:
+            until = self._cooling.skipped_until(each.name, each.model)
+            if until is not None:
+                skipped.append((each.name, until))
+                continue
+            while skipped:
+                self._tell_skipped(*skipped.pop(0))
+            is_asked = True
+            yield each
+        if not is_asked:
+            yield self._chain[0]
+            return
+        for name, until in skipped:
+            self._tell_skipped(name, until)
+
+
+def is_worth_another_model(error: ModelError) -> bool:
+    """Return True if another model may succeed: the server failed, not the request or the model's answer."""
+    if isinstance(error, ModelHttpError):
+        return error.status not in (400, 413, 415, 422)
+    return not isinstance(error, (ModelRefusedError, ModelTruncatedError))

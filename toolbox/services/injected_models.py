@@ -1,0 +1,242 @@
+"""`InjectedModel`, which beans get as `ChatModel`, and the requests that a program sends to it.
+
+Such a request has limits, events, fallbacks and a deadline like one of a service. Not here: which model a name means
+(`hosts.model_beans`), asking it (`model_calls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from datetime import datetime
+from typing import Any, Protocol
+
+from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
+from ..chat_streams import answer_stream
+from ..context import (
+    ActiveScope,
+    InvocationContext,
+    current_attributes,
+    current_bean_caller,
+    current_invocation,
+    current_limit,
+)
+from ..errors import InvocationTimeoutError
+from ..events import ModelSkippedEvent
+from ..execution.runners import LoopRunner
+from ..execution.threads import Workers
+from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
+from .invocation import Deadline, StepOfTask, call_with_beans
+from .layers import within
+from .model_calls import AskingHost, ask_model, is_inside_model, model_stream
+from .usage_layers import CountingHost, count_reply, refuse_exceeded, reserve_request, reserve_tool_calls
+
+
+class InjectingHost(AskingHost, CountingHost, Protocol):
+    """The container of injected models."""
+
+    workers: Workers
+    scope: ActiveScope
+
+    def own_model(self, name: str, made: ChatModel | None) -> ChatModel:
+        """Return the model with this name; `made` is the one that a producer has made."""
+        ...
+
+    async def with_fallbacks(self, name: str, model: ChatModel, context: InvocationContext | None) -> ChatModel:
+        """Return the model, or a chain of it and its fallbacks. `context` is that of their events."""
+        ...
+
+
+class InjectedModel(ChatModel):
+    """A model of a container, as beans get it by its name. Attributes that it does not have are the model's own."""
+
+    def __init__(self, name: str, host: InjectingHost, made: ChatModel | None = None) -> None:
+        self._name, self._host, self._made = name, host, made
+
+    def is_called(self, name: str, host: InjectingHost) -> bool:
+        """Return True if this is the model of that name in that container."""
+        return (self._name, self._host) == (name, host)
+
+    @property
+    def own_model(self) -> ChatModel:
+        """The model itself, without limits, events and fallbacks."""
+        return self._host.own_model(self._name, self._made)
+
+    @property
+    def model(self) -> str:
+        """The server's name of the model, or the name of its class."""
+        own = self.own_model
+        name = getattr(own, "model", None)
+        return name if isinstance(name, str) else type(own).__name__
+
+    @property
+    def supports_response_format(self) -> bool:
+        """True if the model respects `ChatRequest.response_format`."""
+        return bool(getattr(self.own_model, "supports_response_format", False))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by `copy` and `pickle`, also before the object is complete
+            raise AttributeError(name)
+        return getattr(self.own_model, name)
+
+    def __repr__(self) -> str:
+        return f"<ChatModel {self._name!r}: {self.own_model!r}>"
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """Return the whole reply. Raises `ModelError`, and `UsageLimitExceededError` for a limit around the call."""
+        if is_inside_model():
+            return await (await self._chain()).chat(request)
+        call = _DirectCall(self._name, self._host, request)
+        async with call.open(), call.part():
+            return await call.ask(await self._chain(call.context))
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """Yield the reply as events; the last is `CompleteResponse`. Raises the errors of `chat`."""
+        if is_inside_model():
+            async with aclosing(answer_stream(await self._chain(), request)) as events:
+                async for event in events:
+                    yield event
+            return
+        call = _DirectCall(self._name, self._host, request)
+        async with call.open():
+            async with call.part():
+                call.model = await self._chain(call.context)
+                estimator = await call.begin()
+            async with aclosing(model_stream(call, request)) as events:
+                while True:
+                    # One step at a time: between two of them, the reader's code runs in the same task and context.
+                    async with call.part():
+                        following = await anext(events, None)
+                        if isinstance(following, CompleteResponse):
+                            await call.end(following.response, estimator)
+                    if following is None:
+                        return
+                    yield following
+
+    async def _chain(self, context: InvocationContext | None = None) -> ChatModel:
+        return await self._host.with_fallbacks(self._name, self.own_model, context)
+
+
+def own_model_of(model: ChatModel) -> ChatModel:
+    """Return the model itself behind an injected one."""
+    return model.own_model if isinstance(model, InjectedModel) else model
+
+
+def tell_skipped(host: AskingHost, context: InvocationContext | None) -> Callable[[str, datetime], None]:
+    """Return a function that sends the event of a model that is skipped."""
+
+    def tell(model: str, until: datetime) -> None:
+        if host.listeners is not None:
+            host.listeners.tell(ModelSkippedEvent(context or context_here(), model, until))
+
+    return tell
+
+
+def context_here() -> InvocationContext:
+    """Return the current invocation, or the context of a request outside of invocations."""
+    if (around := current_invocation.get()) is not None:
+        return around
+    limit = current_limit.get()
+    deadline = None if limit is None else limit.deadline
+    return InvocationContext(ChatModel, "chat", attributes=current_attributes.get(), deadline=deadline)
+
+
+class _DirectCall:
+    """One request to an injected model. It has what limits and the deadline need of a call, as `Invocation` has."""
+
+    model: ChatModel
+    refused: UsageLimitExceededError | None = None
+    deadline: Deadline | None = None
+    limit: asyncio.Timeout | None = None
+    where = "ChatModel.chat"
+    _step: StepOfTask | None = None
+
+    def __init__(self, name: str, host: InjectingHost, request: ChatRequest) -> None:
+        self.model_name, self.host, self._request = name, host, request
+        self.runner = LoopRunner(host.workers)
+        around, limit = current_invocation.get(), current_limit.get()
+        self.context = context_here()
+        if limit is not None and limit.within is around:  # an invocation enforces those around it
+            self.deadline = Deadline(limit.deadline, limit.seconds)
+        account = current_account.get()
+        self.account = None if account is None else Account(None, account, self)
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The messages of the request."""
+        return tuple(self._request.messages)
+
+    def count_tool_calls(self, response: ChatResponse) -> int:
+        """Return the number of tool calls in a reply."""
+        return len(response.ai_message.tool_execution_requests)
+
+    # --- what can end it
+
+    def timed_out(self) -> InvocationTimeoutError:
+        """Return the error for a deadline that has passed."""
+        return InvocationTimeoutError("ChatModel", "chat", self.deadline.limit if self.deadline is not None else 0.0)
+
+    def end_with(self, error: UsageLimitExceededError) -> None:
+        """End the request with `error`, from any thread."""
+        self.refused = self.refused or error
+        if (step := self._step) is not None:
+            step.interrupt()
+
+    def during(self, step: StepOfTask | None) -> None:
+        """Set the step that runs now."""
+        self._step = step
+
+    def step(self) -> AbstractAsyncContextManager[None]:
+        """Run a step in the current task, inside the block: `end_with` can interrupt it."""
+        return StepOfTask(self)
+
+    # --- the request
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Let the request draw on its account inside the block."""
+        if self.account is not None:
+            self.account.is_running = True
+        try:
+            yield
+        finally:
+            if self.account is not None:
+                self.account.stop()
+
+    @asynccontextmanager
+    async def part(self) -> AsyncIterator[None]:
+        """Run a part of the request inside the block: with its account, its deadline, and beans for functions."""
+        async with AsyncExitStack() as after:
+            if self.account is not None:
+                token = current_account.set(self.account)
+                after.callback(current_account.reset, token)
+            if current_bean_caller.get() is None:
+                caller = current_bean_caller.set(self._call_with_beans)
+                after.callback(current_bean_caller.reset, caller)
+            await after.enter_async_context(within(self))
+            yield
+
+    async def _call_with_beans(self, function: Callable[..., Any], where: str) -> Any:
+        return await call_with_beans(function, where, self.host.scope, self.runner)
+
+    async def ask(self, model: ChatModel) -> ChatResponse:
+        """Return the reply of the model."""
+        self.model = model
+        estimator = await self.begin()
+        response = await ask_model(self, self._request)
+        await self.end(response, estimator)
+        return response
+
+    async def begin(self) -> CostEstimator | None:
+        """Check and count the request before it is sent."""
+        if self.account is None:
+            return None
+        await refuse_exceeded(self)
+        return await reserve_request(self)
+
+    async def end(self, response: ChatResponse, estimator: CostEstimator | None) -> None:
+        """Count the reply."""
+        if self.account is not None:
+            count_reply(self, response, estimator)
+            await reserve_tool_calls(self, response)
