@@ -115,7 +115,7 @@ class ContainerHost(ServiceHosting):
         )
         self.max_concurrent_tools = settings.max_concurrent_tools
         self.models = ModelBeans(NamedModels(models, settings), self, overridden)
-        self.pools: ConnectionPools = ConnectionPools()
+        self.pools = ConnectionPools()
         self._executors = dict(executors or {})
         self.running_loop: asyncio.AbstractEventLoop | None = None
         self._forked = ""
@@ -212,7 +212,8 @@ class ContainerHost(ServiceHosting):
         try:
             await self.models.sources.aclose()
         finally:
-            await self.pools.aclose()
+            if self.pools is not None:
+                await self.pools.aclose()
 
     # --- for services
 
