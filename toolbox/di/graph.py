@@ -76,7 +76,7 @@ class Binding:
 
 
 class NamedType(Protocol):
-    """The rules of a type whose beans have names of their own, such as `ChatModel`."""
+    """The rules of a type whose beans have separate names, such as `ChatModel`."""
 
     def name_of(self, name: str | None) -> str:
         """Return the name of the bean that a point with this name gets; None stands for no name."""

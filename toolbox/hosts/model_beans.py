@@ -185,7 +185,7 @@ class ModelBeans:
         return fallback_names(bean.source) if is_instance else ()
 
     def missing(self, name: str | None) -> BeanDefinition | None:
-        """Return the bean of a name that no model has, in tests whose model stands in for all others."""
+        """Return the bean of a name that no model has, in tests whose model replaces all others."""
         return self._configured(self.name_of(name)) if model_requests.stand_in is not None else None
 
     def not_registered(self, names: Iterable[str | None]) -> set[str]:

@@ -69,7 +69,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             )
         extensions = {"http_version": b"HTTP/1.1", "reason_phrase": (response.reason or "").encode()}
         headers = list(response.raw_headers)
-        return httpx2.Response(response.status, headers=headers, stream=_Body(response), extensions=extensions)
+        return httpx2.Response(response.status, headers=headers, stream=_ArrivingReply(response), extensions=extensions)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -77,7 +77,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             await self._session.close()
 
 
-class _Body(httpx2.AsyncByteStream):
+class _ArrivingReply(httpx2.AsyncByteStream):
     """The body of a reply as it arrives. A body that was read to its end leaves its connection for other requests."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:

@@ -121,7 +121,7 @@ def cooldown_problem(given: object, where: str) -> Problem | None:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return True if the server failed: it cannot be reached, is too slow, or answers with 5xx. 429 is no failure."""
+    """Return True if the server failed: it cannot be reached, is too slow, or answers with 5xx. 429 does not count."""
     if isinstance(error, ModelHttpError):
         return error.status >= 500
     return isinstance(error, (ModelConnectionError, ModelTimeoutError))

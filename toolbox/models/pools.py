@@ -1,6 +1,6 @@
 """Connections to model servers: one pool per event loop, which the models of one address share inside a container.
 
-A request-scoped model would otherwise open connections of its own in each request. Not here: what is sent over them
+A request-scoped model would otherwise open its own connections in each request. Not here: what is sent over them
 (`transport`).
 """
 

@@ -226,7 +226,7 @@ class Transport:
         }
 
     def _http_client(self, connections: Any) -> Any:
-        """Return the HTTP client of this model, with cookies of its own. It sends over `connections`."""
+        """Return the HTTP client of this model, with its own cookies. It sends over `connections`."""
         # A redirect could send the conversation and headers with keys to another server.
         bound = functools.partial(_bound, self.settings.max_reply_bytes)
         client = _client_in_parts(self._package.module.DefaultAsyncHttpxClient)

@@ -150,7 +150,7 @@ def _inside_model(call: ModelCall) -> Iterator[None]:
 def is_inside_model() -> bool:
     """Return True in the code of a model, such as one that asks another model: its request is already counted.
 
-    A service that such code calls is an invocation of its own.
+    A service that such code calls is a separate invocation.
     """
     asking = _asking.get()
     return asking is not None and asking[0] is current_invocation.get()
