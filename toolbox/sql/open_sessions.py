@@ -274,10 +274,10 @@ class ReleasingSession(Session):
     def _setting(self) -> WhileAModelWorks:
         return self._container.get(ToolboxSettings).sql.while_a_model_works
 
-    def has_only_read(self) -> bool:
+    def has_only_read(self, *, is_lent: bool = False) -> bool:
         """Return True if a commit loses nothing, and gives a connection back.
 
-        Otherwise warns, once per place, or raises `OpenTransactionError`.
+        Otherwise warns, once per place, or raises `OpenTransactionError`. `is_lent`: the program has the connection.
         """
         invocation = current_invocation.get()
         where = "a model" if invocation is None else f"{invocation.service.__name__}.{invocation.method}"
@@ -285,13 +285,13 @@ class ReleasingSession(Session):
         if function is not None:
             self._report(where, [f"@transactional {function} has begun it"], function)
             return False
-        if changes := list(self._changes()):
+        if changes := list(self._changes(is_lent)):
             self._report(where, changes, f"{where}: {changes}")
             return False
         # Sessions that share a connection share their transaction: a commit would commit the changes of others.
         return not shares_connections(self.get_bind().engine)
 
-    def _changes(self) -> Iterator[str]:
+    def _changes(self, is_lent: bool) -> Iterator[str]:
         if is_begun_by_program(self) or self.notes.has_savepoint:
             yield "the program began the transaction, or a savepoint, itself"
         if not self.is_active:
@@ -299,7 +299,7 @@ class ReleasingSession(Session):
         dirty = (each for each in self.dirty if self.is_modified(each))
         for what, objects in (("new", self.new), ("changed", dirty), ("deleted", self.deleted)):
             yield from dict.fromkeys(f"{what} objects of {_table_of(each)}" for each in objects)
-        if self.has_lent_connection:
+        if is_lent or self.has_lent_connection:
             yield "the program uses session.connection()"
         yield from self.notes.found()
 
@@ -388,9 +388,7 @@ class ReleasingAsyncSession(AsyncSession):
         if not session.claim(release):
             return None
         try:
-            if any(not each.closed for each in self._lent):
-                session.has_lent_connection = True
-            may_commit = session.has_only_read()
+            may_commit = session.has_only_read(is_lent=any(not each.closed for each in self._lent))
         except BaseException:
             session.end_release()
             raise
