@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, cast
 
 import pytest
 from sqlalchemy import Engine, ForeignKey, delete, func, insert, select, text, update
@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, rela
 from sqlalchemy.util import await_only
 
 from toolbox import (
+    ChatModel,
     ChatRequest,
     Container,
     Named,
@@ -20,11 +21,13 @@ from toolbox import (
     Result,
     TokenStream,
     ToolboxSettings,
+    UserMessage,
     produces,
     register_ai_service,
     sql,
     tool,
 )
+from toolbox.chat import StreamingChatModel
 from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, interceptors
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -795,3 +798,30 @@ async def test_tools_get_the_transaction_of_their_endpoint(start: Start, warning
         async with program.container.get(AsyncEngine).connect() as other:
             assert sorted((await other.scalars(select(Order.id))).all()) == [5, 1000]
     assert warnings == []
+
+
+# --- models that a program uses directly
+
+
+async def test_a_model_that_is_used_directly_is_asked_without_a_connection(start: Start, warnings: list[str]) -> None:
+    request = ChatRequest(messages=[UserMessage("?")])
+
+    class Summaries:
+        def __init__(self, session: AsyncSession, model: ChatModel) -> None:
+            self.session, self.model = session, model
+
+        async def write(self) -> str:
+            user = await self.session.get_one(User, 7)
+            reply = await self.model.chat(request)
+            return f"{user.name}: {reply.ai_message.text}"
+
+    async with start(Summaries) as program, program.container.request_scope():
+        assert await (await program.container.aget(Summaries)).write() == "Ada: ok"
+        session, model = await session_of(program), program.container.get(ChatModel)
+        await session.get_one(User, 7)
+        assert [event async for event in cast(StreamingChatModel, model).stream(request)]
+        assert program.model.used == [0, 0]
+        await change(session)
+        await model.chat(request)
+        assert session.in_transaction()
+    assert len(warnings) == 1

@@ -10,6 +10,7 @@ import pytest
 from toolbox import (
     Container,
     IllegalConfigurationError,
+    ModelConnectionError,
     TokenStream,
     application_scoped,
     call_scoped,
@@ -264,3 +265,15 @@ async def test_a_program_with_problems_does_not_start() -> None:
     with pytest.raises(IllegalConfigurationError, match="before_model_request"):
         async with Container().register(marked(application_scoped, release=method)):
             pass
+
+
+async def test_a_chain_of_fallbacks_is_one_request() -> None:
+    class Away(ScriptedChatModel):
+        fallback = ("local",)
+
+    models = {"default": Away([ModelConnectionError("no answer")]), "local": ScriptedChatModel(["done"])}
+    async with Container(models=models).register(Basket, Desk) as container, container.request_scope():
+        container.get(Basket)
+        assert await container.get(Desk).chat("?") == "done"
+
+    assert calls == ["unlock"]
