@@ -240,6 +240,7 @@ LOGGERS = tuple(
         ".events",
         ".execution",
         ".fastapi",
+        ".interceptors",
         ".limits",
         ".mcp",
         ".memory",

@@ -48,6 +48,10 @@ SLOW_COMMIT = (
 PAY = "INSERT INTO ledger VALUES (:cents)"
 
 
+WAITING_BACKENDS = "FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+"""Of this test's database: other tests use the same server at the same time."""
+
+
 class Commits:
     """Holds up the commits of a PostgreSQL database until `go_on`."""
 
@@ -67,7 +71,7 @@ class Commits:
 
     async def begun(self) -> None:
         """Wait until a commit is under way."""
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
+        waits = f"SELECT count(*) {WAITING_BACKENDS}"
         while self.counted(waits) == 0:  # noqa: ASYNC110 - another process waits
             await asyncio.sleep(0.01)
 
@@ -233,7 +237,9 @@ async def test_a_commit_that_the_server_ends_is_an_error_and_can_be_repeated(
     async with bank(postgres_url, model) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
         await commits.begun()
-        commits.counted("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'advisory'")
+        commits.counted(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+        )
         commits.go_on()
 
         assert await call == "paid"
