@@ -47,7 +47,6 @@ SLOW_COMMIT = (
 
 PAY = "INSERT INTO ledger VALUES (:cents)"
 
-
 WAITING_BACKENDS = "FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
 """Of this test's database: other tests use the same server at the same time."""
 
@@ -122,13 +121,13 @@ class Bank:
         await session.execute(text(PAY), {"cents": cents})
         return "paid"
 
-    @tool(timeout=0.5)
+    @tool(timeout=2.0)
     @sql.transactional
     async def pay_in_time(self, cents: int, session: Inject[AsyncSession]) -> str:
         await session.execute(text(PAY), {"cents": cents})
         return "paid"
 
-    @tool(timeout=0.5)
+    @tool(timeout=2.0)
     @sql.transactional
     def pay_on_a_thread(self, cents: int, session: Inject[Session]) -> str:
         session.execute(text(PAY), {"cents": cents})
@@ -162,7 +161,7 @@ class Transfers(Protocol):
     async def transfer(self, run: RunId, order: str) -> str: ...
 
 
-@register_ai_service(tools=Bank, durable=True, timeout=2.0)
+@register_ai_service(tools=Bank, durable=True, timeout=5.0)
 class Hasty(Protocol):
     async def transfer(self, run: RunId, order: str) -> str: ...
 
@@ -209,7 +208,7 @@ async def test_a_commit_that_a_time_limit_interrupts_is_undone(
         async def refund(self, cents: int, session: Inject[AsyncSession]) -> None:
             await session.execute(text(PAY), {"cents": -cents})
 
-    @register_ai_service(tools=Undoable, durable=True, timeout=2.0, compensate_on_failure=True)
+    @register_ai_service(tools=Undoable, durable=True, timeout=5.0, compensate_on_failure=True)
     class Compensated(Protocol):
         async def transfer(self, run: RunId, order: str) -> str: ...
 
@@ -237,9 +236,7 @@ async def test_a_commit_that_the_server_ends_is_an_error_and_can_be_repeated(
     async with bank(postgres_url, model) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
         await commits.begun()
-        commits.counted(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
-        )
+        commits.counted(f"SELECT count(pg_terminate_backend(pid)) {WAITING_BACKENDS}")
         commits.go_on()
 
         assert await call == "paid"
@@ -256,7 +253,7 @@ async def test_a_tool_whose_time_ends_during_the_commit_has_the_recorded_result(
     async with bank(postgres_url, model) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
         await commits.begun()
-        await asyncio.wait({call}, timeout=1.0)  # the time of the tool ends
+        await asyncio.wait({call}, timeout=3.0)  # the time of the tool ends
         assert not call.done()
         commits.go_on()
         await call
@@ -321,7 +318,7 @@ async def test_a_thread_that_goes_on_after_its_time_is_rolled_back(database_url:
     calls: list[int] = []
 
     class Slow:
-        @tool(timeout=0.5)
+        @tool(timeout=2.0)
         @sql.transactional
         def pay(self, cents: int, session: Inject[Session]) -> str:
             session.execute(text(PAY), {"cents": cents})
