@@ -13,8 +13,8 @@ const recorded = () => {
 
 test("tool calls, model requests, guardrails and connections are rows; other entries are not", () => {
   const timeline = recorded();
-  const taken = ["tool_started", "tool", "model", "guardrail", "connection", "memory", "ended", "tool_progress"].map(type =>
-    feed(timeline, {type, run: "r", call: 1, name: type}, "r"),
+  const taken = ["tool_started", "tool", "model", "guardrail", "connection", "memory", "ended", "tool_progress"].map(
+    type => feed(timeline, {type, run: "r", call: 1, name: type}, "r"),
   );
 
   assert.deepEqual(taken, [true, true, true, true, true, false, false, false]);

@@ -120,7 +120,8 @@ export class Timeline {
 // Adds a log entry to a timeline; returns false if the entry is not for a timeline. `root` is the timeline's run.
 export function feed(timeline, entry, root) {
   const [kind, started] = (entry.type ?? "").split("_");
-  if (!["tool", "model", "guardrail", "usage", "connection"].includes(kind) || (started && started !== "started")) return false;
+  if (!["tool", "model", "guardrail", "usage", "connection"].includes(kind) || (started && started !== "started"))
+    return false;
   const {run, call, ...facts} = entry;
   delete facts.type;
   timeline.set(`${run} ${call}`, run === root ? kind : `${kind} inner`, facts);
