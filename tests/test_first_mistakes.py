@@ -423,7 +423,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_scope_that_there_is_not,
         ValueError,
-        "unknown scope 'singleton' in @produces; expected one of 'application', 'request', 'call', 'dependent'",
+        "@produces: unknown scope 'singleton'; use one of: application, request, call, dependent",
     ),
     (an_async_bean_in_sync_code, AsyncBeanError, "Connection is created by async code; use `await aget(…)`"),
     (

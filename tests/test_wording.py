@@ -42,6 +42,10 @@ BANNED = {
 """Patterns of banned phrases, with a suggestion. A space in a pattern is any white space."""
 
 PHRASE = re.compile("|".join(f"(?:{each})" for each in BANNED).replace(" ", r"\s+"), re.IGNORECASE)
+INVALID_VALUE = re.compile(
+    r"""(?:invalid )?[\w{}]+(?: is |=)\{[^{}]+!r\}(?:; (?:use|pass) |", f?["'](?:use|pass) )|expected one of\b"""
+)
+"""A message that shows an invalid value and says what to use instead."""
 NOT_A_VERB = re.compile(r"(?:What|Whether|Who|Which|How|Those|Where) ")
 """First words of a docstring that is not a sentence."""
 
@@ -60,6 +64,18 @@ def test_texts_contain_no_banned_phrases(paths: list[Path]) -> None:
         for match in PHRASE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}; write {advice_for(match[0])}")
+
+    assert found == []
+
+
+def test_errors_of_invalid_values_have_one_form() -> None:
+    found = []
+    for path in MODULES:
+        text = path.read_text("utf-8")
+        for match in INVALID_VALUE.finditer(text):
+            if not match[0].startswith("invalid "):
+                line = text.count("\n", 0, match.start()) + 1
+                found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}; write 'invalid NAME=VALUE; use …'")
 
     assert found == []
 

@@ -163,7 +163,7 @@ class SystemMessage(Encodable):
 
     def __post_init__(self) -> None:
         if self.role not in ("system", "developer"):
-            raise ValueError(f"unknown role {self.role!r} of a SystemMessage; expected 'system' or 'developer'")
+            raise ValueError(f"unknown role {self.role!r} of a SystemMessage; use one of: system, developer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,9 +370,9 @@ class ChatRequestParameters:
 
     def __post_init__(self) -> None:
         if self.reasoning is not None and self.reasoning not in REASONING:
-            raise ValueError(f"unknown reasoning {self.reasoning!r}; expected one of: {', '.join(REASONING)}")
+            raise ValueError(f"unknown reasoning {self.reasoning!r}; use one of: {', '.join(REASONING)}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            raise ValueError(f"max_output_tokens is {self.max_output_tokens}; use 1 or more")
+            raise ValueError(f"invalid max_output_tokens={self.max_output_tokens}; use 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

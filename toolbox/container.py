@@ -924,7 +924,7 @@ def _names(argument: str, given: Iterable[Any]) -> tuple[str, ...]:
     """Return the given names. Raises `TypeError` for a single name, and for anything but names."""
     names = () if isinstance(given, str) else tuple(given)
     if isinstance(given, str) or not all(isinstance(each, str) for each in names):
-        raise TypeError(f'{argument}={given!r}; use a tuple of names: {argument}=("tenant",)')
+        raise TypeError(f'invalid {argument}={given!r}; use a tuple of names: {argument}=("tenant",)')
     return names
 
 

@@ -381,7 +381,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     tools make are cancelled. Raises `ValueError` unless `seconds` is above 0.
     """
     if not seconds > 0:
-        raise ValueError(f"time_limit({seconds}); use a number of seconds above 0")
+        raise ValueError(f"time_limit: invalid seconds={seconds!r}; use a number of seconds above 0")
     limit = TimeLimit(time.monotonic() + seconds, seconds, current_invocation.get())
     outer = current_limit.get()
     # A longer limit inside a shorter one has no effect.

@@ -64,11 +64,11 @@ class DbosRunEngine(RunEngine):
                 "DbosRunEngine needs DBOS; install it with: pip install 'toolbox-di[dbos]'", name=error.name
             ) from None
         if concurrency < 1:
-            raise ValueError(f"concurrency={concurrency}; use 1 or more")
+            raise ValueError(f"invalid concurrency={concurrency}; use 1 or more")
         if not polling > 0:
-            raise ValueError(f"polling={polling}; use a number of seconds above 0")
+            raise ValueError(f"invalid polling={polling}; use a number of seconds above 0")
         if not queue or queue.startswith("_dbos_"):
-            raise ValueError(f"queue={queue!r}; use a name that does not start with _dbos_")
+            raise ValueError(f"invalid queue={queue!r}; use a name that does not start with _dbos_")
         self._url, self._queue, self._concurrency, self._polling = database_url, queue, concurrency, polling
         self._runs: Runs | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -237,9 +237,9 @@ class DbosRunEngine(RunEngine):
         except (RunBusyError, RunNotFoundError):
             return  # another process executes it, or it was deleted
         except RunIncompatibleError as error:
-            logger.error("cannot continue a run: %s", error)
+            logger.error("cannot continue run %s: %s", run_id, error)
         except Exception as error:
-            logger.error("run %s stays as it is and is tried again: %s", run_id, error, exc_info=error)
+            logger.error("run %s failed and will be retried: %s", run_id, error, exc_info=error)
 
 
 async def execute_run(queue: str, run_id: str) -> None:

@@ -114,9 +114,11 @@ class _WithFacts(Exception):  # noqa: N818 - not public
 
     The constructor takes them by position or name and keeps them as attributes and as `args`, so that pickling and
     copying rebuild the error. `template` is the text, with facts in braces; a text that needs more is a `__str__`.
+    `hint` is a note for the developer, not part of the text: a model may read that.
     """
 
     template: ClassVar[str]
+    hint: ClassVar[str] = ""
     _facts: ClassVar[Signature] = Signature()
     __signature__: ClassVar[Signature | None]
 
@@ -146,6 +148,8 @@ class _WithFacts(Exception):  # noqa: N818 - not public
                 value = list(value)
             setattr(self, name, value)
         self.args = tuple(getattr(self, name) for name in self._facts.parameters)
+        if self.hint:
+            self.add_note(self.hint)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args, self.__dict__
@@ -314,7 +318,7 @@ class ToolDeferred(EndsInvocation):
         self.reason, self.attributes = reason, dict(attributes or {})
 
     def __str__(self) -> str:
-        return f"the result of this tool call comes later: {self.reason or 'no reason given'}"
+        return f"the tool's result is deferred: {self.reason}" if self.reason else "the tool's result is deferred"
 
 
 class ToolArgumentsError(_WithFacts, ToolboxError):
@@ -373,6 +377,7 @@ class ToolTimeoutError(_WithFacts, ToolboxError, TimeoutError):
     tool: str
     timeout: float
     template = "tool {tool!r} took longer than its timeout of {timeout:g} s"
+    hint = "raise @tool(timeout=…), or make the tool faster"
 
 
 class TranscriptError(_WithFacts, ToolboxError, ValueError):
@@ -474,6 +479,7 @@ class InvocationTimeoutError(_WithFacts, ToolboxError, TimeoutError):
     method: str
     limit: float
     template = "{service}.{method} took longer than its limit of {limit:g} s"
+    hint = "raise timeout= or time_limit(…), or make the tools faster"
 
 
 class InvalidMemoryIdError(_WithFacts, ToolboxError, ValueError):

@@ -61,11 +61,11 @@ class UsageLimits:
         for each in fields(self)[:-1]:
             value = getattr(self, each.name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise ValueError(f"UsageLimits: {each.name} is {value!r}; use an integer of 0 or more, or None")
+                raise ValueError(f"UsageLimits: invalid {each.name}={value!r}; use an integer of 0 or more, or None")
         if self.cost is not None:
             amount = _amount(self.cost)
             if amount is None:
-                raise ValueError(f"UsageLimits: cost is {self.cost!r}; use a Decimal of 0 or more, or None")
+                raise ValueError(f"UsageLimits: invalid cost={self.cost!r}; use a Decimal of 0 or more, or None")
             object.__setattr__(self, "cost", amount)
 
     @property
@@ -129,11 +129,10 @@ class UsageLimitExceededError(ToolboxError, EndsInvocation):
         self.usage, self.transcript = usage, tuple(transcript)
 
     def __str__(self) -> str:
-        fix = "raise the limit, or change the prompt or the tools"
         if self.used is None:
-            return (
-                f"the limit {self.limit}={self.allowed} cannot be kept, because the cost of a reply is unknown; {fix}"
-            )
+            what = f"cannot enforce {self.limit}={self.allowed}: the cost of a reply is unknown"
+            return f"{what}; return a Decimal from CostEstimator.estimate()"
+        fix = "raise the limit, or change the prompt or the tools"
         if self.used > self.allowed:
             return f"the limit {self.limit}={self.allowed} was exceeded: {self.used} used; {fix}"
         return f"another call would exceed the limit {self.limit}={self.allowed}: {self.used} used; {fix}"

@@ -130,9 +130,9 @@ class Progress:
         """
         for number in (done,) if total is None else (done, total):
             if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise TypeError(f"invalid progress {number!r}; use a number")
+                raise TypeError(f"invalid progress={number!r}; use a number")
             if isinstance(number, float) and not isfinite(number):
-                raise ValueError(f"invalid progress {number!r}; use a finite number")
+                raise ValueError(f"invalid progress={number!r}; use a finite number")
         if self._report is not None:
             self._report(done, total, message)
         return _OneTurn()

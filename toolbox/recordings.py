@@ -109,7 +109,7 @@ class Recording(httpx2.AsyncBaseTransport):
         """The errors raised for requests that were not found."""
         mode = mode or mode_from_environment()
         if mode not in ("auto", "replay", "record"):
-            raise ValueError(f"mode={mode!r}; use 'auto', 'replay' or 'record'")
+            raise ValueError(f"invalid mode={mode!r}; use 'auto', 'replay' or 'record'")
         self.is_recording = mode == "record" or (mode == "auto" and not self.file.exists())
         """True if requests are sent to the server."""
         self._traffic = RecordedTraffic() if self.is_recording else self._read()

@@ -101,7 +101,7 @@ class RedisChatMemoryStore(ChatMemoryStore):
             what = f"{type(client).__module__}.{type(client).__name__}"
             raise TypeError(f"expected a redis.asyncio.Redis client such as redis.client provides, got {what}")
         if expires_after is not None and not expires_after > 0:
-            raise ValueError(f"expires_after={expires_after}; use a number of seconds above 0, or None")
+            raise ValueError(f"invalid expires_after={expires_after!r}; use a number of seconds above 0, or None")
         self._client = client
         self._lifetime = None if expires_after is None else round(expires_after * 1000)
         self._prefix = prefix

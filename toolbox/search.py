@@ -108,9 +108,9 @@ class _TermSearch(ToolSearchStrategy):
         Raises `ValueError` if `max_results` is not an integer of 1 or more.
         """
         if isinstance(max_results, bool) or not isinstance(max_results, int):
-            raise ValueError(f"max_results is {max_results!r}; use an integer of 1 or more")
+            raise ValueError(f"invalid max_results={max_results!r}; use an integer of 1 or more")
         if max_results < 1:
-            raise ValueError(f"max_results is {max_results}; use 1 or more")
+            raise ValueError(f"invalid max_results={max_results}; use 1 or more")
         self.max_results = max_results
         self.specification = ToolSpecification(tool_name, description or self._DESCRIPTION, _terms_schema(self._TERMS))
 

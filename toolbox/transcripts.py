@@ -97,16 +97,14 @@ def message_from_dict(written: Any, path: str = "") -> Message:
     kind = read_field(written, "type", str, path)
     read = _READERS.get(kind)
     if read is None:
-        raise TranscriptError(
-            _at(path, "type"), f"unknown message type {kind!r}; expected one of: {', '.join(_READERS)}"
-        )
+        raise TranscriptError(_at(path, "type"), f"unknown message type {kind!r}; use one of: {', '.join(_READERS)}")
     return read(written, path)
 
 
 def _system(written: Json, path: str) -> Message:
     role = read_field(written, "role", str, path, "system")
     if role not in ("system", "developer"):
-        raise TranscriptError(_at(path, "role"), f"unknown role {role!r}; expected system or developer")
+        raise TranscriptError(_at(path, "role"), f"unknown role {role!r}; use one of: system, developer")
     return SystemMessage(
         read_field(written, "text", str, path),
         role,
@@ -220,7 +218,7 @@ def _content(written: Any, path: str) -> Content:
                 return AudioContent(data, read_field(written, "mime_type", str, path))
     except ValueError as error:
         raise TranscriptError(path, str(error)) from error
-    raise TranscriptError(_at(path, "type"), f"unknown content type {kind!r}; expected text, image, pdf or audio")
+    raise TranscriptError(_at(path, "type"), f"unknown content type {kind!r}; use one of: text, image, pdf, audio")
 
 
 # --- specifications

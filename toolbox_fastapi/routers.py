@@ -69,7 +69,7 @@ def health_router(
     Raises `ValueError` if `timeout` is not a positive number.
     """
     if not 0 < timeout < float("inf"):
-        raise ValueError(f"timeout is {timeout}; use a number of seconds above 0")
+        raise ValueError(f"invalid timeout={timeout!r}; use a number of seconds above 0")
     router = APIRouter(prefix=prefix, tags=list(tags))
     checks = _Checks(container, timeout)
 

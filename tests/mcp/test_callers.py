@@ -448,7 +448,7 @@ async def test_resources_of_several_servers_are_named_and_failing_servers_are_le
     listed, rules, hidden = result.tool_executions
     assert {each["server"] for each in json.loads(listed.result)} == {"far"}
     assert rules.result == "Be quiet."
-    assert "expected one of: far, dead" in hidden.result
+    assert "use one of: far, dead" in hidden.result
     assert "its resources are not listed" in caplog.text
 
 

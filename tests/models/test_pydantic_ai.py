@@ -405,9 +405,9 @@ async def test_the_profile_says_if_schemas_are_supported() -> None:
         ("", {}, "expected a model"),
         (7, {}, "expected a model, got int"),
         (TestModel(), {"reasoning": "much"}, "unknown reasoning 'much'"),
-        (TestModel(), {"timeout": 0}, "invalid timeout 0"),
-        (TestModel(), {"max_retries": -1}, "invalid max_retries -1"),
-        (TestModel(), {"max_reply_bytes": 0}, "invalid max_reply_bytes 0"),
+        (TestModel(), {"timeout": 0}, "invalid timeout=0"),
+        (TestModel(), {"max_retries": -1}, "invalid max_retries=-1"),
+        (TestModel(), {"max_reply_bytes": 0}, "invalid max_reply_bytes=0"),
     ],
 )
 def test_invalid_settings_are_problems(model: Any, options: Any, problem: str) -> None:

@@ -78,7 +78,7 @@ def test_the_default_depends_on_the_server(address: str, wire: Literal["chat", "
 
 
 def test_an_unknown_choice_is_a_problem() -> None:
-    with pytest.raises(IllegalConfigurationError, match="invalid send_reasoning 'often'"):
+    with pytest.raises(IllegalConfigurationError, match="invalid send_reasoning='often'"):
         OpenAiChatModel("m", "http://127.0.0.1:1", send_reasoning="often")  # type: ignore[arg-type]  # not a choice
 
 

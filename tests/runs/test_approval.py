@@ -225,8 +225,8 @@ async def test_edited_arguments_replace_all_and_are_validated() -> None:
     [
         ({"1": approve()}, "no pending call has the id '1'"),
         ({"same": approve()}, "no pending call"),
-        ({"0": respond("x")}, "does not fit"),
-        ({"0": retry()}, "does not fit"),
+        ({"0": respond("x")}, "is not a valid answer"),
+        ({"0": retry()}, "is not a valid answer"),
         ({"0": "yes"}, "expected an answer"),
         ({"0": approve(), "7": approve()}, "no pending call has the id '7'"),
     ],
@@ -288,7 +288,7 @@ async def test_an_unknown_status_a_negative_limit_and_a_negative_age_are_refused
             await here.runs.list(limit=-1)
         with pytest.raises(ValueError, match="older_than"):
             await here.runs.purge(timedelta(seconds=-1))
-        with pytest.raises(TypeError, match=r"older_than=30; use a datetime\.timedelta"):
+        with pytest.raises(TypeError, match=r"invalid older_than=30; use a datetime\.timedelta"):
             await here.runs.purge(30)  # type: ignore[arg-type]  # the mistake
         assert await here.runs.list(limit=0) == []
 
@@ -497,7 +497,7 @@ async def test_only_deferred_tools_may_defer() -> None:
 async def test_answers_that_do_not_fit_a_deferred_call_are_rejected() -> None:
     async with container(asks(STOCK), services=(Stock,)) as here:
         run_id = (await here.get(Stock).ask("x")).run_id or ""
-        with pytest.raises(RunAnswerError, match="does not fit"):
+        with pytest.raises(RunAnswerError, match="is not a valid answer"):
             await here.runs.resume(run_id, {"0": approve()})
         with pytest.raises(RunAnswerError, match="JSON"):
             await here.runs.resume(run_id, {"0": respond(object())})

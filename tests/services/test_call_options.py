@@ -89,9 +89,9 @@ async def test_a_forced_tool_choice_of_a_call_applies_to_the_first_round() -> No
 
 async def test_an_unknown_tool_choice_is_refused_before_anything_is_sent() -> None:
     service, model = assistant()
-    with pytest.raises(IllegalConfigurationError, match="tool_choice is 'subtract'"):
+    with pytest.raises(IllegalConfigurationError, match="invalid tool_choice='subtract'"):
         await service.ask("q", ChatRequestParameters(tool_choice="subtract"))
-    with pytest.raises(IllegalConfigurationError, match="tool_choice is 'required'"):
+    with pytest.raises(IllegalConfigurationError, match="invalid tool_choice='required'"):
         await service.plain(ChatRequestParameters(tool_choice="required"), "q")
     assert model.requests == []
 
@@ -160,7 +160,7 @@ def test_wrong_declarations_are_problems() -> None:
         create_ai_service(Twice, chat_model=model)
     with pytest.raises(IllegalConfigurationError, match="which contains the options of the call"):
         create_ai_service(InTemplate, chat_model=model)
-    with pytest.raises(IllegalConfigurationError, match="reasoning is 'much'"):
+    with pytest.raises(IllegalConfigurationError, match="invalid reasoning='much'"):
         create_ai_service(Plain, chat_model=model, reasoning="much")
 
 

@@ -415,7 +415,7 @@ async def test_tool_choices_auto_and_none_are_sent_in_every_round() -> None:
 def test_tool_choice_with_an_unknown_tool_is_a_problem() -> None:
     with pytest.raises(IllegalConfigurationError, match="nothing_like_it"):
         assistant(tool_choice="nothing_like_it")
-    with pytest.raises(IllegalConfigurationError, match="tool_choice is 'required', but the method offers no tools"):
+    with pytest.raises(IllegalConfigurationError, match="invalid tool_choice='required': the method offers no tools"):
         create_ai_service(Assistant, chat_model=ScriptedChatModel([]), tool_choice="required")
 
 

@@ -568,7 +568,7 @@ def test_among_equal_tools_rare_words_win() -> None:
 
 @pytest.mark.parametrize("strategy", [KeywordToolSearch, Bm25ToolSearch])
 def test_a_limit_below_one_is_refused(strategy: Any) -> None:
-    with pytest.raises(ValueError, match="max_results is 0; use 1 or more"):
+    with pytest.raises(ValueError, match="invalid max_results=0; use 1 or more"):
         strategy(max_results=0)
     for wrong in ("8", 1.5, True):
         with pytest.raises(ValueError, match="use an integer of 1 or more"):

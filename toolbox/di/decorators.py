@@ -119,9 +119,7 @@ def produces(
             raise TypeError(f'@produces: scope must be a string; write scope="{str(name).removesuffix("_scoped")}"')
         raise TypeError(f"@produces needs parentheses: write @produces() or @produces(scope=…) above {name}")
     if scope not in tuple(Scope):
-        raise ValueError(
-            f"unknown scope {scope!r} in @produces; expected one of {', '.join(map(repr, map(str, Scope)))}"
-        )
+        raise ValueError(f"@produces: unknown scope {scope!r}; use one of: {', '.join(map(str, Scope))}")
     mark = ProducerMark(Scope(scope), name, own_task)
 
     def apply(function: F) -> F:

@@ -194,7 +194,7 @@ def output_guardrails(*guardrails: object, max_retries: int = 2) -> Callable[[D]
     `max_retries` is how often the model is asked again in one call. Of several decorators, the largest counts.
     """
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
-        raise ValueError(f"@output_guardrails: max_retries is {max_retries!r}; use 0 or more")
+        raise ValueError(f"@output_guardrails: invalid max_retries={max_retries!r}; use 0 or more")
     leave: Callable[[D], D] = naming("output_guardrails", guardrails)
 
     def leave_both(target: D) -> D:

@@ -43,7 +43,7 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
 
     def __init__(self, chars: int) -> None:
         if isinstance(chars, bool) or not isinstance(chars, int) or chars < 1:
-            raise ValueError(f"MaxLength({chars!r}); use 1 or more characters")
+            raise ValueError(f"MaxLength: invalid chars={chars!r}; use 1 or more characters")
         self.chars = chars
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class Moderated(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
         self, model: str = "omni-moderation-latest", *, unjudged: Literal["refuse", "allow"] = "refuse"
     ) -> None:
         if unjudged not in ("refuse", "allow"):
-            raise ValueError(f"unjudged is {unjudged!r}; use 'refuse' or 'allow'")
+            raise ValueError(f"invalid unjudged={unjudged!r}; use 'refuse' or 'allow'")
         self.model, self.unjudged = model, unjudged
 
     def __repr__(self) -> str:

@@ -169,7 +169,7 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
     ):
         yield Problem(
             point.where,
-            f"{definition.label} is {definition.scope.value}-scoped, but conversations live longer than that",
+            f"{definition.label} is {definition.scope.value}-scoped, but a ChatMemoryStore must be application-scoped",
             "mark it @application_scoped",
         )
 

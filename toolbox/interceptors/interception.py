@@ -151,7 +151,7 @@ def global_interceptor(cls: C | None = None, /, *, priority: int = 0) -> C | Cal
     A smaller `priority` is further outside. Equal ones are in the order of their registration.
     """
     if isinstance(priority, bool) or not isinstance(priority, (int, float)):
-        raise TypeError(f"@global_interceptor: priority is {priority!r}; use a number")
+        raise TypeError(f"@global_interceptor: invalid priority={priority!r}; use a number")
 
     def leave(target: C) -> C:
         if not isinstance(target, type):

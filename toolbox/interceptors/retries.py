@@ -64,13 +64,13 @@ class RetryOnError(ToolInterceptor):
         kinds = on if isinstance(on, tuple) else (on,)
         if not kinds or not all(isinstance(each, type) and issubclass(each, Exception) for each in kinds):
             raise TypeError(
-                f"RetryOnError: on= is {on!r}; use a tuple of exception classes, such as (ConnectionError,)"
+                f"RetryOnError: invalid on={on!r}; use a tuple of exception classes, such as (ConnectionError,)"
             )
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise ValueError(f"RetryOnError: attempts is {attempts!r}; use a whole number of 1 or more")
+            raise ValueError(f"RetryOnError: invalid attempts={attempts!r}; use a whole number of 1 or more")
         if not 0 <= wait_initial <= wait_max:
             raise ValueError(
-                f"RetryOnError: wait_initial is {wait_initial!r} and wait_max is {wait_max!r}; use seconds, "
+                f"RetryOnError: invalid wait_initial={wait_initial!r}, wait_max={wait_max!r}; use seconds, "
                 "with 0 <= wait_initial <= wait_max"
             )
         self.attempts, self.on, self.wait_initial, self.wait_max = attempts, kinds, wait_initial, wait_max

@@ -112,7 +112,7 @@ def mcp_server(
     if headers is not None and not isinstance(headers, Mapping):
         if not callable(headers):
             raise ValueError(
-                f"mcp_server({name!r}): headers is {headers!r}; pass a mapping, a function or a bean class"
+                f"mcp_server({name!r}): invalid headers={headers!r}; use a mapping, a function or a bean class"
             )
         if url is None:
             raise ValueError(f"mcp_server({name!r}): headers= has no effect on a process; pass url=, or env=")
@@ -552,7 +552,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
         ]
         name = server_in(arguments)
         if not problems and name not in by_name:
-            problems = [("server", f"unknown server; expected one of: {', '.join(by_name)}")]
+            problems = [("server", f"unknown server; use one of: {', '.join(by_name)}")]
         if problems:
             raise ToolArgumentsError(request, problems)
         try:

@@ -153,9 +153,9 @@ def problems_of(settings: AnthropicSettings) -> Iterator[Problem]:
     yield from server_problems(settings, model, where, example, "ANTHROPIC_API_KEY")
     count: object = settings.max_tokens
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        yield Problem(where, f"invalid max_tokens {count!r}", "pass an integer of at least 1")
+        yield Problem(where, f"invalid max_tokens={count!r}", "use an integer of at least 1")
     if settings.cache not in (True, False, "5m", "1h"):
-        yield Problem(where, f"invalid cache {settings.cache!r}", "use True, False, '5m' or '1h'")
+        yield Problem(where, f"invalid cache={settings.cache!r}", "use True, False, '5m' or '1h'")
     yield from reasoning_problems(settings.reasoning, where)
 
 

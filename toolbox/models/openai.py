@@ -199,4 +199,4 @@ def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool, se
         from .responses_wire import ResponsesWire
 
         return ResponsesWire(send_tool_metadata, strict_tools, send_reasoning)
-    raise ValueError(f"wire={name!r}; use 'chat' or 'responses'")
+    raise ValueError(f"invalid wire={name!r}; use 'chat' or 'responses'")

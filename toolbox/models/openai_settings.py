@@ -196,5 +196,5 @@ def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
     yield from server_problems(settings, model, where, example, "OPENAI_API_KEY")
     yield from reasoning_problems(settings.reasoning, where)
     if settings.send_reasoning not in (None, "always", "with_calls", "never"):
-        what = f"invalid send_reasoning {settings.send_reasoning!r}"
+        what = f"invalid send_reasoning={settings.send_reasoning!r}"
         yield Problem(where, what, "use 'always', 'with_calls', 'never' or None")

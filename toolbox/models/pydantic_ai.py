@@ -269,12 +269,12 @@ def _problems(
     if (problem := cooldown_problem(cooldown, where)) is not None:
         yield problem
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
-        yield Problem(where, f"invalid timeout {timeout!r}", "pass seconds above 0, or None for no limit")
+        yield Problem(where, f"invalid timeout={timeout!r}", "use seconds above 0, or None for no limit")
     for name, count, least in (("max_retries", max_retries, 0), ("max_reply_bytes", max_reply_bytes, 1)):
         if (count is not None or name == "max_retries") and (
             isinstance(count, bool) or not isinstance(count, int) or count < least
         ):
-            yield Problem(where, f"invalid {name} {count!r}", f"pass an integer of at least {least}")
+            yield Problem(where, f"invalid {name}={count!r}", f"use an integer of at least {least}")
 
 
 def missing_package(where: str) -> Problem:

@@ -169,9 +169,9 @@ def server_problems(
         yield Problem(where, what, "pass a str, or a function that returns one")
     for name, value in (settings.extra_headers or {}).items():
         if not isinstance(value, str) or not value.isprintable() or not f"{name}".isascii() or not name.isprintable():
-            yield Problem(where, f"invalid name or value of the header {name!r}", "pass one line of printable text")
+            yield Problem(where, f"invalid name or value of the header {name!r}", "use one line of printable text")
     if isinstance(settings.transport, str) and settings.transport not in ("aiohttp", "httpx2"):
-        yield Problem(where, f"unknown transport {settings.transport!r}", "use 'aiohttp' or 'httpx2'")
+        yield Problem(where, f"unknown transport {settings.transport!r}", "use one of: aiohttp, httpx2")
 
 
 def _of_address(address: str, where: str, example: str) -> Iterator[Problem]:
@@ -196,7 +196,7 @@ def _of_address(address: str, where: str, example: str) -> Iterator[Problem]:
 def _of_limits(settings: ServerSettings, where: str) -> Iterator[Problem]:
     for name, value in (("timeout", settings.timeout), ("read_timeout", settings.read_timeout)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-            yield Problem(where, f"invalid {name} {value!r}", "pass seconds above 0, or None for no limit")
+            yield Problem(where, f"invalid {name}={value!r}", "use seconds above 0, or None for no limit")
     if (problem := cooldown_problem(settings.cooldown, where)) is not None:
         yield problem
     limits = (
@@ -208,4 +208,4 @@ def _of_limits(settings: ServerSettings, where: str) -> Iterator[Problem]:
         if name != "max_retries" and count is None:
             continue
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            yield Problem(where, f"invalid {name} {count!r}", f"pass an integer of at least {least}")
+            yield Problem(where, f"invalid {name}={count!r}", f"use an integer of at least {least}")

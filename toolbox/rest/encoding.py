@@ -76,7 +76,7 @@ def text_of(value: object) -> str:
     except (PydanticSerializationError, UnicodeDecodeError) as error:
         raise EncodingError(f"a {type(value).__name__} cannot be written as text") from error
     if plain is None or isinstance(plain, (dict, list)):
-        raise EncodingError(f"a {type(value).__name__} is not one value")
+        raise EncodingError(f"expected a single value, got {type(value).__name__}; use rest.Body() to send it as JSON")
     return text_of(plain)
 
 
@@ -101,7 +101,7 @@ def fields_of(value: object) -> Iterator[tuple[str, str, bool]]:
     except PydanticSerializationError as error:
         raise EncodingError(f"a {type(value).__name__} cannot be written as fields") from error
     if not isinstance(plain, Mapping):
-        raise EncodingError(f"a {type(value).__name__} has no fields")
+        raise EncodingError(f"expected a model, dataclass or mapping, got {type(value).__name__}")
     objects: Any = _ANYTHING.to_python(value, by_alias=True)
     are_alike = isinstance(objects, Mapping) and len(objects) == len(plain)  # not if a serializer is for JSON only
     for (name, item), original in zip(plain.items(), (objects if are_alike else plain).values(), strict=True):

@@ -58,7 +58,8 @@ class AnswerChecks:
         if answer.kind not in KINDS[call.kind]:
             allowed = " or ".join(f"{each}()" for each in KINDS[call.kind])
             raise RunAnswerError(
-                run_id, f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() does not fit; use {allowed}"
+                run_id,
+                f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() is not a valid answer; use {allowed}",
             )
         self._check_person(run_id, waiting, prepared, answer.kind, by)
         if answer.kind == "approve" and answer.arguments is not None:
@@ -122,7 +123,7 @@ class AnswerChecks:
                 fact = f"call {call_id}: another person must {verb} it; pass by="
                 raise AnswerForbiddenError(run_id, fact, is_anonymous=True)
             if starter is not None and starter["name"] == name:
-                fact = f"call {call_id}: {name!r} asked for it, and another person must {verb}"
+                fact = f"call {call_id}: {name!r} started it and cannot {verb} it (not_self=True); another person must"
                 raise AnswerForbiddenError(run_id, fact)
             if starter is None and kind not in ("reject", "fail"):
                 # From a release in which anonymous callers could ask for it: this person may be the one who asked.

@@ -307,7 +307,7 @@ def number_after(after: int | str | None) -> int:
         # `Last-Event-ID` comes from outside: a reader with another text gets everything.
         return int(after) if after.isascii() and after.isdigit() and len(after) <= 18 else 0
     if isinstance(after, bool) or not isinstance(after, int):
-        raise TypeError(f"after={after!r}; use an event's number, the text of Last-Event-ID, or None")
+        raise TypeError(f"invalid after={after!r}; use an event's number, the text of Last-Event-ID, or None")
     if after < 0:
-        raise ValueError(f"after={after}; use the number of an event, or None for all")
+        raise ValueError(f"invalid after={after}; use the number of an event, or None for all")
     return after

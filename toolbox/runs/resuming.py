@@ -80,7 +80,7 @@ class Resuming:
         changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
         taken = await store.change(run_id, stored.version, changes)
         if taken is None:
-            raise RunAnswerError(run_id, "another answer came first; read the run again")
+            raise RunAnswerError(run_id, "someone else answered this run first; reload it with runs.get(run_id)")
         tell(prepared, run_id, given, name)
         return self._execution.keep(run_id, self._execution.begin(taken, put))
 

@@ -81,7 +81,7 @@ class Runs:
         if status is not None and status not in get_args(RunStatus):
             raise ValueError(f"unknown status {status!r}; use one of: {', '.join(get_args(RunStatus))}")
         if limit < 0:
-            raise ValueError(f"limit={limit}; use 0 or more")
+            raise ValueError(f"invalid limit={limit}; use 0 or more")
         if waiting_longer_than is not None:
             _refuse_other_durations("waiting_longer_than", waiting_longer_than)
         name = qualified(service) if isinstance(service, type) else service
@@ -282,9 +282,9 @@ class Runs:
 def _refuse_other_durations(name: str, given: object) -> None:
     """Raise `TypeError` unless an argument is a `timedelta`, and `ValueError` if it is negative."""
     if not isinstance(given, timedelta):
-        raise TypeError(f"{name}={given!r}; use a datetime.timedelta")
+        raise TypeError(f"invalid {name}={given!r}; use a datetime.timedelta")
     if given < timedelta():
-        raise ValueError(f"{name}={given!r}; use a duration of 0 or more")
+        raise ValueError(f"invalid {name}={given!r}; use a duration of 0 or more")
 
 
 def _id(run: str | Run[Any]) -> str:

@@ -287,7 +287,7 @@ def _bean_problems(graph: BeanGraph) -> Iterator[Problem]:
             continue
         definition = graph.definitions[value.bean]
         if definition.scope in (Scope.REQUEST, Scope.CALL):
-            fact = f"{definition.label} is {definition.scope.value}-scoped, but runs live longer than that"
+            fact = f"{definition.label} is {definition.scope.value}-scoped, but runs live longer than a request"
             yield Problem(point.where, fact, "mark it @application_scoped")
 
 

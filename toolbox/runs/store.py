@@ -326,7 +326,7 @@ class InMemoryRunStore(RunStore):
     def __init__(self, lease: float = 15.0) -> None:
         """`lease` is the duration of a lease in seconds. Raises `ValueError` unless it is above 0."""
         if not lease > 0:
-            raise ValueError(f"lease={lease}; use a number of seconds greater than 0")
+            raise ValueError(f"invalid lease={lease!r}; use a number of seconds greater than 0")
         self.lease = lease
         self._runs: dict[str, _Kept] = {}
         self._lock = Lock()  # a store may be shared by containers on several threads

@@ -102,10 +102,10 @@ class TakeOver:
                 self._refused.add(run_id)
             if self._reported.get(run_id) != error.reason:
                 self._reported[run_id] = error.reason
-                logger.error("cannot continue a run: %s", error)
+                logger.error("cannot continue run %s: %s", run_id, error)
         except Exception as error:
             await self._try_later(run_id)
-            logger.error("run %s stays as it is and is tried again: %s", run_id, error, exc_info=error)
+            logger.error("run %s failed and will be retried: %s", run_id, error, exc_info=error)
 
     async def _try_later(self, run_id: str) -> None:
         """Let the run be taken again after a pause, which grows up to one lease."""

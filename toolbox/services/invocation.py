@@ -786,7 +786,7 @@ class Invocation:
         if isinstance(end, Suspend) and self.place is not None:
             return self._suspended_value()
         if not isinstance(end, Finish):
-            fact = "a tool call was suspended, but nothing here stores suspended calls"
+            fact = "a tool needs approval or a later result, which this call cannot wait for"
             raise IllegalConfigurationError([Problem(self.plan.where, fact, "let the tool return a result")])
         if self.plan.output.shape is not Shape.RESULT:
             return end.value

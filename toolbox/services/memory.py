@@ -475,7 +475,7 @@ class Leases:
 
     def __init__(self, keeper: LeaseKeeper, seconds: float) -> None:
         if not seconds > 0:
-            raise ValueError(f"lease={seconds}; use a number of seconds greater than 0")
+            raise ValueError(f"invalid lease={seconds!r}; use a number of seconds greater than 0")
         self._keeper, self._seconds = keeper, seconds
         self._turns = Turns()
         self._tokens: dict[ChatMemoryKey, str] = {}

@@ -346,7 +346,7 @@ class MethodPlan:
         offered = [each.name for each in rules.specifications]
         forced = choice in ("required", "any") and (offered or given.parameters.get("tools"))
         if choice not in (None, "auto", "none", *offered) and not forced:
-            fact = f"tool_choice is {choice!r}, which is not the name of an offered tool"
+            fact = f"invalid tool_choice={choice!r}: no tool of this name is offered"
             names = ", ".join(map(repr, offered)) or "no tools are offered"
             raise IllegalConfigurationError([Problem(self.where, fact, f'use "auto", "none", or one of: {names}')])
         parameters = {**rules.parameters, **given.parameters}

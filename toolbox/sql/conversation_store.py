@@ -105,7 +105,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 f"SqlChatMemoryStore needs an AsyncEngine, such as sql.engine creates; got {type(engine).__name__}"
             )
         if expires_after is not None and not expires_after > 0:
-            raise ValueError(f"expires_after={expires_after}; use a number of seconds above 0, or None")
+            raise ValueError(f"invalid expires_after={expires_after!r}; use a number of seconds above 0, or None")
         if engine.dialect.name not in INSERT_OF:
             what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError(

@@ -279,7 +279,7 @@ class SqlRunStore(RunStore):
                 f"SqlRunStore needs an AsyncEngine, such as sql.engine creates; got {type(engine).__name__}"
             )
         if not isinstance(lease, (int, float)) or isinstance(lease, bool) or not 0 < lease < float("inf"):
-            raise ValueError(f"lease={lease!r}; use a number of seconds above 0")
+            raise ValueError(f"invalid lease={lease!r}; use a number of seconds above 0")
         if engine.dialect.name not in INSERT_OF:
             what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError([Problem("SqlRunStore", what, "use an engine for SQLite or PostgreSQL")])
@@ -287,7 +287,7 @@ class SqlRunStore(RunStore):
         given = SqlSettings() if settings is None else settings.sql
         records = given.records_of_ended_runs if records_of_ended_runs is None else records_of_ended_runs
         if records not in get_args(RecordsOfEndedRuns):
-            raise ValueError(f"records_of_ended_runs={records!r}; use 'keep' or 'delete'")
+            raise ValueError(f"invalid records_of_ended_runs={records!r}; use 'keep' or 'delete'")
         self._deletes_ended = records == "delete"
         self._engine = engine
         self._separate = SeparateConnections(engine)

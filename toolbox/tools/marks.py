@@ -178,25 +178,25 @@ def _run_options(
     """Return the options about runs. Raises `TypeError` for invalid ones."""
     if not isinstance(requires_approval, bool) and not takes(requires_approval, 2):
         fix = "use True, or a function that takes the arguments and the InvocationContext"
-        raise TypeError(f"@tool: requires_approval is {requires_approval!r}; {fix}")
+        raise TypeError(f"@tool: invalid requires_approval={requires_approval!r}; {fix}")
     if isinstance(approvers, str) or not all(isinstance(each, str) for each in approvers):
-        raise TypeError(f'@tool: approvers is {approvers!r}; use names of roles: approvers=("manager",)')
+        raise TypeError(f'@tool: invalid approvers={approvers!r}; use names of roles: approvers=("manager",)')
     waits = requires_approval is not False or deferred is True or on_unknown_outcome == "ask"
     if (approvers or not_self) and not waits:
         fix = 'requires_approval=, deferred=True or on_unknown_outcome="ask"'
         raise TypeError(f"@tool: approvers= and not_self= have no effect without {fix}")
     for option, given in (("not_self", not_self), ("deferred", deferred)):
         if not isinstance(given, bool):
-            raise TypeError(f"@tool: {option} is {given!r}; use True or False")
+            raise TypeError(f"@tool: invalid {option}={given!r}; use True or False")
     if on_unknown_outcome not in (None, *get_args(UnknownOutcome)):
-        raise TypeError(f'@tool: on_unknown_outcome is {on_unknown_outcome!r}; use "tell", "ask" or "retry"')
+        raise TypeError(f'@tool: invalid on_unknown_outcome={on_unknown_outcome!r}; use "tell", "ask" or "retry"')
     return requires_approval, tuple(approvers), not_self, deferred, on_unknown_outcome
 
 
 def _former_names(given: Any) -> tuple[str, ...]:
     """Return the former names of a tool. Raises `TypeError` unless it is a tuple or list of names."""
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) and each for each in given):
-        raise TypeError(f'@tool: former_names is {given!r}; use a tuple of names: former_names=("refund",)')
+        raise TypeError(f'@tool: invalid former_names={given!r}; use a tuple of names: former_names=("refund",)')
     return tuple(given)
 
 

@@ -294,9 +294,11 @@ def limit_problems(where: str, timeout: float | None, max_result_chars: int | No
     """Return the problems with a tool's limits."""
     problems = []
     if timeout is not None and not timeout > 0:
-        problems.append(Problem(where, f"timeout is {timeout}", "use a number of seconds greater than 0, or None"))
+        problems.append(
+            Problem(where, f"invalid timeout={timeout!r}", "use a number of seconds greater than 0, or None")
+        )
     if max_result_chars is not None and max_result_chars < 1:
-        problems.append(Problem(where, f"max_result_chars is {max_result_chars}", "use 1 or more, or None"))
+        problems.append(Problem(where, f"invalid max_result_chars={max_result_chars!r}", "use 1 or more, or None"))
     return problems
 
 

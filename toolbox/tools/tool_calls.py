@@ -272,7 +272,7 @@ class ToolSuspension(EndsInvocation):
         self.details: Mapping[str, Any] = dict(details or {})
 
     def __str__(self) -> str:
-        return "the tool call was suspended until its result is supplied, but nothing here stores suspended calls"
+        return "this tool needs approval or a later result, which only AI services support; call it through a service"
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class DevUi:
 
     def _problems(self) -> Iterator[Problem]:
         if not self.path.startswith("/") or set(self.path) & set("{}?#"):
-            yield Problem("DevUi", f"path is {self.path!r}", "use a path below the root, such as '/dev-ui'")
+            yield Problem("DevUi", f"invalid path={self.path!r}", "use a path below the root, such as '/dev-ui'")
         for each in self.allowed_clients:
             try:
                 ip_network(each)
@@ -81,7 +81,7 @@ class DevUi:
                 yield Problem("DevUi", f"allowed_clients: {error}", "use IP addresses or networks: '172.17.0.0/16'")
         for each in self.allowed_hosts:
             if not each or any(character in each for character in "/:* "):
-                yield Problem("DevUi", f"allowed_hosts has {each!r}", "use host names without scheme and port")
+                yield Problem("DevUi", f"invalid allowed_hosts={each!r}", "use host names without scheme and port")
         if not isinstance(self.token, (str, bool)) or (isinstance(self.token, str) and len(self.token) < 8):
             yield Problem("DevUi", "invalid token", "use 8 characters or more, True to make one, or False for none")
         yield from dependency_problems("DevUi", self.dependencies)
