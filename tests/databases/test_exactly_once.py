@@ -148,7 +148,7 @@ def test_reach_names_the_tools_that_take_effect_exactly_once(tmp_path: Any) -> N
 
 def test_the_default_of_a_service_is_checked(tmp_path: Any) -> None:
     with (
-        pytest.raises(IllegalConfigurationError, match="on_unknown_outcome is 'never'"),
+        pytest.raises(IllegalConfigurationError, match="invalid on_unknown_outcome='never'"),
         container(tmp_path, debit, on_unknown_outcome="never"),
     ):
         pass

@@ -69,7 +69,7 @@ def test_limits_are_optional_and_can_be_given_in_order() -> None:
 
 
 def test_a_wrong_option_is_a_problem() -> None:
-    with pytest.raises(IllegalConfigurationError, match="limits is 3"):
+    with pytest.raises(IllegalConfigurationError, match="invalid limits=3"):
         assistant("hi", limits=3)
 
 

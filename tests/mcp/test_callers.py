@@ -219,7 +219,7 @@ async def test_invalid_headers_are_errors_that_show_no_value(given: Any, message
 def test_headers_of_a_process_and_headers_of_another_kind_are_errors() -> None:
     with pytest.raises(ValueError, match="no effect on a process"):
         mcp_server("far", command="x", headers=OnBehalf)
-    with pytest.raises(ValueError, match="pass a mapping, a function or a bean class"):
+    with pytest.raises(ValueError, match="use a mapping, a function or a bean class"):
         mcp_server("far", url="http://x", headers=7)  # type: ignore[arg-type]  # on purpose
 
 

@@ -541,7 +541,7 @@ def test_missing_beans_of_a_compensation_are_problems() -> None:
 
 
 def test_the_options_must_be_booleans() -> None:
-    with pytest.raises(IllegalConfigurationError, match="compensate_on_failure is 'yes'; use True or False"):
+    with pytest.raises(IllegalConfigurationError, match="invalid compensate_on_failure='yes'; use True or False"):
         assistant(compensate_on_failure="yes")
 
 

@@ -518,7 +518,7 @@ async def test_a_retry_budget_of_zero_disables_retries() -> None:
     model = ScriptedChatModel(["retry"])
     with pytest.raises(OutputGuardrailError):
         await create_ai_service(Strict, chat_model=model).ask("hello")
-    with pytest.raises(ValueError, match="max_retries is -1"):
+    with pytest.raises(ValueError, match="invalid max_retries=-1"):
         output_guardrails(Polite, max_retries=-1)
 
 

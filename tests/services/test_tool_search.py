@@ -404,8 +404,8 @@ def test_what_is_not_a_strategy_is_a_problem() -> None:
             super().__init__()
 
     for wrong, what in (
-        ("keyword", "which is not a ToolSearchStrategy"),
-        (Tools, "tool_search is Tools, which is not"),
+        ("keyword", "it is not a ToolSearchStrategy"),
+        (Tools, "invalid tool_search=Tools: it is not"),
         (NoSpecification(), "has no specification"),
         (Needs, "Needs needs arguments"),
     ):

@@ -295,8 +295,8 @@ def test_all_mistakes_of_a_class_are_reported_with_place_and_fix(problems_of: Pr
         "'Nowhere' of parameter 'b' cannot be resolved",
         "parameter 'done'",
         "or Inject[…] if it is a bean",
-        "timeout is 0",
-        "max_result_chars is -1",
+        "invalid timeout=0",
+        "invalid max_result_chars=-1",
     ]:
         assert fact in text
 
@@ -310,7 +310,7 @@ def test_all_mistakes_of_a_class_are_reported_with_place_and_fix(problems_of: Pr
         (Bench, "Bench has no tools"),
         ({"name": by_hand}, "invalid entry in a mapping of tools: 'name'"),
         ({ToolSpecification("bad name"): by_hand}, "'bad name'"),
-        (AiServiceTool(ToolSpecification("late"), by_hand, timeout=-1), "timeout is -1"),
+        (AiServiceTool(ToolSpecification("late"), by_hand, timeout=-1), "invalid timeout=-1"),
     ],
 )
 def test_invalid_tool_sources_are_a_problem(problems_of: Problems, source: Any, fact: str) -> None:
