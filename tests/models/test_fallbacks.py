@@ -372,5 +372,5 @@ def test_a_cooldown_can_be_set_in_the_settings(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_invalid_cooldown_is_a_problem() -> None:
-    with pytest.raises(IllegalConfigurationError, match="invalid cooldown -1"):
+    with pytest.raises(IllegalConfigurationError, match="invalid cooldown=-1"):
         OpenAiChatModel("m", "http://127.0.0.1:9/v1", cooldown=-1)

@@ -117,7 +117,7 @@ def cooldown_problem(given: object, where: str) -> Problem | None:
     """Return the problem of an invalid `cooldown`, or None."""
     if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < inf:
         return None
-    return Problem(where, f"invalid cooldown {given!r}", "pass seconds of 0 or more; 0 turns it off")
+    return Problem(where, f"invalid cooldown={given!r}", "use seconds of 0 or more; 0 turns it off")
 
 
 def is_failure(error: BaseException) -> bool:
