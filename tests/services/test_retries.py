@@ -286,14 +286,14 @@ async def test_retries_are_logged_with_the_tool_and_without_the_text_of_the_erro
     ("options", "error", "text"),
     [
         ({"attempts": 0}, ValueError, "invalid attempts=0"),
-        ({"attempts": True}, ValueError, "attempts is True"),
-        ({"attempts": 1.5}, ValueError, "attempts is 1.5"),
+        ({"attempts": True}, ValueError, "invalid attempts=True"),
+        ({"attempts": 1.5}, ValueError, "invalid attempts=1.5"),
         ({"on": ()}, TypeError, "use a tuple of exception classes"),
         ({"on": (ConnectionError("x"),)}, TypeError, "use a tuple of exception classes"),
         ({"on": (KeyboardInterrupt,)}, TypeError, "use a tuple of exception classes"),
         ({"on": (asyncio.CancelledError,)}, TypeError, "use a tuple of exception classes"),
         ({"wait_initial": -1}, ValueError, "invalid wait_initial=-1"),
-        ({"wait_initial": 3, "wait_max": 2}, ValueError, "wait_max is 2"),
+        ({"wait_initial": 3, "wait_max": 2}, ValueError, "wait_max=2"),
     ],
 )
 def test_invalid_arguments_are_rejected(options: dict[str, Any], error: type[Exception], text: str) -> None:
