@@ -47,8 +47,9 @@ SLOW_COMMIT = (
 
 PAY = "INSERT INTO ledger VALUES (:cents)"
 
-WAITING_BACKENDS = "FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
-"""Of this test's database: other tests use the same server at the same time."""
+# Of this test's database: other tests use the same server at the same time.
+BACKENDS = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event"
+WAITING_BACKENDS = f"{BACKENDS} = 'advisory'"
 
 
 class Commits:
@@ -76,7 +77,7 @@ class Commits:
 
     async def is_awaited(self) -> None:
         """Wait until another session waits for a transaction whose commit is under way."""
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('transactionid', 'tuple')"
+        waits = f"SELECT count(*) {BACKENDS} IN ('transactionid', 'tuple')"
         while self.counted(waits) == 0:  # noqa: ASYNC110 - another process waits
             await asyncio.sleep(0.01)
 
@@ -121,13 +122,13 @@ class Bank:
         await session.execute(text(PAY), {"cents": cents})
         return "paid"
 
-    @tool(timeout=2.0)
+    @tool(timeout=0.5)
     @sql.transactional
     async def pay_in_time(self, cents: int, session: Inject[AsyncSession]) -> str:
         await session.execute(text(PAY), {"cents": cents})
         return "paid"
 
-    @tool(timeout=2.0)
+    @tool(timeout=0.5)
     @sql.transactional
     def pay_on_a_thread(self, cents: int, session: Inject[Session]) -> str:
         session.execute(text(PAY), {"cents": cents})
@@ -161,7 +162,7 @@ class Transfers(Protocol):
     async def transfer(self, run: RunId, order: str) -> str: ...
 
 
-@register_ai_service(tools=Bank, durable=True, timeout=5.0)
+@register_ai_service(tools=Bank, durable=True, timeout=2.0)
 class Hasty(Protocol):
     async def transfer(self, run: RunId, order: str) -> str: ...
 
@@ -208,7 +209,7 @@ async def test_a_commit_that_a_time_limit_interrupts_is_undone(
         async def refund(self, cents: int, session: Inject[AsyncSession]) -> None:
             await session.execute(text(PAY), {"cents": -cents})
 
-    @register_ai_service(tools=Undoable, durable=True, timeout=5.0, compensate_on_failure=True)
+    @register_ai_service(tools=Undoable, durable=True, timeout=2.0, compensate_on_failure=True)
     class Compensated(Protocol):
         async def transfer(self, run: RunId, order: str) -> str: ...
 
@@ -253,7 +254,7 @@ async def test_a_tool_whose_time_ends_during_the_commit_has_the_recorded_result(
     async with bank(postgres_url, model) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
         await commits.begun()
-        await asyncio.wait({call}, timeout=3.0)  # the time of the tool ends
+        await asyncio.wait({call}, timeout=1.0)  # the time of the tool ends
         assert not call.done()
         commits.go_on()
         await call
@@ -318,7 +319,7 @@ async def test_a_thread_that_goes_on_after_its_time_is_rolled_back(database_url:
     calls: list[int] = []
 
     class Slow:
-        @tool(timeout=2.0)
+        @tool(timeout=0.5)
         @sql.transactional
         def pay(self, cents: int, session: Inject[Session]) -> str:
             session.execute(text(PAY), {"cents": cents})
