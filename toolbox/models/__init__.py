@@ -1,7 +1,7 @@
 """Models of all providers, and two hooks for test runs, which may refuse requests or replace the models of containers.
 
 The pytest plugin sets the hooks; in a program they are None. Models call the first before each request, containers call
-the second for each lookup. This file imports nothing, to keep both cheap.
+the second for each lookup. The public names are loaded on first use, to keep both cheap.
 """
 
 from __future__ import annotations
@@ -9,8 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..first_use import names_on_first_use
+
 if TYPE_CHECKING:
     from ..chat import ChatModel
+    from ..events import FallbackUsedEvent, ModelSkippedEvent
+    from .fallback_marks import fallback
+
+_HOMES = {
+    "..events": ("FallbackUsedEvent", "ModelSkippedEvent"),
+    ".fallback_marks": ("fallback",),
+}
+__all__ = ["FallbackUsedEvent", "ModelSkippedEvent", "fallback"]
+
+__getattr__, __dir__ = names_on_first_use(__name__, _HOMES)
 
 
 class ModelRequests:

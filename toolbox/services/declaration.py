@@ -20,6 +20,7 @@ from ..context import InvocationContext
 from ..errors import Problem
 from ..introspection import has_body, local_names, takes
 from ..limits import UsageLimits
+from ..models.fallback_marks import IS_BARE
 from ..safe_text import did_you_mean
 from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import SERVICE_MARK, UnknownOutcome, toolbox
@@ -406,6 +407,8 @@ def left_without_parentheses(member: object) -> str | None:
     code = getattr(member, "__code__", None)
     if code is _LEFT_MESSAGE:
         return "@system_message"
+    if code is IS_BARE:
+        return "@fallback"
     return "@toolbox" if code is _LEFT_TOOLBOX else None
 
 

@@ -29,7 +29,9 @@ from ..chat import (
 )
 from ..chat_streams import events_of, no_response
 from ..context import current_bean_caller, current_invocation
+from ..errors import ModelError
 from ..execution.cancellation import CancellationsHere
+from ..models.fallbacks import is_worth_another_model
 from ..tools.codec import SUCCESS
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
@@ -157,7 +159,7 @@ async def _perform_effects(invocation: Invocation, send: Send | None) -> None:
         rounds = Rounds(invocation, send, cancellations)
         while True:
             if isinstance(effect, CallModel):
-                effect = await rounds.ask_model(effect)
+                effect = await rounds.ask_model_or_fallback(effect)
             elif isinstance(effect, RunTools):
                 effect = await rounds.run_tools(effect)
             elif isinstance(effect, CheckAnswer):
@@ -174,7 +176,7 @@ async def _end(effect: Effect, invocation: Invocation) -> None:
     """End the invocation with its last effect. Raises the error of a `Fail`."""
     if isinstance(effect, Fail):
         raise effect.error
-    if isinstance(effect, Finish) and invocation.before_end is not None:
+    if isinstance(effect, Finish) and invocation.before_end is not None and not effect.is_fallback:
         invocation.before_end(effect)
     invocation.end = effect
     if isinstance(effect, Suspend):
@@ -232,9 +234,27 @@ class Rounds:
         self._delayed: IntermediateResponse | None = None  # for a round that may be the last
         self._held: HeldText | None = None
         self._has_pieces = False  # the current reply sent events
+        self._has_sent_text = False  # a part of an answer reached the reader
         if send is not None:
             invocation.pieces = self
             self._held = HeldText() if invocation.plan.layers.check_answer is not None else None
+
+    async def ask_model_or_fallback(self, effect: CallModel) -> Effect:
+        """Ask the model; if none answers, the method's `@fallback` ends the invocation."""
+        answer = self._invocation.plan.fallback
+        try:
+            return await self.ask_model(effect)
+        except ModelError as error:
+            # A reader who has a part of an answer must not get another one.
+            if answer is None or self._has_sent_text or not is_worth_another_model(error):
+                raise
+            failure = error
+        finished: Finish = await answer.give(failure, self._invocation)
+        if self._cancellations.came:
+            raise asyncio.CancelledError("cancelled; a fallback caught the first CancelledError")
+        if (text := finished.response.ai_message.text) and self._invocation.plan.output.shape is not Shape.ITEM_STREAM:
+            await self._send(PartialResponse(text))
+        return finished
 
     async def ask_model(self, effect: CallModel) -> Effect:
         """Ask the model. The pieces of its reply arrive at `put` in the meantime."""
@@ -341,6 +361,7 @@ class Rounds:
 
     async def _send(self, event: ServiceEvent) -> None:
         if self._stream_to is not None:
+            self._has_sent_text = self._has_sent_text or isinstance(event, PartialResponse)
             await self._stream_to(event)
 
     async def _send_news(self, news: News) -> None:

@@ -77,7 +77,7 @@ from .loop import (
     next_effect,
 )
 from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
-from .outputs import ANSWER_TOOL, OutputMode, Shape
+from .outputs import ANSWER_TOOL, OutputMode, Result, Shape
 from .plans import (
     FunctionMessage,
     MethodPlan,
@@ -788,7 +788,7 @@ class Invocation:
         if not isinstance(end, Finish):
             fact = "a tool needs approval or a later result, which this call cannot wait for"
             raise IllegalConfigurationError([Problem(self.plan.where, fact, "let the tool return a result")])
-        if self.plan.output.shape is not Shape.RESULT:
+        if self.plan.output.shape is not Shape.RESULT or isinstance(end.value, Result):  # that of a fallback
             return end.value
         return self.state.result(end.value, end.finish_reason)
 

@@ -79,7 +79,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             await _refuse_suspended(key, invocation)
         invocation.history = history = await memories.load(key, window)
         yield
-        if isinstance(invocation.end, Finish):
+        if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
             remembered = invocation.state.remembered
             if invocation.is_resumed and history[-len(remembered) :] == remembered:
                 return  # written before a crash

@@ -130,11 +130,12 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the invocation; `response` is the last reply."""
+    """End the invocation; `response` is the last reply. With `is_fallback`, a `@fallback` gave the value."""
 
     value: Any
     finish_reason: FinishReason | None
     response: ChatResponse
+    is_fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)

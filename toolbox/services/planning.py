@@ -35,6 +35,7 @@ from ..introspection import (
     unwrapped,
 )
 from ..limits import UsageLimits
+from ..models.fallback_marks import fallbacks_at
 from ..parameters import (
     InjectMark,
     MemoryId,
@@ -66,6 +67,7 @@ from .declaration import (
     repeated_messages,
     service_options_of,
 )
+from .fallback_answers import read_fallback
 from .memory import MessageWindow, TokenWindow
 from .method_marks import MethodMarks
 from .outputs import Output, read_output
@@ -119,6 +121,11 @@ def plan_service(
         if not getattr(cls, "_is_protocol", False):
             fact, fix = "has no abstract method to implement", f"{fix}, with @abstractmethod"
         problems.append(Problem(where, fact, fix))
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if name not in names and fallbacks_at(member):
+                fact = "@fallback has no effect: the method is not answered by a model"
+                problems.append(Problem(f"{where}.{name}", fact, "name a method without a body"))
     plans: dict[str, MethodPlan] = {}
     read = read_tools if home is None else partial(read_tools, home=home)
     class_tools, class_problems = read(as_sources(options.tools), where)
@@ -200,6 +207,8 @@ class _MethodPlanner:
             if marks.at_method(decorator) and not toolset.tools and not providers_of(self.cls, self.options, self.name):
                 fact = f"@{decorator} checks the tools that the method calls, but the method offers no tools"
                 self.problem(fact, "remove it, or use @input_guardrails or @output_guardrails for the method itself")
+        fallback, faults = read_fallback(self.where, fallbacks_at(self.function), self.parameters, output)
+        self.problems += faults
         window, providers = self.options.chat_memory, providers_of(self.cls, self.options, self.name)
         layers = partial(self.layering.of_method, marks, self.options, has_providers=bool(providers))
         return MethodPlan(
@@ -230,6 +239,7 @@ class _MethodPlanner:
             annotations={each.name: each.annotation for each in self.parameters.values()},
             run_id_parameter=roles.run_id,
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),
+            fallback=fallback,
         )
 
     # --- the return type

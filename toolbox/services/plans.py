@@ -22,7 +22,7 @@ from pydantic_core import to_json
 
 from ..chat import ChatRequestParameters, ToolExecutionResultMessage, ToolSpecification, UserMessage
 from ..context import InvocationContext, current_invocation
-from ..errors import IllegalConfigurationError, Problem, RunSuspendedError
+from ..errors import IllegalConfigurationError, ModelError, Problem, RunSuspendedError
 from ..introspection import Unresolved, type_name
 from ..security import Access, SecurityIdentity
 from ..tools.codec import awaited
@@ -79,6 +79,14 @@ class FunctionMessage:
 
     function: MessageFunction
     injected: tuple[InjectedParameter, ...]
+
+
+class AnswerWithoutModel(Protocol):
+    """Gives the answer of a method if no model does; see `fallback_answers`."""
+
+    async def give(self, error: ModelError, invocation: Any, /) -> Any:
+        """Return the `Finish` of the invocation."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +216,7 @@ class MethodPlan:
     annotations: Mapping[str, Any] = field(default_factory=dict)
     run_id_parameter: str | None = None
     durable: bool = False
+    fallback: AnswerWithoutModel | None = None
     may_suspend: bool = field(init=False, default=False)
     has_inner_provider: bool = field(init=False, default=False)
     checks_suspended: bool = field(init=False, default=False)

@@ -55,7 +55,8 @@ async def put_items(invocation: Invocation, put: Put) -> None:
     if invocation.plan.layers.check_answer is not None:
         # Exactly the items that the guardrails have judged, not a second reading of the same text.
         await stream(invocation, _ignore)
-        for item in invocation.value() or ():
+        is_fallback = isinstance(invocation.end, Finish) and invocation.end.is_fallback
+        for item in (invocation.value(),) if is_fallback else invocation.value() or ():
             await put(item)
         return
     reader = ItemReader(item_type, structure.item_beginnings)
@@ -74,6 +75,8 @@ async def put_items(invocation: Invocation, put: Put) -> None:
 
     invocation.before_end = check
     await stream(invocation, send)
+    if isinstance(invocation.end, Finish) and invocation.end.is_fallback:
+        await put(invocation.end.value)
 
 
 async def _ignore(_: ServiceEvent) -> None:

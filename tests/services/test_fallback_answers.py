@@ -1,0 +1,208 @@
+"""`@fallback`: a function gives the answer of a method if no model answers."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import (
+    ChatModel,
+    Container,
+    EventListener,
+    FallbackUsedEvent,
+    InvocationEvent,
+    MemoryId,
+    ModelConnectionError,
+    ModelError,
+    ModelHttpError,
+    ModelRefusedError,
+    Result,
+    ServiceCompletedEvent,
+    TokenStream,
+    create_ai_service,
+    register_ai_service,
+)
+from toolbox.limits import UsageLimitExceededError, UsageLimits
+from toolbox.models import fallback
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+DOWN = ModelHttpError(503, "overloaded")
+
+
+@register_ai_service
+class Desk(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+    @fallback(chat)
+    @staticmethod
+    def offline(error: ModelError, text: str) -> str:
+        return f"offline: {text} ({type(error).__name__})"
+
+    async def detailed(self, text: str) -> Result[str]: ...
+
+    @staticmethod
+    @fallback(detailed)
+    async def offline_too(text: str) -> str:
+        return text.upper()
+
+    def pieces(self, text: str) -> AsyncIterator[str]: ...
+
+    def events(self, text: str) -> TokenStream: ...
+
+    def numbers(self, text: str) -> AsyncIterator[int]: ...
+
+    async def remember(self, room: MemoryId[str], text: str) -> str: ...
+
+
+@fallback(Desk.pieces)
+def offline_pieces() -> str:
+    return "offline"
+
+
+@fallback(Desk.events)
+def offline_events() -> str:
+    return "offline"
+
+
+@fallback(Desk.numbers)
+def offline_number() -> int:
+    return 7
+
+
+@fallback(Desk.remember)
+def offline_memory(text: str) -> str:
+    return "offline"
+
+
+class Events(EventListener):
+    def __init__(self) -> None:
+        self.seen: list[InvocationEvent] = []
+
+    def on_event(self, event: InvocationEvent) -> None:
+        self.seen.append(event)
+
+
+def desk(*replies: Any) -> Desk:
+    return create_ai_service(Desk, chat_model=ScriptedChatModel(replies))
+
+
+async def test_a_function_answers_if_the_model_fails() -> None:
+    assert await desk(DOWN).chat("Hi") == "offline: Hi (ModelHttpError)"
+
+
+async def test_a_result_has_the_value_of_the_function() -> None:
+    result = await desk(DOWN).detailed("Hi")
+
+    assert result.content == "HI"
+
+
+async def test_a_stream_gets_the_answer_as_one_piece() -> None:
+    service = desk(DOWN, DOWN, DOWN)
+
+    assert [each async for each in service.pieces("Hi")] == ["offline"]
+    assert [type(each).__name__ async for each in service.events("Hi")] == ["PartialResponse", "CompleteResponse"]
+    assert [each async for each in service.numbers("Hi")] == [7]
+
+
+@pytest.mark.parametrize("error", [ModelRefusedError("No."), ModelHttpError(400, "wrong"), ValueError("bug")], ids=str)
+async def test_other_errors_reach_the_caller(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        await desk(error).chat("Hi")
+
+
+async def test_it_answers_after_the_last_model_of_the_chain() -> None:
+    class First(ScriptedChatModel):
+        fallback = ("local",)
+
+    events = Events()
+    models: dict[str, ChatModel] = {
+        "default": First([DOWN]),
+        "local": ScriptedChatModel([ModelConnectionError("gone")]),
+    }
+    async with Container(models=models).register(Desk).register_instance(events) as container:
+        answer = await (await container.aget(Desk)).chat("Hi")
+
+    assert answer == "offline: Hi (ModelConnectionError)"
+    [used] = [each for each in events.seen if isinstance(each, FallbackUsedEvent)]
+    assert isinstance(used.error, ModelConnectionError)
+    assert (used.context.service, used.context.method) == (Desk, "chat")
+    [completed] = [each for each in events.seen if isinstance(each, ServiceCompletedEvent)]
+    assert completed.value == answer
+
+
+async def test_nothing_of_the_call_enters_the_memory() -> None:
+    async with Container(models={"default": ScriptedChatModel([DOWN])}).register(Desk) as container:
+        assert await (await container.aget(Desk)).remember("room", "Hi") == "offline"
+        assert list(await container.chat_memory(Desk, "room").messages()) == []
+
+
+async def test_tools_that_ran_stay_done() -> None:
+    done: list[str] = []
+
+    def order() -> str:
+        """Order."""
+        done.append("order")
+        return "ok"
+
+    service = create_ai_service(Desk, chat_model=ScriptedChatModel([tool_call("order"), DOWN]), tools=order)
+
+    assert await service.chat("Hi") == "offline: Hi (ModelHttpError)"
+    assert done == ["order"]
+
+
+async def test_limits_are_not_answered() -> None:
+    model = ScriptedChatModel([tool_call("_order"), "done"])
+    limited = create_ai_service(Desk, chat_model=model, tools=_order, limits=UsageLimits(model_calls=1))
+
+    with pytest.raises(UsageLimitExceededError):
+        await limited.chat("Hi")
+
+
+def _order() -> str:
+    """Order."""
+    return "ok"
+
+
+async def test_the_error_of_the_function_reaches_the_caller() -> None:
+    class Broken(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+        @fallback(chat)
+        @staticmethod
+        def offline() -> str:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await create_ai_service(Broken, chat_model=ScriptedChatModel([DOWN])).chat("Hi")
+
+
+def test_what_cannot_work_is_a_problem_at_start() -> None:
+    @register_ai_service
+    class Wrong(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+        @fallback(chat)
+        @staticmethod
+        def offline(words: str) -> int:
+            return 1
+
+        def helper(self) -> str:
+            return "own"
+
+        @fallback(helper)
+        @staticmethod
+        def unused() -> str:
+            return ""
+
+    text = "\n".join(map(str, Container(models={"default": ScriptedChatModel()}).register(Wrong).check()))
+
+    assert "the method has no parameter 'words'" in text
+    assert "it returns int, which cannot be the method's str" in text
+    assert "Wrong.helper: @fallback has no effect" in text
+
+
+def test_a_decorator_without_its_method_is_an_error() -> None:
+    with pytest.raises(TypeError, match="@fallback"):
+        fallback("chat")  # type: ignore[arg-type]
