@@ -57,7 +57,7 @@ def read_fallback(
     if len(functions) > 1:
         several = ", ".join(each.__qualname__ for each in functions)
         return None, [Problem(where, f"several functions are its @fallback: {several}", "keep one of them")]
-    [function] = functions
+    function = functions[0]
     taken = read_signature(function).parameters
     problems = list(_problems(where, function, taken, parameters, output))
     names = tuple(each.name for each in taken if each.name in parameters and each.name != ERROR)
