@@ -6,7 +6,7 @@ Not here: the mark (`models.fallback_marks`), when a model has failed (`driver`)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class FallbackAnswer:
 
 
 def read_fallback(
-    where: str, functions: tuple[Callable[..., Any], ...], parameters: dict[str, Parameter], output: Output | None
+    where: str, functions: Sequence[Callable[..., Any]], parameters: dict[str, Parameter], output: Output | None
 ) -> tuple[FallbackAnswer | None, list[Problem]]:
     """Read the function of a method's `@fallback`, and return its problems. `parameters` are those of the method."""
     if not functions:
