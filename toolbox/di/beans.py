@@ -324,8 +324,9 @@ def read_class(form: Any, names: Names | None = None, scope: Scope | None = None
 
 def _default_scope(cls: type[Any]) -> Scope:
     """Return the scope of a class without a scope decorator."""
-    default: Scope | None = getattr(cls, DEFAULT_SCOPE_MARK, None)
-    return default or (Scope.APPLICATION if is_settings(cls) else Scope.DEPENDENT)
+    if (default := getattr(cls, DEFAULT_SCOPE_MARK, None)) is not None:
+        return Scope(default)
+    return Scope.APPLICATION if is_settings(cls) else Scope.DEPENDENT
 
 
 def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:

@@ -34,8 +34,10 @@ from ..errors import (
 from ..events import EventListener, Listeners
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
+from ..introspection import method_takes
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..models.pools import ConnectionPools
+from ..models.routing import names_of_router, router_in
 from ..models.selection import NamedModels
 from ..security import identity_in
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
@@ -446,7 +448,33 @@ class _Service:
     @property
     def model_names(self) -> tuple[str | None, ...]:
         """The names of the models that the service may use; None is the default model."""
-        return (self._options.model,)
+        model = self._options.model
+        if (router := router_in(model)) is not None:
+            return names_of_router(router)
+        return (model,) if model is None or isinstance(model, str) else ()
+
+    def _model_problems(self, graph: BeanGraph) -> Iterator[Problem]:
+        """Yield the problems of the service's models, and of the bean that chooses among them."""
+        where, router = self._cls.__name__, router_in(self._options.model)
+        if router is not None:
+            where = f"{where}, model={router.__name__}"
+            if not self.model_names:
+                fix = 'set the class attribute `names`, such as `names = ("small", "large")`'
+                yield Problem(where, "the router has no names of models", fix)
+            if not method_takes(router, "choose", 2):
+                yield Problem(
+                    where, "choose does not take two arguments", "declare it `choose(self, request, context)`"
+                )
+            if (bean := BeanReference.to(self._options.model).bean) is not None:
+                point = point_of(bean, where)
+                yield from graph.problems_of(point)
+                found = graph.value_of(point)
+                if isinstance(found, SingleBean) and graph.definitions[found.bean].scope in (Scope.REQUEST, Scope.CALL):
+                    fact = f"the router is {graph.definitions[found.bean].scope}-scoped"
+                    yield Problem(where, fact, "mark it @application_scoped")
+        for name in self.model_names:
+            if (problem := self._host.models.problem(name, where)) is not None:
+                yield problem
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """Create the service. The arguments are those of the class's constructor."""
@@ -463,8 +491,7 @@ class _Service:
         plans = self.plans
         yield from self._problems
         yield from service_cycles(self._cls, self._host.offered_by)
-        if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:
-            yield problem
+        yield from self._model_problems(graph)
         for provider in providers_of(self._cls, self._options):
             if provider.bean is not None:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))

@@ -28,6 +28,7 @@ from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
 from ..introspection import takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
+from ..models.routing import router_in
 from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
@@ -283,6 +284,10 @@ def create_ai_service(
         problems += service_cycles(cls, services_offered_by)
         problems += _durable_problems(plans.values(), host)
         problems += _container_needed(cls, settings, plans.values(), host)
+    if (router := router_in(settings.model)) is not None:
+        fact = f"the router {router.__name__} needs a container: a service without one has only one model"
+        fix = "register the service with a Container(models={…})"
+        problems.append(Problem(getattr(cls, "__name__", repr(cls)), fact, fix))
     if (function := key_function_of(chat_model)) is not None:
         where = f"the api_key function of {chat_model!r}"
         injected, faults = read_injected(function, where)

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from ..chat import ChatModel
     from ..events import FallbackUsedEvent, ModelSkippedEvent
     from .fallback_marks import fallback
+    from .routing import ModelRouter
 
 _HOMES = {
     "..events": ("FallbackUsedEvent", "ModelSkippedEvent"),
     ".fallback_marks": ("fallback",),
+    ".routing": ("ModelRouter",),
 }
-__all__ = ["FallbackUsedEvent", "ModelSkippedEvent", "fallback"]
+__all__ = ["FallbackUsedEvent", "ModelRouter", "ModelSkippedEvent", "fallback"]
 
 __getattr__, __dir__ = names_on_first_use(__name__, _HOMES)
 

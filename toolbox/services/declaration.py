@@ -21,6 +21,7 @@ from ..errors import Problem
 from ..introspection import has_body, local_names, takes
 from ..limits import UsageLimits
 from ..models.fallback_marks import IS_BARE
+from ..models.routing import ModelRouter
 from ..safe_text import did_you_mean
 from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import SERVICE_MARK, UnknownOutcome, toolbox
@@ -101,7 +102,7 @@ class ServiceOptions:
 
     tools: Any = ()
     tool_provider: Any = None
-    model: str | None = None
+    model: str | type[ModelRouter] | ModelRouter | None = None
     chat_memory: Window | Default | None = DEFAULT
     max_tool_rounds: int | Default = DEFAULT
     max_tool_calls_per_response: int | Default | None = DEFAULT
@@ -141,7 +142,7 @@ def register_ai_service(
     *,
     tools: Any = (),
     tool_provider: Any = None,
-    model: str | None = None,
+    model: str | type[ModelRouter] | ModelRouter | None = None,
     chat_memory: Window | Default | None = DEFAULT,
     max_tool_rounds: int | Default = DEFAULT,
     max_tool_calls_per_response: int | Default | None = DEFAULT,
@@ -182,7 +183,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `tool_provider`: a `ToolProvider` (bean type, instance or function) or several, called once per call.
     - `tool_search`: a `ToolSearchStrategy` (bean type or instance), such as `KeywordToolSearch()`. The model sees a
       search tool first, and the tools that it finds with it.
-    - `model`: the name of a model; by default the model called `default`.
+    - `model`: the name of a model, by default `default`; or a `ModelRouter`, which chooses the model of each call.
     - `chat_memory`: how much of a conversation is kept: `MessageWindow`, `TokenWindow`, or None for nothing.
     - `max_tool_rounds`: the maximum number of rounds of tool calls; then `ToolRoundsExceededError`.
     - `max_tool_calls_per_response`: the maximum number of calls in a reply; then `ToolCallsLimitExceededError`.

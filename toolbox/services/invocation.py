@@ -22,6 +22,7 @@ from ..bean_references import BeanReference
 from ..chat import (
     CONTENT_TYPES,
     ChatModel,
+    ChatRequest,
     ChatRequestParameters,
     ChatResponse,
     Message,
@@ -51,12 +52,13 @@ from ..errors import (
 )
 from ..events import Listeners
 from ..execution.cancellation import CancellationsHere
-from ..execution.markers import BLOCKING, COROUTINE, is_async
+from ..execution.markers import BLOCKING, COROUTINE, EXECUTION_MARK, execution_of, is_async
 from ..execution.runners import CallerRunner, LoopRunner, Runner
 from ..execution.threads import Workers, call_on
 from ..introspection import type_name
 from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
 from ..models.pools import ConnectionPools
+from ..models.routing import names_of_router, router_in
 from ..security import identity_in
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
@@ -539,18 +541,23 @@ class Invocation:
         if plan.call_options is not None:
             self._call_options = self._given_options(plan.call_options)
         options = self._call_options
+        router = plan.options.model if router_in(plan.options.model) is not None else None
+        recorded = self._resumed.model if self._resumed is not None else None
         chosen = options.model if options is not None else None
-        self.model_name = chosen or plan.options.model or DEFAULT_MODEL
-        if chosen is None:
-            self.model = await host.model(plan.options.model, self.context)
-        else:
-            self.model = await host.chosen_model(chosen, plan.where, self.context)
+        own = None if router is not None else plan.options.model or DEFAULT_MODEL
+        if recorded is not None and recorded != own:
+            self.model_name, self.model = recorded, await self._recorded_model(recorded)
+        elif chosen is not None and recorded is None:
+            self.model_name, self.model = chosen, await host.chosen_model(chosen, plan.where, self.context)
+        elif own is not None:
+            self.model_name = str(own)
+            self.model = await host.model(self.model_name, self.context)
         toolset = plan.toolset
         if self._added or plan.providers or toolset.is_restricted:
             toolset = await self._offered()
             plan = self.plan  # another one, if the tools may suspend the call
         self.toolset = toolset
-        self.rules = rules = plan.rules if options is None and toolset is plan.toolset else self._rules_for(toolset)
+        self.rules = plan.rules if options is None and toolset is plan.toolset else self._rules_for(toolset)
         self.environment = ToolEnvironment(
             tools=toolset.by_name,
             context=self.context,
@@ -577,19 +584,58 @@ class Invocation:
             if self.place is not None:
                 self.place.session.raise_failure(self.place.path)
             return next_effect(self.rules, self.state)
-        mode: OutputMode = "prompt"
-        prompted, structure = None, plan.output.structure
-        if structure is not None and (mode := self._mode()) == "prompt":
-            user = self.user_message if self.ends_with_user_message else UserMessage(())
-            prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
         system = await self._system_message() if plan.system is not None else None
         history = self.conversation if plan.history else self.history
         asked: UserMessage | None = self.user_message
         if plan.continues_history:
             history, asked = (*history, self.user_message) if self.ends_with_user_message else history, None
-        self.state, effect = begin(rules, system, history, asked, prompted=prompted, mode=mode)
+        if router is not None and chosen is None:
+            _, effect = self._begin("schema", system, history, asked)
+            assert isinstance(effect, CallModel)
+            self.model_name = await self._routed(router, effect.request)
+            self.model = await host.model(self.model_name, self.context)
+        state, effect = self._begin("schema" if self._supports_schemas else "prompt", system, history, asked)
+        self.state = state.changed(model=self.model_name)
         self.has_begun = True
         return effect
+
+    def _begin(
+        self,
+        by_model: OutputMode,
+        system: SystemMessage | None,
+        history: Sequence[Message],
+        asked: UserMessage | None,
+    ) -> tuple[State, Effect]:
+        """Return the first state and effect. `by_model` is how the model is asked for a structured answer."""
+        structure = self.plan.output.structure
+        mode: OutputMode = "prompt" if structure is None else self._mode(by_model)
+        prompted = None
+        if structure is not None and mode == "prompt":
+            user = self.user_message if self.ends_with_user_message else UserMessage(())
+            prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
+        return begin(self.rules, system, history, asked, prompted=prompted, mode=mode)
+
+    async def _routed(self, router: Any, request: ChatRequest) -> str:
+        """Ask the router for the name of the model. Raises `IllegalConfigurationError` for a name that it lacks."""
+        bean = await BeanReference.to(router).find(self.host.scope)
+        choose = bean.choose
+        execution = execution_of(choose, getattr(choose, EXECUTION_MARK, None))
+        place = f"{type(bean).__name__}.choose"
+        name = await self.runner.run(execution, lambda: choose(request, self.context), place)
+        if name not in names_of_router(bean):
+            known = ", ".join(names_of_router(bean))
+            fact = f"it chose the model {name!r}, which is not one of its names: {known}"
+            raise IllegalConfigurationError([Problem(place, fact, "add it to `names`, or choose one of them")])
+        return str(name)
+
+    async def _recorded_model(self, name: str) -> ChatModel:
+        """Return the model of a stored invocation. Raises `RunIncompatibleError` if this program has lost it."""
+        try:
+            return await self.host.chosen_model(name, self.plan.where, self.context)
+        except IllegalConfigurationError as error:
+            if self.place is None:
+                raise
+            raise RunIncompatibleError(self.place.session.id, error.problems[0].what) from error
 
     def _restored_result(self, name: str, written: Any) -> Any:
         """Return the stored result of a tool in the tool's return type, if this program still has the tool."""
@@ -609,11 +655,15 @@ class Invocation:
             raise TypeError(f"{where} must be a ChatRequestParameters or None, got {type(given).__name__}")
         return given
 
-    def _mode(self) -> OutputMode:
+    @property
+    def _supports_schemas(self) -> bool:
+        return bool(getattr(self.model, "supports_response_format", False))
+
+    def _mode(self, by_model: OutputMode) -> OutputMode:
         mode = self.plan.options.output_mode
         if mode is not None and not (mode == "tool" and self.plan.output.is_stream):
             return mode
-        return "schema" if getattr(self.model, "supports_response_format", False) else "prompt"
+        return by_model
 
     def _values(self) -> dict[str, Any]:
         return {name: self.arguments[parameter] for name, parameter in self.plan.values.items()}

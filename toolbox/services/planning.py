@@ -36,6 +36,7 @@ from ..introspection import (
 )
 from ..limits import UsageLimits
 from ..models.fallback_marks import fallbacks_at
+from ..models.routing import router_in
 from ..parameters import (
     InjectMark,
     MemoryId,
@@ -565,7 +566,7 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             yield Problem(where, f"invalid {name}={getattr(options, name)!r}", "use True or False")
     if not isinstance(options.concurrent_tools, (bool, Executor)):
         yield Problem(where, f"invalid concurrent_tools={options.concurrent_tools!r}", "use True, False or an Executor")
-    if options.model is not None and not isinstance(options.model, str):
+    if options.model is not None and not isinstance(options.model, str) and router_in(options.model) is None:
         fix = "use the name of a model, and pass the model to the container: Container(models={name: …})"
         yield Problem(where, f"invalid model={options.model!r}", fix)
     window = options.chat_memory
@@ -700,10 +701,11 @@ def _definitions_in(listed: Any) -> tuple[Any, ...]:
 
 
 def strategies(options: ServiceOptions) -> Iterator[type[Any]]:
-    """Yield the class of the tool search: a bean to register."""
-    bean = BeanReference.to(options.tool_search).bean
-    if isinstance(bean, type) and not inspect.isabstract(bean):
-        yield bean
+    """Yield the classes of the tool search and of the router of models: beans to register."""
+    for named in (options.tool_search, options.model):
+        bean = BeanReference.to(named).bean
+        if isinstance(bean, type) and not inspect.isabstract(bean):
+            yield bean
 
 
 def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:

@@ -70,6 +70,7 @@ class State:
     - `failed`: positions in `executions` of tools that failed; `ran`: of those that ran without an error, whatever the
       model read; `undone`: of those whose compensation was called, as in `compensations`.
     - `arguments`: of tools that ran with others than the model's, by their position, as JSON values.
+    - `model`: the name of the model; None in states of earlier versions.
     """
 
     system: SystemMessage | None
@@ -92,6 +93,7 @@ class State:
     sent: tuple[str, ...] | None = None
     compensations: tuple[Compensation, ...] = ()
     arguments: Mapping[int, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    model: str | None = None
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields; faster than `dataclasses.replace`."""
@@ -182,6 +184,7 @@ class State:
                 "ran": sorted(self.ran),
                 "undone": sorted(self.undone),
                 "sent": self.sent,
+                "model": self.model,
                 "compensations": [asdict(each) for each in self.compensations],
                 "arguments": [[position, dict(each)] for position, each in self.arguments.items()],
             }
@@ -217,6 +220,7 @@ class State:
                 ran=frozenset(written["ran"] if "ran" in written else _guess_ran(executions, failed)),
                 undone=frozenset(written.get("undone", ())),
                 sent=None if (sent := written.get("sent")) is None else tuple(sent),
+                model=written.get("model"),
                 compensations=tuple(Compensation(**each) for each in written.get("compensations", ())),
                 arguments=dict(written.get("arguments", ())),
             )

@@ -15,6 +15,7 @@ from toolbox.container import Container, internals_of
 from toolbox.execution.markers import Execution
 from toolbox.hosts.hosting import ContainerHost
 from toolbox.introspection import type_name
+from toolbox.models.routing import names_of_router, router_in
 from toolbox.overview import Node, nodes_of
 from toolbox.security import Reach
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
@@ -192,8 +193,10 @@ def _memory(window: Window | None) -> str | None:
             return type(window).__name__
 
 
-def _model_of(host: ContainerHost, name: str | None) -> str:
+def _model_of(host: ContainerHost, name: Any) -> str:
     """Return the model's name and class; not its address, which may contain a secret."""
+    if (router := router_in(name)) is not None:
+        return f"{router.__name__}: {', '.join(names_of_router(router))}"
     try:
         shown = host.models.describe(name)
     except Exception as error:  # a program whose services are all replaced by fakes needs no model
