@@ -355,6 +355,19 @@ def test_celery_runs_jobs_in_forked_processes(tmp_path: Path) -> None:
     assert done.stdout.strip() == str([["jobs.send", "ann", number, number] for number in range(3)]), done.stderr
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Celery does not configure the logging of this process: a receiver of its signal means that the program does."""
+    from celery.signals import setup_logging
+
+    def configure(**_: object) -> None: ...
+
+    setup_logging.connect(configure)
+    yield
+    setup_logging.disconnect(configure)
+
+
+@pytest.mark.usefixtures("own_logging")
 def test_celery_runs_jobs_in_a_thread_of_this_process() -> None:
     from celery import Celery
     from celery.contrib.testing.worker import start_worker
