@@ -9,6 +9,7 @@ from toolbox import Container, IllegalConfigurationError, Result, create_ai_serv
 from toolbox.errors import RunStoreError
 from toolbox.runs import (
     AnswerForbiddenError,
+    IdentityLoader,
     InMemoryRunStore,
     RunAnswerError,
     RunId,
@@ -200,3 +201,24 @@ async def test_stores_in_memory_keep_the_persons_of_every_kind_of_call() -> None
         with pytest.raises(AnswerForbiddenError, match="manager"):
             await here.runs.resume("r", {"0": respond("ordered")}, by=ANN)
         assert (await here.runs.resume("r", {"0": respond("ordered")}, by=BOB)).content == "done"
+
+
+# --- the identity of a run
+
+
+async def test_the_identity_is_loaded_again_when_a_run_continues_not_for_the_call_that_makes_it() -> None:
+    asked: list[str] = []
+
+    class Directory(IdentityLoader):
+        def load(self, identity: SecurityIdentity) -> SecurityIdentity:
+            asked.append(identity.name)
+            return identity
+
+    store, payments = Kept(), service(requires_approval=True)
+    here = container(store, payments, WAIT, says("done")).register(Directory)
+    async with here:
+        async with here.request_scope({SecurityIdentity: ANN}):
+            await here.get(payments).ask("r", "x")
+        assert asked == []
+        assert (await here.runs.resume("r", {"0": approve()})).content == "done"
+    assert set(asked) == {"ann"}

@@ -97,9 +97,11 @@ class RunExecution:
                     if put is not None:
                         await put(None)
                     if new is not None:
-                        return await self._perform(owned, new.prepared, (), put)
+                        identity = read_identity(new.prepared.document.identity)
+                        return await self._perform(owned, new.prepared, identity, (), put)
                     prepared = self._preparing.prepare(owned)
-                    return await self._perform(owned, prepared, await self._read_records(owned), put)
+                    identity = await self._load_identity(owned, prepared)
+                    return await self._perform(owned, prepared, identity, await self._read_records(owned), put)
             finally:
                 self._runs.looks.announce(owned.id)
 
@@ -242,17 +244,22 @@ class RunExecution:
     async def _read_records(self, owned: StoredRun) -> Sequence[StoredRecord]:
         return await (await self._runs.open()).records(owned.id)
 
+    async def _load_identity(self, owned: StoredRun, prepared: PreparedRun) -> Any:
+        if prepared.document.cancels:
+            return read_identity(prepared.document.identity)
+        return await self._preparing.load_identity(owned.id, prepared)
+
     async def _perform(
-        self, owned: StoredRun, prepared: PreparedRun, records: Sequence[StoredRecord], put: PutEvent | None
+        self,
+        owned: StoredRun,
+        prepared: PreparedRun,
+        identity: Any,
+        records: Sequence[StoredRecord],
+        put: PutEvent | None,
     ) -> Result[Any]:
         """Execute a run that this process owns, and write its end. Raises the errors of the method."""
-
         store = await self._runs.open()
         cancels = prepared.document.cancels
-        if cancels:
-            identity = read_identity(prepared.document.identity)
-        else:
-            identity = await self._preparing.load_identity(owned.id, prepared)
         session = RunSession.of(owned, prepared.document, records, store)
         session.wants_result = True
         log = None
