@@ -57,8 +57,16 @@ decorates observes on_start only_if RestArgumentError
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
 PUBLIC_MODULES = [
     *("toolbox", "toolbox.dbos", "toolbox.errors", "toolbox.events", "toolbox.guardrails", "toolbox.interceptors"),
-    *("toolbox.limits", "toolbox.mcp", "toolbox.openapi", "toolbox.otel", "toolbox.recordings", "toolbox.redis"),
-    *("toolbox.rest", "toolbox.runs", "toolbox.search", "toolbox.security", "toolbox.sql", "toolbox.testing"),
+    *("toolbox.limits", "toolbox.mcp", "toolbox.models", "toolbox.openapi", "toolbox.otel", "toolbox.recordings"),
+    *(
+        "toolbox.redis",
+        "toolbox.rest",
+        "toolbox.runs",
+        "toolbox.search",
+        "toolbox.security",
+        "toolbox.sql",
+        "toolbox.testing",
+    ),
     *("toolbox.transcripts", "toolbox_fastapi"),
 ]
 PRIVATE_EVENTS = {"Listeners"}

@@ -508,6 +508,7 @@ class _Service:
         yield from guardrail_cycles(self._cls, plans, graph)
         for plan in plans.values():
             yield from reference_problems(named_at_method(self._cls, plan.name), graph)
+            yield from self._host.fallback_problems(plan)
             if isinstance(plan.system, FunctionMessage):
                 yield from injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
             for tool in (*plan.toolset.tools, *plan.compensations.values()):

@@ -100,6 +100,13 @@ class ServiceHosting(ABC):
             yield unknown_executor(where, tool.execution)
         yield from self.unknown_beans(where, tool)
 
+    def fallback_problems(self, plan: MethodPlan) -> Iterator[Problem]:
+        """Yield a problem if the method's `@fallback` needs an unknown executor."""
+        if (answer := plan.fallback) is None or answer.execution.model is not ExecutionModel.EXECUTOR:
+            return
+        if self.workers.executor(answer.execution) is None:
+            yield unknown_executor(answer.where, answer.execution)
+
     # --- runs
 
     @property

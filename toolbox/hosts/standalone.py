@@ -330,6 +330,7 @@ def _container_needed(
             fact = f"the tool provider {type_name(provider.bean)} is a class, which needs a container"
             yield Problem(cls.__name__, fact, "pass an instance of it")
     for plan in plans:
+        yield from host.fallback_problems(plan)
         for tool in (*plan.toolset.tools, *plan.compensations.values()):
             # Report a class only once, not for each method and tool.
             if tool.bean is not None:

@@ -41,7 +41,9 @@ def fallback(method: Callable[..., Any]) -> Callable[[F], F]:
         function = getattr(target, "__func__", target)
         if not inspect.isfunction(function):
             raise TypeError(f"@fallback: expected a function or a static method, got {target!r}")
-        setattr(method, FALLBACK_MARK, (*getattr(method, FALLBACK_MARK, ()), function))
+        # A module that is loaded again, as in a notebook, replaces its function.
+        others = (each for each in fallbacks_at(method) if _name_of(each) != _name_of(function))
+        setattr(method, FALLBACK_MARK, (*others, function))
         return target
 
     return leave
@@ -51,6 +53,10 @@ def fallbacks_at(method: Any) -> tuple[Callable[..., Any], ...]:
     """Return the functions that give the answer of a method."""
     found: tuple[Callable[..., Any], ...] = getattr(method, FALLBACK_MARK, ())
     return found
+
+
+def _name_of(function: Any) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
 
 
 IS_BARE: Final[Any] = getattr(fallback(lambda: None), "__code__", None)

@@ -244,8 +244,9 @@ def names_around(cls: type[Any], frame: FrameType | None) -> dict[str, Any]:
 def _functions_of(cls: type[Any]) -> Iterator[Callable[..., Any]]:
     for base in cls.__mro__:
         for member in (base, *vars(base).values()):
-            if inspect.isfunction(member):
-                yield member
+            function = getattr(member, "__func__", member)  # also of static methods
+            if inspect.isfunction(function):
+                yield function
             message: MessageMark | None = vars(member).get(SYSTEM_MARK) if hasattr(member, "__dict__") else None
             if message is not None and message.function is not None:
                 yield message.function

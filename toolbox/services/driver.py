@@ -191,7 +191,7 @@ async def _send_end(invocation: Invocation, send: Send) -> None:
         else:
             await send(RunSuspended(invocation.place.run_id, invocation.place.session.pending))
     if isinstance(invocation.end, Finish):
-        if invocation.plan.output.shape is Shape.TEXT_STREAM:
+        if invocation.plan.output.shape is Shape.TEXT_STREAM and not invocation.end.is_fallback:
             for text in _immediate_texts(invocation):
                 await send(PartialResponse(text))
         await send(CompleteResponse(replace(invocation.end.response, token_usage=invocation.state.token_usage)))
@@ -235,6 +235,7 @@ class Rounds:
         self._held: HeldText | None = None
         self._has_pieces = False  # the current reply sent events
         self._has_sent_text = False  # a part of an answer reached the reader
+        self._has_sent_pieces = False  # a part of the current reply did
         if send is not None:
             invocation.pieces = self
             self._held = HeldText() if invocation.plan.layers.check_answer is not None else None
@@ -246,7 +247,8 @@ class Rounds:
             return await self.ask_model(effect)
         except ModelError as error:
             # A reader who has a part of an answer must not get another one.
-            if answer is None or self._has_sent_text or not is_worth_another_model(error):
+            has_sent = self._has_sent_text or self._has_sent_pieces
+            if answer is None or has_sent or not is_worth_another_model(error):
                 raise
             failure = error
         finished: Finish = await answer.give(failure, self._invocation)
@@ -261,7 +263,7 @@ class Rounds:
         if self._delayed is not None:
             await self._send(self._delayed)
         self._tasks = self._delayed = None
-        self._has_pieces = False
+        self._has_pieces = self._has_sent_pieces = False
         if self._held is not None:
             self._held.clear()  # of an answer that could not be read
         replied: Any = await self._performing(effect, self._invocation)
@@ -280,6 +282,7 @@ class Rounds:
         self._has_pieces = True
         if self._held is not None and self._held.takes(event):
             return
+        self._has_sent_pieces = True
         if isinstance(event, CompleteToolCall) and self._invocation.starts_early:
             self._start_early(event.request)
         await self._send(event)

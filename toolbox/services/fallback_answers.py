@@ -6,19 +6,23 @@ Not here: the mark (`models.fallback_marks`), when a model has failed (`driver`)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from ..bean_references import definitions_of
 from ..chat import AiMessage, ChatResponse, FinishReason
 from ..errors import ModelError, Problem
 from ..events import FallbackUsedEvent
-from ..execution.markers import EXECUTION_MARK, execution_of
-from ..introspection import EMPTY, Parameter, Unresolved, read_signature, type_name, unwrapped
+from ..execution.markers import EXECUTION_MARK, Execution, awaitable_of, execution_of, execution_problems
+from ..introspection import EMPTY, Parameter, Signature, Unresolved, read_signature, type_name, unwrapped
+from ..models.fallback_marks import fallbacks_at
 from ..tools.codec import awaited
 from .invocation import Invocation
 from .loop import Finish
-from .outputs import Output, Result, Shape, can_be
+from .outputs import Output, Result, Shape, always_can_be
 from .plans import text_of
 
 ERROR = "error"
@@ -29,50 +33,85 @@ ERROR = "error"
 class FallbackAnswer:
     """A function that gives the answer of a method; `parameters` are those of the method that it takes."""
 
+    where: str
     function: Callable[..., Any]
+    execution: Execution
     parameters: tuple[str, ...]
     takes_error: bool
 
     async def give(self, error: ModelError, invocation: Invocation) -> Finish:
-        """Call the function. Returns the end of the invocation; raises what the function raises."""
+        """Call the function. Returns the end of the invocation.
+
+        Raises what the function raises, and `TypeError` for a value that the method cannot return.
+        """
         if invocation.host.listeners is not None:
             invocation.host.listeners.tell(FallbackUsedEvent(invocation.context, error))
         arguments: dict[str, Any] = {name: invocation.arguments[name] for name in self.parameters}
         if self.takes_error:
             arguments[ERROR] = error
         function = self.function
-        execution = execution_of(function, getattr(function, EXECUTION_MARK, None))
-        value = await invocation.runner.run(execution, lambda: function(**arguments), function.__qualname__)
-        said = value.content if isinstance(value, Result) else value
-        response = ChatResponse(AiMessage(None if said is None else text_of(said)), finish_reason=FinishReason.OTHER)
+        value = await invocation.runner.run(self.execution, lambda: function(**arguments), self.where)
+        if (awaiting := awaitable_of(value)) is not None:
+            value = await awaiting
+        output = invocation.plan.output
+        said = value.content if isinstance(value, Result) and output.shape is Shape.RESULT else value
+        try:
+            output.adapter.validate_python(said, strict=True)
+        except ValidationError:
+            fact = f"{self.where} returned {type_name(type(said))}, which does not fit {type_name(output.type)}"
+            raise TypeError(fact) from None
+        message = said if isinstance(said, AiMessage) else AiMessage(None if said is None else text_of(said))
+        response = ChatResponse(message, finish_reason=FinishReason.OTHER)
         return Finish(value, FinishReason.OTHER, response, is_fallback=True)
 
 
 def read_fallback(
-    where: str, functions: Sequence[Callable[..., Any]], parameters: dict[str, Parameter], output: Output | None
+    cls: type[Any], method: str, parameters: Mapping[str, Parameter], output: Output | None, names: Mapping[str, Any]
 ) -> tuple[FallbackAnswer | None, list[Problem]]:
-    """Read the function of a method's `@fallback`, and return its problems. `parameters` are those of the method."""
-    if not functions:
+    """Read the function of a method's `@fallback`, and return its problems.
+
+    `parameters` are those of the method; `names` are further names for annotations.
+    """
+    marked = next((found for each in definitions_of(cls, method) if (found := fallbacks_at(each))), ())
+    members = [member for each in marked if (member := _member(cls, each)) is not None]
+    if not members:
         return None, []
-    if len(functions) > 1:
-        several = ", ".join(each.__qualname__ for each in functions)
+    where = f"{cls.__name__}.{method}"
+    if len(members) > 1:
+        several = ", ".join(getattr(each, "__func__", each).__qualname__ for each in members)
         return None, [Problem(where, f"several functions are its @fallback: {several}", "keep one of them")]
-    function = functions[0]
-    taken = read_signature(function).parameters
-    problems = list(_problems(where, function, taken, parameters, output))
-    names = tuple(each.name for each in taken if each.name in parameters and each.name != ERROR)
-    return FallbackAnswer(function, names, any(each.name == ERROR for each in taken)), problems
+    [member] = members
+    function = getattr(member, "__func__", member)
+    signature = read_signature(function, nearer=names)
+    taken, place = signature.parameters, f"{where}, @fallback {function.__name__}"
+    mark = getattr(member, EXECUTION_MARK, None) or getattr(function, EXECUTION_MARK, None)
+    execution = execution_of(function, mark, signature.returns)
+    problems = [
+        *_problems(place, function, signature, parameters, output),
+        *execution_problems(place, function, execution),
+    ]
+    given = tuple(each.name for each in taken if each.name in parameters and each.name != ERROR)
+    return FallbackAnswer(place, function, execution, given, any(each.name == ERROR for each in taken)), problems
+
+
+def _member(cls: type[Any], function: Any) -> Any:
+    """Return the static method that a function is, or the one that a subclass has instead; None if it removed it.
+
+    A function of a module is returned as it is.
+    """
+    own = (vars(base).get(function.__name__) for base in cls.__mro__)
+    is_member = any(getattr(each, "__func__", each) is function for each in own)
+    return inspect.getattr_static(cls, function.__name__) if is_member else function
 
 
 def _problems(
-    where: str,
+    place: str,
     function: Callable[..., Any],
-    taken: tuple[Parameter, ...],
-    parameters: dict[str, Parameter],
+    signature: Signature,
+    parameters: Mapping[str, Parameter],
     output: Output | None,
 ) -> Iterator[Problem]:
-    place = f"{where}, @fallback {function.__name__}"
-    for each in taken:
+    for each in signature.parameters:
         known = each.name in (*parameters, ERROR)
         if each.is_variadic or each.kind is inspect.Parameter.POSITIONAL_ONLY:
             yield Problem(
@@ -86,11 +125,11 @@ def _problems(
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         yield Problem(place, "the function is a generator", "return the whole answer")
         return
-    returns = awaited(read_signature(function).returns)
+    returns = awaited(signature.returns)
     if output is None or isinstance(returns, Unresolved) or returns is EMPTY:
         return
     is_result = unwrapped(returns).type is Result or getattr(unwrapped(returns).type, "__origin__", None) is Result
-    if not can_be(returns, output.type) or (is_result and output.shape is not Shape.RESULT):
+    if not always_can_be(returns, output.type) or (is_result and output.shape is not Shape.RESULT):
         wanted = f"Result[{type_name(output.type)}]" if output.shape is Shape.RESULT else type_name(output.type)
-        fact = f"it returns {type_name(returns)}, which cannot be the method's {wanted}"
+        fact = f"it returns {type_name(returns)}, which does not fit the method's {wanted}"
         yield Problem(place, fact, f"return {type_name(output.type)}")

@@ -237,6 +237,12 @@ def can_be(declared: Any, wanted: Any) -> bool:
     return any(_is_related(a, b) for a in here for b in there)
 
 
+def always_can_be(declared: Any, wanted: Any) -> bool:
+    """Return False if a value of the type `declared` may be no value of `wanted`, such as the None of `str | None`."""
+    there = [*_alternatives(wanted)]
+    return all(any(_is_related(each, b) for b in there) for each in _alternatives(declared))
+
+
 _ANYTHING = (Any, EMPTY, ToolExecutionResult)
 
 

@@ -208,7 +208,8 @@ class _MethodPlanner:
             if marks.at_method(decorator) and not toolset.tools and not providers_of(self.cls, self.options, self.name):
                 fact = f"@{decorator} checks the tools that the method calls, but the method offers no tools"
                 self.problem(fact, "remove it, or use @input_guardrails or @output_guardrails for the method itself")
-        fallback, faults = read_fallback(self.where, fallbacks_at(self.function), self.parameters, output)
+        names = {**self.known, **self.around}
+        fallback, faults = read_fallback(self.cls, self.name, self.parameters, output, names)
         self.problems += faults
         window, providers = self.options.chat_memory, providers_of(self.cls, self.options, self.name)
         layers = partial(self.layering.of_method, marks, self.options, has_providers=bool(providers))

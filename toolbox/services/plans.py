@@ -23,6 +23,7 @@ from pydantic_core import to_json
 from ..chat import ChatRequestParameters, ToolExecutionResultMessage, ToolSpecification, UserMessage
 from ..context import InvocationContext, current_invocation
 from ..errors import IllegalConfigurationError, ModelError, Problem, RunSuspendedError
+from ..execution.markers import Execution
 from ..introspection import Unresolved, type_name
 from ..security import Access, SecurityIdentity
 from ..tools.codec import awaited
@@ -83,6 +84,16 @@ class FunctionMessage:
 
 class AnswerWithoutModel(Protocol):
     """Gives the answer of a method if no model does; see `fallback_answers`."""
+
+    @property
+    def where(self) -> str:
+        """The place of the function, for problems."""
+        ...
+
+    @property
+    def execution(self) -> Execution:
+        """The place of its runs: the event loop, a thread or an executor."""
+        ...
 
     async def give(self, error: ModelError, invocation: Any, /) -> Any:
         """Return the `Finish` of the invocation."""
