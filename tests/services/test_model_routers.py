@@ -1,24 +1,34 @@
 """Routers choose the model of a call; durable runs keep the name of their model."""
 
-from collections.abc import Collection
-from typing import Protocol
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
 from toolbox import (
+    AiMessage,
     ChatModel,
     ChatRequest,
     ChatRequestParameters,
+    ChatResponse,
     Container,
     IllegalConfigurationError,
     InvocationContext,
+    ToolboxSettings,
     create_ai_service,
+    produces,
     register_ai_service,
+    sql,
     tool,
 )
 from toolbox.errors import RunIncompatibleError, RunSuspendedError
 from toolbox.models import ModelRouter
-from toolbox.runs import InMemoryRunStore, RunStore, approve
+from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve, durable
+from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -144,3 +154,151 @@ async def test_a_model_that_is_gone_leaves_the_run_to_other_programs() -> None:
                 await container.runs.resume(run_id, {call.id: approve()})
     finally:
         ByLength.names = ("small", "large")
+
+
+# --- durable runs
+
+
+class Kept(InMemoryRunStore):
+    persistent = True
+
+
+class Crashing(ChatModel):
+    """A model whose process ends while it works, the first time."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer, self.calls = answer, 0
+        self.working = asyncio.Event()
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        self.calls += 1
+        if self.calls == 1:
+            self.working.set()
+            await asyncio.Event().wait()
+        return ChatResponse(AiMessage(self.answer))
+
+
+class InTurn(ModelRouter):
+    """Chooses another model each time, so that a second choice would be seen."""
+
+    names = ("small", "large")
+    asked = 0
+
+    def choose(self, request: ChatRequest, context: InvocationContext) -> str:
+        type(self).asked += 1
+        return self.names[(type(self).asked - 1) % 2]
+
+
+@register_ai_service(model=InTurn)
+class Durable(Protocol):
+    @durable
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+async def test_a_durable_run_is_not_routed_again_after_a_crash_before_the_first_reply() -> None:
+    InTurn.asked = 0
+    store, small, large = Kept(lease=0.05), Crashing("small"), ScriptedChatModel()
+
+    def program() -> Container:
+        made = Container(models={"small": small, "large": large}, settings=ToolboxSettings(stop_timeout=0.01))
+        return made.register(Durable).register_instance(store, as_type=RunStore)
+
+    async with program() as container:
+        calling = asyncio.create_task((await container.aget(Durable)).ask("r", "Hi"))
+        await small.working.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    async with program() as container:
+        assert await (await container.aget(Durable)).ask("r", "Hi") == "small"
+
+    assert InTurn.asked == 1
+    assert large.requests == []
+
+
+# --- models of requests, in runs that are stored in a database
+
+
+@dataclass
+class Tenant:
+    name: str
+
+
+class Asked:
+    """The models that a producer has made, by tenant and name."""
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies, self.of = list(replies), list[str]()
+
+    def model(self, of: str) -> ChatModel:
+        def reply(request: ChatRequest) -> Any:
+            self.of.append(of)
+            return self.replies.pop(0)
+
+        return ScriptedChatModel([reply])
+
+
+@produces(scope="request", name="small")
+def small_of_tenant(tenant: Tenant, asked: Asked) -> ChatModel:
+    return asked.model(f"{tenant.name}/small")
+
+
+@produces(scope="request", name="large")
+def large_of_tenant(tenant: Tenant, asked: Asked) -> ChatModel:
+    return asked.model(f"{tenant.name}/large")
+
+
+@register_ai_service(model="small", tools=Orders)
+class Before(Protocol):
+    async def ask(self, text: str) -> str: ...
+
+
+@register_ai_service(model="large", tools=Orders)
+class After(Protocol):
+    async def ask(self, text: str) -> str: ...
+
+
+After.__module__, After.__qualname__ = Before.__module__, Before.__qualname__  # the same service, in a newer program
+
+
+@asynccontextmanager
+async def program_in(folder: Path, service: type[Any], asked: Asked, *producers: Any) -> AsyncIterator[Container]:
+    async with sql.open_engine(f"sqlite+aiosqlite:///{folder}/runs.db") as engine:
+        made = Container(run_seeds=(Tenant,)).register(service, *producers)
+        made.register_instance(asked).register_instance(SqlRunStore(engine), as_type=RunStore)
+        async with made as container:
+            yield container
+
+
+async def stored_call(folder: Path) -> str:
+    asked = Asked(tool_call("order"))
+    async with (
+        program_in(folder, Before, asked, small_of_tenant, large_of_tenant) as container,
+        container.request_scope({Tenant: Tenant("red")}),
+    ):
+        with pytest.raises(RunSuspendedError) as error:
+            await (await container.aget(Before)).ask("Hi")
+    assert asked.of == ["red/small"]
+    return error.value.run_id
+
+
+async def test_a_stored_run_finds_its_model_by_name_in_the_resumed_request(tmp_path: Path) -> None:
+    run_id, asked = await stored_call(tmp_path), Asked("done")
+    async with (
+        program_in(tmp_path, After, asked, small_of_tenant, large_of_tenant) as container,
+        container.request_scope({Tenant: Tenant("blue")}),  # the request that resumes does not matter
+    ):
+        [call] = (await container.runs.get(run_id)).pending
+        assert (await container.runs.resume(run_id, {call.id: approve()})).content == "done"
+    assert asked.of == ["red/small"]
+
+
+async def test_a_stored_run_whose_model_is_gone_stays_for_other_programs(tmp_path: Path) -> None:
+    run_id, asked = await stored_call(tmp_path), Asked("done")
+    async with program_in(tmp_path, After, asked, large_of_tenant) as container:
+        [call] = (await container.runs.get(run_id)).pending
+        with pytest.raises(RunIncompatibleError, match="unknown model 'small'"):
+            await container.runs.resume(run_id, {call.id: approve()})
+    assert asked.of == []
+    async with program_in(tmp_path, Before, asked, small_of_tenant, large_of_tenant) as container:
+        assert (await container.runs.resume(run_id, {})).content == "done"
+    assert asked.of == ["red/small"]

@@ -506,6 +506,11 @@ def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
     return ModelReplied(reply.response, reply.messages, sent=reply.sent)
 
 
+def model_to_json(name: str) -> str:
+    """Write the name of the model that a router has chosen for an invocation."""
+    return json.dumps({"version": VERSION, "model": name})
+
+
 def snapshot_to_json(
     state: State,
     replies: int,

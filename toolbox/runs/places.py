@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-RecordedFact: TypeAlias = Literal["", "start", "outside", "r", "s", "failed"]
+RecordedFact: TypeAlias = Literal["", "start", "outside", "model", "r", "s", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class RecordKey:
 
     The facts about an invocation:
 
+    - `#model`, `0/1#model`: the model that a router has chosen for it
     - `#r0`, `0/1#r3`: the first reply of its model, and the fourth
     - `#s1`, `0/1#s2`: its state when it was suspended for the first time, and for the second time
     - `#failed`, `0/1#failed`: the error that ends it, and what to undo
@@ -59,7 +60,7 @@ class RecordKey:
         match fact:
             case "" if not mark:
                 return cls(place)
-            case "outside" | "failed":
+            case "outside" | "model" | "failed":
                 return cls(place, fact)
             case "start":
                 return cls(place, "start", 1)

@@ -43,6 +43,8 @@ class PlaceState:
     """True if its transaction cannot contain the record of its result."""
 
     # What is stored of an invocation.
+    model: StoredRecord | None = None
+    """The name of the model that a router has chosen for it."""
     replies: dict[int, StoredRecord] = field(default_factory=dict)
     snapshots: list[StoredRecord] = field(default_factory=list)
     failure: StoredRecord | None = None
@@ -81,6 +83,8 @@ class PlaceState:
                 self.starts.append(record)
             case "outside":
                 self.is_outside = True
+            case "model":
+                self.model = record
             case "r":
                 self.replies[key.number] = record
             case "s":

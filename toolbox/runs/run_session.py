@@ -32,6 +32,7 @@ from .documents import (
     describe,
     failure_to_json,
     header,
+    model_to_json,
     place_order,
     qualified,
     reply_from_dict,
@@ -182,6 +183,16 @@ class RunSession(RunRecords):
             if call.status == "suspended" and any(is_within(each.call_id, place) for each in self.answers):
                 pending[index] = PendingToolCall(call.request)
         return state.changed(pending=tuple(pending))
+
+    def model_at(self, path: str) -> str | None:
+        """Return the recorded name of the model that a router has chosen for the invocation at this place."""
+        place = self.places.get(path)
+        return None if place is None or place.model is None else str(self.read(place.model)["model"])
+
+    async def record_model(self, path: str, name: str) -> None:
+        """Record the model that a router has chosen; before the run is stored, the state has its name."""
+        if self.is_stored:
+            await self.write(StoredRecord(str(RecordKey(path, "model")), "model", model_to_json(name)))
 
     def failure_at(self, path: str) -> dict[str, Any] | None:
         """Return the recorded failure of the invocation at this place, with the executions to undo."""

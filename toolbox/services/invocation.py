@@ -77,6 +77,7 @@ from .loop import (
     ToolSuspended,
     begin,
     next_effect,
+    request_of,
 )
 from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
 from .outputs import ANSWER_TOOL, OutputMode, Result, Shape
@@ -583,6 +584,8 @@ class Invocation:
                 await self.add_dynamic_tools([*self.state.history, *self.state.messages])
             if self.place is not None:
                 self.place.session.raise_failure(self.place.path)
+            if router is not None and chosen is None and recorded is None:  # of a version without a router
+                await self._route(router, request_of(self.rules, self.state))
             return next_effect(self.rules, self.state)
         system = await self._system_message() if plan.system is not None else None
         history = self.conversation if plan.history else self.history
@@ -592,8 +595,7 @@ class Invocation:
         if router is not None and chosen is None:
             _, effect = self._begin("schema", system, history, asked)
             assert isinstance(effect, CallModel)
-            self.model_name = await self._routed(router, effect.request)
-            self.model = await host.model(self.model_name, self.context)
+            await self._route(router, effect.request)
         state, effect = self._begin("schema" if self._supports_schemas else "prompt", system, history, asked)
         self.state = state.changed(model=self.model_name)
         self.has_begun = True
@@ -614,6 +616,18 @@ class Invocation:
             user = self.user_message if self.ends_with_user_message else UserMessage(())
             prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
         return begin(self.rules, system, history, asked, prompted=prompted, mode=mode)
+
+    async def _route(self, router: Any, request: ChatRequest) -> None:
+        """Take the model that the router chooses, or has chosen before this process continued the run."""
+        place = self.place
+        recorded = None if place is None else place.session.model_at(place.path)
+        if recorded is not None:
+            self.model_name, self.model = recorded, await self._recorded_model(recorded)
+            return
+        self.model_name = await self._routed(router, request)
+        self.model = await self.host.model(self.model_name, self.context)
+        if place is not None:
+            await place.session.record_model(place.path, self.model_name)
 
     async def _routed(self, router: Any, request: ChatRequest) -> str:
         """Ask the router for the name of the model. Raises `IllegalConfigurationError` for a name that it lacks."""

@@ -82,6 +82,14 @@ class Recorder(Protocol):
         """Store the run of an `Invocation` that was suspended; an inner invocation waits for the outermost one."""
         ...
 
+    def model_at(self, path: str) -> str | None:
+        """Return the recorded name of the model that a router has chosen for an invocation."""
+        ...
+
+    async def record_model(self, path: str, name: str) -> None:
+        """Record the model that a router has chosen for an invocation, before it is asked."""
+        ...
+
     def failure_at(self, path: str) -> Mapping[str, Any] | None:
         """Return the recorded failure of an invocation, with the executions to undo."""
         ...
