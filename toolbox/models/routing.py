@@ -43,6 +43,8 @@ class ModelRouter(ABC):
 
 def router_in(given: object) -> type[ModelRouter] | None:
     """Return the class of a router, given as a class, as `Annotated` with a name, or as an instance; else None."""
+    if given is None or isinstance(given, str):
+        return None
     found = next(iter(get_args(given)), given)
     cls = found if inspect.isclass(found) else type(found)
     return cls if issubclass(cls, ModelRouter) else None

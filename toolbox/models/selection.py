@@ -52,11 +52,13 @@ class NamedModels:
 
     def spelled(self, name: str | None) -> str:
         """Return the name as `names` has it: by default `default`; settings know names in lower case, with `_`."""
+        wanted = name or DEFAULT_NAME
+        if wanted in self._given or wanted in self._settings.models or wanted == DEFAULT_NAME:
+            return wanted
         from ..settings import settings_key
 
-        wanted = name or DEFAULT_NAME
         key = settings_key(wanted)
-        return key if wanted not in self._given and key in self._settings.models else wanted
+        return key if key in self._settings.models else wanted
 
     def find(self, name: str | None = None) -> ChatModel:
         """Return the model with this name, by default `default`; create it if necessary.
