@@ -1,9 +1,9 @@
 """Routers choose the model of a call; durable runs keep the name of their model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from toolbox import (
 )
 from toolbox.errors import RunIncompatibleError, RunSuspendedError
 from toolbox.models import ModelRouter
-from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve, durable
+from toolbox.runs import InMemoryRunStore, RunId, RunStore, StoredRecord, StoredRun, approve, durable
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -302,3 +302,26 @@ async def test_a_stored_run_whose_model_is_gone_stays_for_other_programs(tmp_pat
     async with program_in(tmp_path, Before, asked, small_of_tenant, large_of_tenant) as container:
         assert (await container.runs.resume(run_id, {})).content == "done"
     assert asked.of == ["red/small"]
+
+
+class WithoutNames(InMemoryRunStore):
+    """Keeps records as earlier versions wrote them: without the names of models."""
+
+    async def create(self, run: StoredRun, records: Sequence[StoredRecord], **options: Any) -> bool:
+        old = [replace(each, data=each.data.replace('"model":"small"', '"model":null')) for each in records]
+        assert old != [*records]
+        return await super().create(run, old, **options)
+
+
+async def test_a_run_of_a_version_without_routers_is_routed_when_it_continues() -> None:
+    store, small = WithoutNames(), ScriptedChatModel([tool_call("order"), "done"])
+    given = models(small, ScriptedChatModel())
+    async with Container(models=given).register(Desk).register_instance(store, as_type=RunStore) as container:
+        with pytest.raises(RunSuspendedError) as error:
+            await (await container.aget(Desk)).short("Hi")
+        router = container.get(ByLength)
+        assert len(router.asked) == 1
+        answers = {each.id: approve() for each in error.value.pending}
+        assert (await container.runs.resume(error.value.run_id, answers)).content == "done"
+    assert len(router.asked) == 2
+    assert router.asked[1].messages == small.requests[1].messages[:-1]  # the answered call has not run yet
