@@ -168,7 +168,7 @@ class DbosRunEngine(RunEngine):
     # --- submitting: with DBOS's blocking functions on threads. The async ones replace the loop's default executor.
 
     async def submit(self, run_id: str, generation: int) -> None:
-        """See `RunEngine`. A delivery that still waits in the queue is not repeated."""
+        """Put the run into the queue, unless the same delivery still waits there."""
         from dbos import EnqueueOptions, WorkflowSerializationFormat
 
         delivery = f"{run_id}:{generation}"

@@ -52,7 +52,10 @@ def _client_problems(settings: ToolboxSettings) -> Iterator[Problem]:
 @checks_settings(_client_problems)
 @produces(scope="application")
 async def client(settings: ToolboxSettings) -> AsyncIterator[Redis]:
-    """Provide the client of the server in `TOOLBOX_REDIS__URL`; it is closed when the container stops."""
+    """Provide the client of the server in `TOOLBOX_REDIS__URL`; it is closed when the container stops.
+
+    A missing or invalid URL is a problem at start.
+    """
     made = _client_of(settings)
     try:
         yield made
@@ -91,7 +94,8 @@ class RedisChatMemoryStore(ChatMemoryStore):
 
     A call holds a lease of `lease` seconds on its conversation and renews it until it ends; other processes wait. A
     call whose lease was lost raises `MemoryLeaseLostError` and writes nothing. Conversations are deleted
-    `expires_after` seconds after their last call; None keeps them.
+    `expires_after` seconds after their last call; None keeps them. Raises `TypeError` or `ValueError` for invalid
+    arguments.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class RedisChatMemoryStore(ChatMemoryStore):
         return messages_from_json(text) if text is not None else ()
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
+        """Replace the stored messages. Raises `MemoryLeaseLostError` if another process has the conversation."""
         text, token = messages_to_json(messages), self._leases.token(key)
         if token is None:
             await self._client.set(self._keys(key)[1], text, px=self._lifetime)
@@ -124,7 +128,7 @@ class RedisChatMemoryStore(ChatMemoryStore):
             raise MemoryLeaseLostError(key.service, key.memory_id)
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
-        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
+        """Delete the conversation. Raises `MemoryLeaseLostError` if another process has it."""
         token = self._leases.token(key)
         if token is None:
             await self._client.delete(self._keys(key)[1])
@@ -147,12 +151,15 @@ class RedisChatMemoryStore(ChatMemoryStore):
     # --- leases
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """Take the lease for `seconds` if it is free. Returns True if `token` has it now."""
         return bool(await self._client.set(self._keys(key)[0], token, nx=True, px=round(seconds * 1000)))
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """Extend the lease to `seconds` from now. Returns False if `token` has lost it."""
         return bool(await self._renew(self._keys(key), [token, round(seconds * 1000)]))
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
+        """Release the lease if `token` has it."""
         await self._give_back(self._keys(key), [token])
 
     def _keys(self, key: ChatMemoryKey) -> list[str]:

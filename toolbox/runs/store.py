@@ -210,8 +210,9 @@ class RunStore(Protocol):
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
     ) -> list[StoredRun]:
-        """Return headers, newest first: by `created_at`, then by `id`, both descending.
+        """Return at most `limit` headers, newest first: by `created_at`, then by `id`, both descending.
 
+        `service` is a qualified name, `started_by` the name of an identity. A condition that is None matches all runs.
         `before` is the position of a run, which need not exist any more; those after it in this order are returned.
         A store may leave out of the documents what lists do not show (`documents.shown_document`), so that large ones
         are not read. `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer by the
@@ -261,7 +262,7 @@ class RunStore(Protocol):
         ...
 
     async def lapsed(self, limit: int = 100) -> list[str]:
-        """Return the ids of runnable runs, oldest first."""
+        """Return the ids of at most `limit` runnable runs, oldest first."""
         ...
 
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
@@ -269,7 +270,7 @@ class RunStore(Protocol):
         ...
 
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
-        """Return the events with a number above `after`, in order."""
+        """Return at most `limit` events with a number above `after`, in order."""
         ...
 
     async def delete(self, run_id: str) -> None:
@@ -277,7 +278,7 @@ class RunStore(Protocol):
         ...
 
     async def purge(self, before: datetime) -> int:
-        """Delete the ended runs whose last change is older than `before`. Returns their number."""
+        """Delete the ended runs whose last change is before `before` (with a time zone). Returns their number."""
         ...
 
 
@@ -332,10 +333,10 @@ class InMemoryRunStore(RunStore):
         self._lock = Lock()  # a store may be shared by containers on several threads
 
     async def open(self) -> None:
-        """See `RunStore`."""
+        """Do nothing: there is nothing to prepare."""
 
     async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
-        """See `RunStore`."""
+        """Store a new run with its first records. Returns False if the id exists."""
         with self._lock:
             if run.id in self._runs:
                 return False
@@ -345,12 +346,12 @@ class InMemoryRunStore(RunStore):
             return True
 
     async def load(self, run_id: str) -> StoredRun | None:
-        """See `RunStore`."""
+        """Return the header, or None for an unknown id."""
         kept = self._runs.get(run_id)
         return None if kept is None else kept.run
 
     async def look(self, run_id: str) -> RunLook | None:
-        """See `RunStore`."""
+        """Return what changes while the run goes on, or None for an unknown id."""
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is None:
@@ -368,7 +369,7 @@ class InMemoryRunStore(RunStore):
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
     ) -> list[StoredRun]:
-        """See `RunStore`."""
+        """Return the headers that match all given conditions, newest first, at most `limit`."""
         with self._lock:
             runs = [each.run for each in self._runs.values()]
         waiting_before = None if waiting_longer_than is None else datetime.now(UTC) - waiting_longer_than
@@ -384,7 +385,7 @@ class InMemoryRunStore(RunStore):
         return sorted(found, key=position_of, reverse=True)[:limit]
 
     async def suspended_in(self, conversation: str) -> str | None:
-        """See `RunStore`."""
+        """Return the id of the suspended run of a conversation, or None."""
         with self._lock:
             runs = [each.run for each in self._runs.values()]
         return next(
@@ -392,7 +393,7 @@ class InMemoryRunStore(RunStore):
         )
 
     async def records(self, run_id: str) -> list[StoredRecord]:
-        """See `RunStore`."""
+        """Return all records of the run, in the order in which they were added."""
         with self._lock:
             kept = self._runs.get(run_id)
             return [] if kept is None else [*kept.records.values()]
@@ -405,7 +406,7 @@ class InMemoryRunStore(RunStore):
         changes: RunChanges | None = None,
         events: Sequence[str] = (),
     ) -> None:
-        """See `RunStore`."""
+        """Add records and events, and change the header, at once. Raises `LeaseLostError` for another generation."""
         with self._lock:
             kept = self._owned(run_id, generation)
             kept.add(records)
@@ -416,7 +417,7 @@ class InMemoryRunStore(RunStore):
     async def change(
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
     ) -> StoredRun | None:
-        """See `RunStore`."""
+        """Change the header and add records. Returns the new header, or None if it has another version."""
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is None or kept.run.version != version:
@@ -426,7 +427,7 @@ class InMemoryRunStore(RunStore):
             return kept.run
 
     async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
-        """See `RunStore`."""
+        """Take a runnable run with a new lease and generation. Returns the header, or None if it is not runnable."""
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is None or not kept.is_runnable():
@@ -435,7 +436,7 @@ class InMemoryRunStore(RunStore):
             return kept.run
 
     async def renew(self, run_id: str, generation: int) -> bool:
-        """See `RunStore`."""
+        """Extend the lease to a full duration from now. Returns False if the run has another generation or no owner."""
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is None or kept.run.generation != generation or kept.run.owner is None:
@@ -444,35 +445,35 @@ class InMemoryRunStore(RunStore):
             return True
 
     async def release(self, run_id: str, generation: int) -> None:
-        """See `RunStore`."""
+        """End the lease of this generation now; does nothing for another one."""
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is not None and kept.run.generation == generation:
                 self._set_owner(kept, None)
 
     async def lapsed(self, limit: int = 100) -> list[str]:
-        """See `RunStore`."""
+        """Return the ids of runnable runs, oldest first, at most `limit`."""
         with self._lock:
             return [run_id for run_id, kept in self._runs.items() if kept.is_runnable()][:limit]
 
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
-        """See `RunStore`."""
+        """Add events, numbered from 1 in each run. Raises `LeaseLostError` for another generation."""
         with self._lock:
             self._owned(run_id, generation).add_events(events)
 
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
-        """See `RunStore`."""
+        """Return the events with a number above `after`, in order, at most `limit`."""
         with self._lock:
             kept = self._runs.get(run_id)
             return [] if kept is None else kept.events[max(after, 0) :][:limit]
 
     async def delete(self, run_id: str) -> None:
-        """See `RunStore`."""
+        """Delete the run, its records and its events; does nothing for an unknown id."""
         with self._lock:
             self._runs.pop(run_id, None)
 
     async def purge(self, before: datetime) -> int:
-        """See `RunStore`."""
+        """Delete the ended runs whose last change is older than `before`. Returns their number."""
         with self._lock:
             old = [
                 run_id

@@ -62,7 +62,11 @@ class ChatMemoryKey:
 
     @classmethod
     def of(cls, service: type[Any], memory_id: object) -> ChatMemoryKey:
-        """Return the key of a conversation. Raises `InvalidMemoryIdError`."""
+        """Return the key of a conversation of this service.
+
+        `memory_id` becomes text with `str`. Raises `InvalidMemoryIdError` for a NUL character, for a lone surrogate,
+        and for more than 2,048 bytes of UTF-8.
+        """
         return cls(f"{service.__module__}.{service.__qualname__}", str(memory_id))
 
 
@@ -81,11 +85,11 @@ class ChatMemoryStore(Protocol):
         ...
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """Replace the stored messages."""
+        """Replace the stored messages by `messages`, oldest first; store them if the conversation is unknown."""
         ...
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
-        """Delete the conversation."""
+        """Delete the conversation; do nothing for an unknown one."""
         ...
 
 
@@ -121,7 +125,7 @@ class MessageWindow:
 
     @property
     def limit(self) -> int:
-        """The limit, which is checked at startup."""
+        """Return `max_messages`, which must be 1 or more at startup."""
         return self.max_messages
 
     def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -172,7 +176,7 @@ def _estimated(text: str) -> int:
 class TokenWindow:
     """Keeps the last messages that fit into `max_tokens`: `@register_ai_service(chat_memory=TokenWindow(8000))`.
 
-    `count` returns the tokens of one message; the default is an estimate.
+    `count` returns the tokens of one message; the default is an estimate from its length in bytes.
     """
 
     max_tokens: int
@@ -180,7 +184,7 @@ class TokenWindow:
 
     @property
     def limit(self) -> int:
-        """The limit, which is checked at startup."""
+        """Return `max_tokens`, which must be 1 or more at startup."""
         return self.max_tokens
 
     def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:

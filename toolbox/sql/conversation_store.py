@@ -87,7 +87,9 @@ class SqlChatMemoryStore(ChatMemoryStore):
     call whose lease was lost raises `MemoryLeaseLostError` and writes nothing. Conversations are deleted
     `expires_after` seconds after their last call; None keeps them. With `migrate=False` the table is only checked at
     start, and `toolbox migrate` creates it. As a bean, the store takes the options that it was not given from the
-    settings, such as `TOOLBOX_SQL__MIGRATE=false`.
+    settings, such as `TOOLBOX_SQL__MIGRATE=false`. Supports SQLite and PostgreSQL.
+
+    Raises `TypeError`, `ValueError` or, for another database, `IllegalConfigurationError` for invalid arguments.
     """
 
     def __init__(
@@ -134,11 +136,11 @@ class SqlChatMemoryStore(ChatMemoryStore):
         return messages_from_json(text) if text is not None else ()
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
+        """Replace the stored messages. Raises `MemoryLeaseLostError` if another process has the conversation."""
         await self._write(key, messages_to_json(messages))
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
-        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
+        """Delete the conversation. Raises `MemoryLeaseLostError` if another process has it."""
         await self._write(key, None)
 
     @asynccontextmanager
@@ -189,15 +191,18 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- leases
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """Take the lease for `seconds` if it is free. Returns True if `token` has it now."""
         taken = {"lease_token": token, "lease_until": _until(seconds)}
         async with self._connection(writing=True) as connection:
             return await self._changes(connection, self._upsert(key, taken, where=self._is_free()))
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """Extend the lease to `seconds` from now. Returns False if `token` has lost it."""
         async with self._connection(writing=True, engine=self._separate.engine) as connection:
             return await self._changes(connection, self._update(key, token).values(lease_until=_until(seconds)))
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
+        """Release the lease if `token` has it."""
         columns = self._table.c
         giving_back = self._update(key, token).values(lease_token=None, lease_until=None)
         # Null without messages. SQLite 3.40 returns a wrong value for `messages IS NULL` here.

@@ -373,7 +373,7 @@ class ReleasingAsyncSession(AsyncSession):
         return connection
 
     async def run_sync(self, fn: Callable[..., T], *arg: Any, **kw: Any) -> T:
-        """See `AsyncSession.run_sync`. The session is used until the function returns."""
+        """Call `fn` with the synchronous session. The session is in use until the function returns."""
         return await super().run_sync(_waiting(fn), *arg, **kw)
 
     @before_model_request

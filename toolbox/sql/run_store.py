@@ -260,6 +260,9 @@ class SqlRunStore(RunStore):
     records, messages and events are deleted. With `migrate=False` the tables are only checked at start, and
     `toolbox migrate` creates them. As a bean, the store takes the options that it was not given from the settings, such
     as `TOOLBOX_SQL__MIGRATE=false`. Supports SQLite and PostgreSQL.
+
+    While the database cannot be reached, calls are tried again for up to `lease` seconds, then its error is raised.
+    Raises `TypeError`, `ValueError` or, for another database, `IllegalConfigurationError` for invalid arguments.
     """
 
     persistent = True
@@ -315,7 +318,10 @@ class SqlRunStore(RunStore):
 
     @retried
     async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
-        """See `RunStore`. Returns False also if a connection was lost after an earlier try had created the run."""
+        """Store a new run with its first records. Returns False if the id exists.
+
+        False also if a connection was lost after an earlier try had created the run.
+        """
         runs, leases = self._tables.runs, self._tables.leases
         now, generation = DatabaseNow(), 1 if owner is not None else 0
         header = (
@@ -350,13 +356,13 @@ class SqlRunStore(RunStore):
 
     @retried
     async def load(self, run_id: str) -> StoredRun | None:
-        """See `RunStore`."""
+        """Return the header, or None for an unknown id."""
         async with self._reading() as connection:
             return await self._load(connection, run_id)
 
     @retried
     async def look(self, run_id: str) -> RunLook | None:
-        """See `RunStore`."""
+        """Return what changes while the run goes on, or None for an unknown id."""
         runs, leases = self._tables.runs, self._tables.leases
         is_runnable = and_(runs.c.status == "running", self._has_ended())
         seen = runs.c.status, runs.c.version, runs.c.generation, leases.c.events, is_runnable
@@ -376,7 +382,7 @@ class SqlRunStore(RunStore):
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
     ) -> list[StoredRun]:
-        """See `RunStore`."""
+        """Return the headers that match all given conditions, newest first, at most `limit`."""
         runs = self._tables.runs
         shown = case((runs.c.shown_version == runs.c.version, runs.c.shown), else_=runs.c.document)
         found = self._headers(shown).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
@@ -398,7 +404,7 @@ class SqlRunStore(RunStore):
 
     @retried
     async def suspended_in(self, conversation: str) -> str | None:
-        """See `RunStore`."""
+        """Return the id of the suspended run of a conversation, or None."""
         runs = self._tables.runs
         found = select(runs.c.id).where(runs.c.conversation == conversation, runs.c.status == "suspended").limit(1)
         async with self._reading() as connection:
@@ -408,7 +414,7 @@ class SqlRunStore(RunStore):
     async def change(
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
     ) -> StoredRun | None:
-        """See `RunStore`."""
+        """Change the header and add records. Returns the new header, or None if it has another version."""
         runs, after = self._tables.runs, ownership_after(changes, by_owner=False)
         values = self._values(changes, after)
         mine = and_(runs.c.id == run_id, runs.c.version == version)
@@ -433,13 +439,16 @@ class SqlRunStore(RunStore):
 
     @retried
     async def delete(self, run_id: str) -> None:
-        """See `RunStore`."""
+        """Delete the run, its records and its events; does nothing for an unknown id."""
         async with self._writing() as connection:
             await self._delete(connection, [run_id])
 
     @retried
     async def purge(self, before: datetime) -> int:
-        """See `RunStore`. Deletes in portions, so that others can write in between."""
+        """Delete the ended runs whose last change is older than `before`. Returns their number.
+
+        Deletes in portions, so that others can write in between.
+        """
         runs, deleted = self._tables.runs, 0
         ended = (
             select(runs.c.id)
@@ -464,7 +473,7 @@ class SqlRunStore(RunStore):
 
     @retried
     async def records(self, run_id: str) -> list[StoredRecord]:
-        """See `RunStore`."""
+        """Return all records of the run, in the order in which they were added."""
         records = self._tables.records
         found = select(records.c.key, records.c.kind, records.c.data).where(records.c.run_id == run_id)
         async with self._reading() as connection:
@@ -479,7 +488,7 @@ class SqlRunStore(RunStore):
         changes: RunChanges | None = None,
         events: Sequence[str] = (),
     ) -> None:
-        """See `RunStore`."""
+        """Add records and events, and change the header, at once. Raises `LeaseLostError` for another generation."""
         if len(records) == 1 and changes is None and not events and not records[0].replaces:
             values = _record_values(run_id, records[0], generation=generation)
             async with self._writing(single=True) as connection:
@@ -545,7 +554,7 @@ class SqlRunStore(RunStore):
 
     @retried
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
-        """See `RunStore`."""
+        """Add events, numbered from 1 in each run. Raises `LeaseLostError` for another generation."""
         if events:
             # On PostgreSQL it is one statement, so that a process that stands still afterwards holds no lock.
             async with self._writing(single=self._is_postgresql) as connection:
@@ -590,7 +599,7 @@ class SqlRunStore(RunStore):
 
     @retried
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
-        """See `RunStore`."""
+        """Return the events with a number above `after`, in order, at most `limit`."""
         table = self._tables.events
         found = select(table.c.number, table.c.at, table.c.data).where(table.c.run_id == run_id, table.c.number > after)
         async with self._reading() as connection:
@@ -601,7 +610,7 @@ class SqlRunStore(RunStore):
 
     @retried
     async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
-        """See `RunStore`."""
+        """Take a runnable run with a new lease and generation. Returns the header, or None if it is not runnable."""
         runs, leases = self._tables.runs, self._tables.leases
         free = self._has_ended()
         found = (
@@ -639,13 +648,13 @@ class SqlRunStore(RunStore):
 
     @retried
     async def renew(self, run_id: str, generation: int) -> bool:
-        """See `RunStore`."""
+        """Extend the lease to a full duration from now. Returns False if the run has another generation or no owner."""
         # Not by the time: an owner that is late keeps the run until another one has taken it.
         return await self._set_lease(run_id, generation, {"until": DatabaseNow() + self._milliseconds})
 
     @retried
     async def release(self, run_id: str, generation: int) -> None:
-        """See `RunStore`."""
+        """End the lease of this generation now; does nothing for another one."""
         await self._set_lease(run_id, generation, {"owner": None, "until": 0})
 
     async def _set_lease(self, run_id: str, generation: int, values: dict[str, Any]) -> bool:
@@ -660,7 +669,7 @@ class SqlRunStore(RunStore):
 
     @retried
     async def lapsed(self, limit: int = 100) -> list[str]:
-        """See `RunStore`."""
+        """Return the ids of runnable runs, oldest first, at most `limit`."""
         runs, leases = self._tables.runs, self._tables.leases
         found = (
             select(runs.c.id)

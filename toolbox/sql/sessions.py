@@ -49,7 +49,10 @@ def _of_settings(producer: P) -> P:
 @checks_settings(_engine_problems)
 @produces(scope="application")
 async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
-    """Provide the engine of the database in `TOOLBOX_SQL__URL`; it is disposed when the container stops."""
+    """Provide the engine of the database in `TOOLBOX_SQL__URL`; it is disposed when the container stops.
+
+    A missing or invalid URL and a missing driver are problems at start.
+    """
     async with open_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
         yield made
 
@@ -71,14 +74,21 @@ async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
 @checks_settings(_sync_engine_problems)
 @produces(scope="application")
 def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
-    """Provide the synchronous engine for `def` tools, which run on threads."""
+    """Provide the synchronous engine of the database in `TOOLBOX_SQL__URL`, for `def` tools, which run on threads.
+
+    A missing or invalid URL and a missing driver are problems at start.
+    """
     with open_sync_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
         yield made
 
 
 @produces(scope="call")
 def sync_session(engine: Engine) -> Iterator[Session]:
-    """Provide a session for `def` tools; it is created, used and closed on the tool's thread."""
+    """Provide a session for each call of a `def` tool, or for the request outside of tool calls.
+
+    It is created, used and closed on the tool's thread. Uncommitted changes are rolled back when the session ends.
+    Before a model request, it gives its connection back.
+    """
     with open_session(engine) as made:
         yield made
 

@@ -96,6 +96,10 @@ def transactional(
     attribute of `self`, otherwise the one of the current scope. `name` selects a named session. If a nested call fails,
     the outer transaction is rolled back too; it raises `TransactionRolledBackError` if the outer function
     suppressed the failure. `isolation` is the isolation level of a new transaction, such as `"SERIALIZABLE"`.
+
+    A call raises `MissingBeanError` or `ScopeNotActiveError` if there is no session, and `IllegalConfigurationError` if
+    there are several, or if another task uses the session. The decorator raises `TypeError` for generators, and above
+    `@staticmethod` or `@classmethod`.
     """
     if function is None:
         return lambda marked: _transactional(marked, name, isolation)
