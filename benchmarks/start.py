@@ -23,6 +23,8 @@ from benchmarks import results
 
 TOOLS_PER_CLASS = 5
 CLASSES_PER_SERVICE = 5
+PART = 160
+"""Beans that depend on each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ def program(size: Size) -> Iterator[str]:
     marks = ("application_scoped", "application_scoped", "request_scoped", "dependent")
     plain = size.beans - classes
     for number in range(plain):
-        # A bean gets three of those before it that live at least as long.
-        same = [each for each in range(max(0, number - 40), number) if each % 4 in (0, 1)]
+        # A bean gets three of those before it that live at least as long, of its part of the program: a chain of
+        # more than 250 beans is a problem at start.
+        same = [each for each in range(max(number - number % PART, number - 40), number) if each % 4 in (0, 1)]
         needs = same[-3:] if number % 7 else []
         yield f"@{marks[number % 4]}"
         yield f"class Bean{number}:"
