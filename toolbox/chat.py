@@ -206,7 +206,7 @@ class UserMessage(Encodable):
 
     @property
     def text(self) -> str:
-        """The texts, joined by line breaks."""
+        """Return the texts, joined by line breaks."""
         contents = self.contents
         if len(contents) == 1 and type(contents[0]) is TextContent:  # most messages
             return contents[0].text
@@ -233,7 +233,7 @@ class AiMessage(Encodable):
 
     @property
     def has_tool_execution_requests(self) -> bool:
-        """True if the reply contains tool calls."""
+        """Return True if the reply contains tool calls."""
         return bool(self.tool_execution_requests)
 
 
@@ -285,7 +285,7 @@ class TokenUsage:
 
     @property
     def total_tokens(self) -> int:
-        """The sum of input and output tokens."""
+        """Return the sum of input and output tokens."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
@@ -299,7 +299,11 @@ class TokenUsage:
 
 
 class FinishReason(StrEnum):
-    """The reason why a reply ended."""
+    """The reason why a reply ended.
+
+    It is complete (`STOP`), it reached the token limit (`LENGTH`), it calls tools (`TOOL_EXECUTION`), or a filter of
+    the server stopped it (`CONTENT_FILTER`). All other reasons are `OTHER`.
+    """
 
     STOP = "stop"
     LENGTH = "length"

@@ -139,30 +139,45 @@ class Container:
     # --- registering
 
     def register(self, *objects: object) -> Self:
-        """Register classes, producers, services and REST clients."""
+        """Register classes, producers, services and REST clients. Returns the container.
+
+        Wrong registrations are problems at start. Raises `IllegalConfigurationError` after the start.
+        """
         self._refuse_started("register")
         for each in objects:
             self._registry.add(each)
         return self
 
     def register_instance(self, instance: T, as_type: TypeForm[T] | None = None, name: str | None = None) -> Self:
-        """Register an object as a bean of its class, or of `as_type`. The container never closes it."""
+        """Register an object as a bean of its class, or of `as_type`, under `name`. The container never closes it.
+
+        Returns the container. Raises `IllegalConfigurationError` after the start.
+        """
         self._refuse_started("register_instance")
         self._registry.give(instance, type(instance) if as_type is None else as_type, name)
         return self
 
     def bind(self, interface: TypeForm[T], implementation: type[T] | Callable[..., T], name: str | None = None) -> Self:
-        """Use the bean of this class or producer for `interface` (under `name`)."""
+        """Use the bean of this class or producer for `interface` (under `name`). Returns the container.
+
+        Raises `IllegalConfigurationError` after the start.
+        """
         self._refuse_started("bind")
         self._registry.bind(Binding(interface, implementation, name))
         return self
 
     def scan(self, module: ModuleType | str) -> Self:
-        """Register everything marked in a module and its submodules."""
+        """Register everything marked in a module, given itself or by name, and its submodules. Returns the container.
+
+        Imports the submodules, and raises their errors. Raises `IllegalConfigurationError` after the start.
+        """
         return self.register(*marked_in(module, self._is_marked))
 
     def include(self, container: Any) -> Self:
-        """Register each provider of a `dependency_injector` container (class or instance) as a bean."""
+        """Register each provider of a `dependency_injector` container (class or instance) as a bean.
+
+        Returns this container. Raises `TypeError` for other objects, and `IllegalConfigurationError` after the start.
+        """
         self._refuse_started("include")
         if isinstance(container, Container) or not hasattr(container, "providers"):
             raise TypeError(f"include(…) expects a dependency_injector container, got {type(container).__name__}")
@@ -297,7 +312,7 @@ class Container:
                 yield from find().values()
 
     def check(self, *, models: bool = True) -> list[Problem]:
-        """Return all configuration problems without starting the container.
+        """Return all configuration problems without starting the container; an empty list if there are none.
 
         `models=False` does not check the models, for machines without keys, such as build servers.
         """
@@ -498,7 +513,7 @@ class Container:
         """Return the bean; create it if necessary.
 
         Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` if async code must create a part of it, and
-        `ScopeNotActiveError` outside its scope.
+        `ScopeNotActiveError` outside its scope. Raises `ContainerNotStartedError` before the start and after the stop.
         """
         return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
@@ -512,7 +527,10 @@ class Container:
         return self._wiring
 
     def call(self, function: Callable[..., R], /, **values: Any) -> R:
-        """Call `function` with `values` and inject its other parameters."""
+        """Call `function` with `values`, inject its other parameters, and return its value.
+
+        Raises the errors of `get`, and those of the function.
+        """
         wiring = self._started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
@@ -526,7 +544,10 @@ class Container:
     async def acall(self, function: Callable[..., R], /, **values: Any) -> R: ...
 
     async def acall(self, function: Callable[..., Any], /, **values: Any) -> Any:
-        """Call `function` as `call` does; await async beans, and the result if it is awaitable."""
+        """Call `function` as `call` does; await async beans, and the result if it is awaitable.
+
+        Raises the errors of `aget`, and those of the function.
+        """
         wiring = self._started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
@@ -561,13 +582,20 @@ class Container:
 
     @property
     def providers(self) -> DynamicContainer:
-        """Return the beans of the started container as a `dependency_injector` container of named providers."""
+        """Return the beans of the started container as a `dependency_injector` container of named providers.
+
+        Raises `ContainerNotStartedError`.
+        """
         return self._started("providers").providers.container
 
     # --- scopes
 
     def request_scope(self, seeds: Mapping[Any, Any] | None = None) -> RequestScope:
-        """Return a new request scope to enter with `async with` or `with`; `seeds` maps types to instances."""
+        """Return a new request scope to enter with `async with` or `with`.
+
+        `seeds` maps types to instances, which replace the beans of these types in the scope. Raises `TypeError` if it
+        is not a mapping, and `ContainerNotStartedError`.
+        """
         if seeds is not None and not isinstance(seeds, Mapping):
             kind = type(seeds).__name__
             raise TypeError(
@@ -579,7 +607,10 @@ class Container:
 
     @property
     def runs(self) -> Runs:
-        """The runs of the started container: answer suspended calls, continue and cancel runs. Also a bean."""
+        """Return the runs of the started container: answer suspended calls, continue and cancel runs. Also a bean.
+
+        Raises `ContainerNotStartedError`.
+        """
         return self._internals.host.runs
 
     def reach(self, app: Any = None) -> list[Reach]:
@@ -605,7 +636,11 @@ class Container:
         return reach_of(host.plans, [entry for find in finders for entry in find(graph)], graph)
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
-        """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""
+        """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`.
+
+        `service` is the class, `memory_id` the id as in calls. Raises `InvalidMemoryIdError`, and
+        `ContainerNotStartedError`.
+        """
         return self._internals.host.chat_memory(service, memory_id)
 
     # --- overriding
@@ -615,7 +650,8 @@ class Container:
         """Replace a bean by `fake` in the whole container, inside the `with` block.
 
         Application beans that hold the replaced bean are created again inside the block. To replace a bean for one task
-        only, seed a request scope.
+        only, seed a request scope. Before the start, a type that is not a single bean is a problem at start; after it,
+        raises `MissingBeanError`, `AmbiguousBeanError` or `IllegalConfigurationError`.
         """
         from .di.overriding import Override
 

@@ -547,7 +547,7 @@ class AnswerForbiddenError(RunAnswerError):
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
+        """Return the HTTP status: 401 for an anonymous person, else 403."""
         return 401 if self.is_anonymous else 403
 
 

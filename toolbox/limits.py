@@ -84,7 +84,7 @@ def _amount(value: object) -> Decimal | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an account has counted. `cost` is None if the cost of a reply is unknown."""
+    """The usage so far. `cost` is in the unit of the `CostEstimator`; None if the cost of a reply is unknown."""
 
     model_calls: int = 0
     tool_calls: int = 0
@@ -100,7 +100,7 @@ class Usage:
         )
 
     def of(self, limit: str) -> int | Decimal | None:
-        """Return the value that the limit of this name bounds."""
+        """Return the usage for the limit of this name, such as `total_tokens`. Raises `AttributeError` for others."""
         if limit in ("model_calls", "tool_calls", "cost"):
             value: int | Decimal | None = getattr(self, limit)
             return value

@@ -60,7 +60,8 @@ def only_if(
     - `missing`: no bean of this type is registered without conditions.
     - `setting`: the environment variable with this name is set and not empty.
 
-    What is left out is not registered. Raises `TypeError` without conditions, and for values of wrong types.
+    A class or function that does not meet a condition is not registered. Raises `TypeError` without conditions, and for
+    values of wrong types.
     """
     conditions: list[Condition] = []
     if profile is not None:

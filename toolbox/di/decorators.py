@@ -55,8 +55,10 @@ def _mark_class(cls: C, scope: Scope) -> C:
 def application_scoped(cls: C) -> C:
     """Create one instance of the class per container.
 
-    @application_scoped
-    class Catalogue: ...
+        @application_scoped
+        class Catalogue: ...
+
+    Raises `TypeError` for anything but a class, and for a second scope.
     """
     return _mark_class(cls, Scope.APPLICATION)
 
@@ -64,8 +66,10 @@ def application_scoped(cls: C) -> C:
 def request_scoped(cls: C) -> C:
     """Create one instance of the class per request scope.
 
-    @request_scoped
-    class Basket: ...
+        @request_scoped
+        class Basket: ...
+
+    Raises `TypeError` for anything but a class, and for a second scope.
     """
     return _mark_class(cls, Scope.REQUEST)
 
@@ -73,8 +77,10 @@ def request_scoped(cls: C) -> C:
 def call_scoped(cls: C) -> C:
     """Create one instance of the class per tool call; outside tool calls, one per request scope.
 
-    @call_scoped
-    class Attempt: ...
+        @call_scoped
+        class Attempt: ...
+
+    Raises `TypeError` for anything but a class, and for a second scope.
     """
     return _mark_class(cls, Scope.CALL)
 
@@ -82,8 +88,10 @@ def call_scoped(cls: C) -> C:
 def dependent(cls: C) -> C:
     """Create a new instance of the class per injection point; close it with the bean or scope that requested it.
 
-    @dependent
-    class Timer: ...
+        @dependent
+        class Timer: ...
+
+    Raises `TypeError` for anything but a class, and for a second scope.
     """
     return _mark_class(cls, Scope.DEPENDENT)
 
@@ -111,7 +119,9 @@ def produces(
                 yield pool
 
     The code after `yield` closes the bean. `own_task=True` runs an async generator in a separate task from start to
-    end: required if it holds an anyio task group or cancel scope across its `yield`.
+    end: required if it holds an anyio task group or cancel scope across its `yield`. `name` is the name of the bean.
+
+    Raises `ValueError` for an unknown scope, and `TypeError` for a bound method and without parentheses.
     """
     if callable(scope):
         name = getattr(scope, "__name__", scope)
@@ -187,9 +197,9 @@ class Instance(Generic[T]):
         self._scope, self._wanted, self._name = scope, wanted, name
 
     def get(self) -> T:
-        """Return the bean. Raises `AsyncBeanError` if async code must create a part of it."""
+        """Return the bean. Raises the errors of `Container.get`."""
         return self._scope.get(self._wanted, self._name)
 
     async def aget(self) -> T:
-        """Return the bean; await async producers if necessary."""
+        """Return the bean; await async producers if necessary. Raises the errors of `Container.aget`."""
         return await self._scope.aget(self._wanted, self._name)

@@ -58,7 +58,9 @@ def _mark(execution: Execution, target: F) -> F:
 
 
 def blocking(target: F) -> F:
-    """Run the tool off the event loop, because it waits for files, sockets or locks. The default for `def`.
+    """Run the tool on a thread of the container's pool, because it waits for files, sockets or locks.
+
+    This is the default for `def`.
 
     ```python
     @tool
@@ -70,7 +72,7 @@ def blocking(target: F) -> F:
 
 
 def non_blocking(target: F) -> F:
-    """Run the tool on the event loop, because it never waits. The default for `async def`.
+    """Run the tool on the event loop, because it never blocks. This is the default for `async def`.
 
     ```python
     @tool
@@ -96,7 +98,7 @@ def run_on_thread(target: F) -> F:
 def run_on(executor: Executor | str) -> Callable[[F], F]:
     """Run the tool on a `concurrent.futures.Executor`.
 
-    `executor` is the executor, or its name in `Container(executors=…)`.
+    `executor` is the executor, or its name in `Container(executors=…)`; an unknown name is a problem at start.
 
     ```python
     @tool

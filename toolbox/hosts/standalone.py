@@ -258,7 +258,7 @@ def create_ai_service(
     - `run_store`: the store of suspended calls, by default in memory. `toolbox.runs.runs_of(service)` continues them.
     - `options`: those of `register_ai_service`; they override the options of a decorated class.
 
-    Raises `IllegalConfigurationError` with all problems.
+    Raises `IllegalConfigurationError` with all problems, and `TypeError` for unknown options.
     """
     cls: Any = service
     given = (tools,) if isinstance(tools, Mapping) else as_sources(tools)

@@ -105,9 +105,9 @@ class OpenAiChatModel(ServerChatModel):
                 self._stream_usage = False
 
     async def call_endpoint(self, path: str, fields: Mapping[str, Any]) -> Any:
-        """Send JSON to another endpoint of the server, such as `/moderations`, and return the JSON of the reply.
+        """Send `fields` as JSON to another endpoint of the server, and return the JSON of the reply.
 
-        Raises `ModelError`.
+        `path` follows the server's base URL, such as `/moderations`. Raises `ModelError`.
         """
         with self._hide_secrets():
             received = await self._transport.post(path, json_bytes(fields))

@@ -88,7 +88,8 @@ class PydanticAiChatModel(ChatModel):
     - `cooldown`: seconds for which a chain of fallbacks skips this model after its server failed; 0 for never.
     - `supports_response_format`: by default, what the library knows about the model.
 
-    It needs the extra `pydantic-ai`, and the package of the model's provider. Raises `IllegalConfigurationError`.
+    It needs the extra `pydantic-ai`, and the package of the model's provider. Raises
+    `IllegalConfigurationError` for invalid arguments.
     """
 
     def __init__(
@@ -126,22 +127,22 @@ class PydanticAiChatModel(ChatModel):
 
     @property
     def model(self) -> str:
-        """The name of the model."""
+        """Return the name of the model."""
         return str(self._model.model_name)
 
     @property
     def base_url(self) -> str | None:
-        """The address of the server, if the library knows it."""
+        """Return the address of the server, or None if the library does not know it."""
         return self._model.base_url  # type: ignore[no-any-return]  # the library is imported when it is used
 
     @property
     def provider_name(self) -> str:
-        """The library's name of the provider."""
+        """Return the library's name of the provider."""
         return str(self._model.system)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The settings that are sent with every request."""
+        """Return the settings that are sent with every request."""
         return MappingProxyType(self._parameters)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:

@@ -62,8 +62,10 @@ MessageFunction: TypeAlias = Callable[..., "str | Awaitable[str]"]
 def durable(method: D) -> D:
     """Record every effect of a service method in the `RunStore`, so that its calls continue after a crash.
 
-    @durable
-    async def transfer(self, run: RunId, order: Order) -> Receipt: ...
+        @durable
+        async def transfer(self, run: RunId, order: Order) -> Receipt: ...
+
+    Returns the same method. A method that cannot be durable is a problem at start.
     """
     setattr(method, DURABLE_MARK, True)
     return method
@@ -206,7 +208,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
       `"cancel"` cancels that run.
     - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
 
-    `DEFAULT` for a limit means the container's setting of the same name.
+    `DEFAULT` for a limit means the container's setting of the same name. Raises `TypeError` for anything but a class,
+    and for unknown options; other mistakes are problems at start.
     """
     given = _options(ServiceOptions(), options, "register_ai_service")  # unknown options fail here
     if cls is None:
@@ -285,7 +288,7 @@ def system_message(
 
     The message is a template (`{name}` is a parameter, `{{` and `}}` are braces), a UTF-8 `file` next to the module, or
     a function. Several texts are joined with newlines. A function, `def` or `async def`, takes the `InvocationContext`
-    and `Inject[T]` parameters, and returns the text.
+    and `Inject[T]` parameters, and returns the text. Raises `TypeError` without a message, and for both text and file.
     """
     if callable(text) and not isinstance(text, type) and file is None and not more:
         function: Any = text
@@ -299,7 +302,8 @@ def user_message(text: str | None = None, *more: str, file: str | None = None) -
         @user_message("What is the mood of: {text}")
         def mood(self, text: str) -> Mood: ...
 
-    `{name}` is a parameter, `{it}` the only one besides the memory id. Several texts are joined with newlines.
+    `{name}` is a parameter, `{it}` the only one besides the memory id. Several texts are joined with newlines. Raises
+    `TypeError` without a message, and for both text and file.
     """
     return _leaving(USER_MARK, _message("@user_message", text, more, file))
 
@@ -340,25 +344,35 @@ def _message(decorator: str, text: object, more: tuple[object, ...], file: str |
 def handle_unknown_tool(handler: H) -> H:
     """Use a static method of an AI service as its handler of unknown tools, like the option `on_unknown_tool`.
 
-    @register_ai_service(tools=Orders)
-    class Desk(Protocol):
-        async def chat(self, text: str) -> str: ...
+        @register_ai_service(tools=Orders)
+        class Desk(Protocol):
+            async def chat(self, text: str) -> str: ...
 
-        @staticmethod
-        @handle_unknown_tool
-        def unknown(error: UnknownToolError, context: InvocationContext) -> str:
-            return "Use one of your tools."
+            @staticmethod
+            @handle_unknown_tool
+            def unknown(error: UnknownToolError, context: InvocationContext) -> str:
+                return "Use one of your tools."
+
+    The method returns the text for the model. Raises `TypeError` for anything but a function.
     """
     return _handling("on_unknown_tool", handler)
 
 
 def handle_tool_arguments_error(handler: H) -> H:
-    """Use a static method of an AI service as its handler of invalid arguments, like `on_tool_arguments_error`."""
+    """Use a static method of an AI service as its handler of invalid arguments, like `on_tool_arguments_error`.
+
+    The method takes a `ToolArgumentsError` and the `InvocationContext`, and returns the text for the model. Raises
+    `TypeError` for anything but a function.
+    """
     return _handling("on_tool_arguments_error", handler)
 
 
 def handle_tool_execution_error(handler: H) -> H:
-    """Use a static method of an AI service as its handler of failed tools, like `on_tool_execution_error`."""
+    """Use a static method of an AI service as its handler of failed tools, like `on_tool_execution_error`.
+
+    The method takes the exception of the tool and the `InvocationContext`, and returns the text for the model. Raises
+    `TypeError` for anything but a function.
+    """
     return _handling("on_tool_execution_error", handler)
 
 

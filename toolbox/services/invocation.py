@@ -1013,9 +1013,11 @@ _records: ContextVar[tuple[InvocationRecord, ...]] = ContextVar("toolbox.records
 def invocation_record() -> Iterator[InvocationRecord]:
     """Record all invocations that start inside the block, also those that fail.
 
-    with invocation_record() as record:
-        assistant.chat("Hello")
-    print(record.token_usage, record.tool_executions)
+        with invocation_record() as record:
+            assistant.chat("Hello")
+        print(record.token_usage, record.tool_executions)
+
+    Yields an `InvocationRecord`, which can also be read after the block.
     """
     record = InvocationRecord()
     token = _records.set((*_records.get(), record))

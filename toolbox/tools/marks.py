@@ -149,7 +149,8 @@ def tool(
     - `search_behavior`: `SearchBehavior.ALWAYS_VISIBLE` shows the tool without a search, in services with
       `tool_search=`.
 
-    Wrong declarations are reported when the tool's service or class is registered with a container and checked.
+    Raises `TypeError` for anything but a function, and `TypeError` or `ValueError` for invalid options about approvals,
+    runs and search. Other mistakes are problems at start.
     """
     if len(lines) == 1 and not isinstance(lines[0], str):
         return _mark(lines[0], ToolMark(), sys._getframe(1))
@@ -208,7 +209,7 @@ def toolbox(*tools: Any) -> Callable[[F], F]:
 
     On a method of a service, it replaces the `tools=` of the class; `@toolbox()` offers no tools. On an endpoint, it
     adds tools to those of its services; write it below the route decorator. Tools are classes (beans), functions,
-    instances, AI services, REST clients, mappings and `AiServiceTool`s.
+    instances, AI services, REST clients, mappings and `AiServiceTool`s. Raises `TypeError` for a class below it.
     """
 
     def apply(target: F) -> F:
@@ -235,7 +236,7 @@ def compensate_for(tool: Callable[..., Any] | str) -> Callable[[F], F]:
 
     The method takes the `ToolExecution`, or the tool's own parameters. It is called when another tool fails
     (`compensate_on_tool_errors=True` in `@register_ai_service`), or when the whole call fails
-    (`compensate_on_failure=True`). A model never sees it.
+    (`compensate_on_failure=True`). A model never sees it. Raises `TypeError` if `tool` is not a function or a name.
     """
     if not isinstance(tool, str) and not callable(getattr(tool, "__func__", tool)):
         raise TypeError(f"@compensate_for: expected a tool or its name, got {tool!r}")
