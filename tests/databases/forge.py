@@ -122,13 +122,19 @@ def until(holds: Callable[[], Any], seconds: float = 100) -> None:
 # --- transfers
 
 
-def check_books(url: str, runs: int) -> None:
-    """Each transfer has happened once, whole."""
+def check_books(url: str, runs: int, *, mails_may_repeat: bool = False) -> None:
+    """Each transfer has happened once, whole.
+
+    A mail is sent outside of the transaction of its record. If its connection breaks during the COMMIT, the tool fails
+    although the mail was sent, and the model calls it again, with another key.
+    """
     assert rows(url, "SELECT status, COUNT(*) FROM toolbox_runs GROUP BY status") == [("completed", runs)]
     booked = rows(url, "SELECT run, account, COUNT(*), SUM(cents) FROM ledger GROUP BY run, account")
     assert sorted({each[1:] for each in booked}) == [("payee", 1, 100), ("payer", 1, -100)]
     assert len(booked) == 2 * runs
-    assert rows(url, "SELECT COUNT(DISTINCT run), COUNT(*) FROM mails") == [(runs, runs)]
+    [(mailed, mails)] = rows(url, "SELECT COUNT(DISTINCT run), COUNT(*) FROM mails")
+    assert mailed == runs
+    assert mails == runs or (mails_may_repeat and mails > runs)
     results = rows(url, "SELECT document FROM toolbox_runs")
     assert {json.dumps(json.loads(each[0])["result"]) for each in results} == {'["transferred 100"]'}
     ends = rows(url, "SELECT run_id, data FROM toolbox_runs_events WHERE data LIKE '%CompleteResponse%'")
