@@ -88,7 +88,7 @@ class Recording(httpx2.AsyncBaseTransport):
     paths, pass its `paths` and `fields`. Redirects, server errors and the statuses 401, 403, 408, 409 and 429
     are not recorded.
 
-    Raises `RecordingError`.
+    Raises `ValueError` for an unknown `mode`, and `RecordingError` if a request cannot be replayed.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ REQUEST_HOOK_MARK: Final = "__toolbox_before_model_request__"
 
 
 def before_model_request(method: F) -> F:
-    """Call a method of a request- or call-scoped bean before each model request, for example to let go of something.
+    """Call a method of a request- or call-scoped bean before each model request, for example to release a lock.
 
         @request_scoped
         class Basket:

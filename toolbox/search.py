@@ -87,7 +87,7 @@ class ToolSearchStrategy(ABC):
 
     @abstractmethod
     def search(self, request: ToolSearchRequest) -> ToolSearchResult | Awaitable[ToolSearchResult]:
-        """Return the tools that fit the request."""
+        """Return the tools that fit the request. Raises `ToolArgumentsError` for invalid arguments of the model."""
 
 
 setattr(ToolSearchStrategy, DEFAULT_SCOPE_MARK, Scope.APPLICATION)

@@ -194,7 +194,8 @@ def roles_allowed(*roles: str) -> Callable[[F], F]:
     Put it on a tool, a class of tools, an AI service or one of its methods, or on an endpoint of FastAPI. That of a
     method or tool replaces that of its class. A tool that the identity may not call is not offered to the model. A
     service method that it may not call raises `UnauthenticatedError` or `ForbiddenError`; an endpoint answers 401 or
-    403.
+    403. Raises `TypeError` for a role that is not a text, and with `@authenticated` or `@permit_all` on the same
+    object.
     """
     for each in roles:
         if not isinstance(each, str) or not each.strip():
@@ -204,12 +205,18 @@ def roles_allowed(*roles: str) -> Callable[[F], F]:
 
 
 def authenticated(target: F) -> F:
-    """Allow every identity except the anonymous one. See `roles_allowed`."""
+    """Allow every identity except the anonymous one.
+
+    Put it where `roles_allowed` can be. It works and raises `TypeError` as `roles_allowed` does.
+    """
     return _mark(target, _AUTHENTICATED, "@authenticated")
 
 
 def permit_all(target: F) -> F:
-    """Allow everyone: opens a tool or a method of a restricted class, and says that an endpoint is open."""
+    """Allow everyone: open a tool or a method of a restricted class, or mark an endpoint as open.
+
+    Raises `TypeError` with `@roles_allowed` or `@authenticated` on the same object.
+    """
     return _mark(target, _OPEN, "@permit_all")
 
 
@@ -279,7 +286,7 @@ class Reach:
     - `path`: the service methods on the way, such as `Expert.ask`. `tool`: the name for the model, `?` for a provider.
     - `roles`: one of these roles is enough for the whole way. If no single role is, all roles that it names.
     - `requires_approval`, `guardrails`: those of the tool and of everything on the way.
-    - `effects`: what the library knows: `transactional`, `DELETE /menu/{dish}`, `destructive`.
+    - `effects`: those that the library knows: `transactional`, `DELETE /menu/{dish}`, `destructive`.
     - `needs_identity`: True if anonymous callers cannot take this way.
     - `checks`: the sets of roles of which the caller needs one each, outermost first.
     - `approvers`: the roles that may answer calls on the way that wait for a person; empty if everyone may.

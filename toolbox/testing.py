@@ -120,7 +120,10 @@ class ScriptedChatModel(ChatModel):
         self.requests: list[ChatRequest] = []
 
     def will_reply(self, *replies: Reply, service: type[Any] | None = None) -> None:
-        """Add replies to the end of the script, or to that of `service` if each service has its own."""
+        """Add replies to the end of the script, or to that of `service` if each service has its own.
+
+        Raises `TypeError` with `service` for one script, and without it for several.
+        """
         if self._has_one_script != (service is None):
             fix = "leave out service=" if self._has_one_script else "pass service= with the class of one service"
             raise TypeError(f"will_reply: {fix}")
@@ -150,7 +153,7 @@ class ScriptedChatModel(ChatModel):
         raise AssertionError(f"no script for the service {context.service.__name__}; there are scripts for {known}")
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """Yield the next reply as stream events, word by word."""
+        """Yield the next reply as stream events, word by word. Raises `AssertionError` if there is none."""
         for event in events_of(await self.chat(request), words):
             yield event
 
@@ -195,12 +198,12 @@ class EventRecord(EventListener):
 
     @property
     def tool_executions(self) -> list[ToolExecution]:
-        """The finished tool calls, in the order in which they ended."""
+        """Return the finished tool calls, in the order in which they ended."""
         return [each.execution for each in self.events if isinstance(each, ToolExecutedEvent)]
 
     @property
     def requests(self) -> list[ChatRequest]:
-        """The requests sent to models, in order."""
+        """Return the requests sent to models, in order."""
         return [each.request for each in self.events if isinstance(each, ModelRequestEvent)]
 
 
@@ -344,7 +347,10 @@ def assert_tool_calls(calls: Calls, *expected: Expected, in_order: bool = True, 
 
 
 def assert_no_tool_calls(calls: Calls, *names: str) -> None:
-    """Assert that none of these tools was called. Without `names`, assert that no tool was called."""
+    """Assert that none of these tools was called. Without `names`, assert that no tool was called.
+
+    Raises `AssertionError` with the calls that were made.
+    """
     __tracebackhide__ = True
     actual = called_tools(calls)
     wrong = [str(call) for call in actual if not names or call.name in names]
@@ -408,7 +414,10 @@ def _next(call: PendingCall, left: Mapping[str, Answer | list[Answer]]) -> Answe
 
 
 def assert_pending(suspended: Suspended, *expected: str | ToolExecutionRequest) -> None:
-    """Check that exactly these calls wait for an answer, in this order: names of tools, or `tool_call(…)`s."""
+    """Assert that exactly these calls wait for an answer, in this order: names of tools, or `tool_call(…)`s.
+
+    Raises `AssertionError` with the expected and the actual calls.
+    """
     pending = _pending_in(suspended)
     wanted = [(each, None) if isinstance(each, str) else (each.name, json.loads(each.arguments)) for each in expected]
     found = [
@@ -430,27 +439,37 @@ def _pending_in(suspended: Suspended) -> Sequence[PendingCall]:
 
 
 def offered_tools(request: ChatRequest | ScriptedChatModel) -> list[str]:
-    """Return the names of the tools that a request offers. Of a scripted model, its last request is read."""
+    """Return the names of the tools in a request, or in the last request of a scripted model.
+
+    Raises `AssertionError` if the model has received no request.
+    """
     return [each.name for each in _request(request).tool_specifications]
 
 
 def system_text(request: ChatRequest | ScriptedChatModel) -> str | None:
-    """Return the text of a request's system message, or None. Of a scripted model, its last request is read."""
+    """Return the text of the system message of a request, or of the last request of a scripted model; None without one.
+
+    Raises `AssertionError` if the model has received no request.
+    """
     return next((each.text for each in _request(request).messages if isinstance(each, SystemMessage)), None)
 
 
 def user_text(request: ChatRequest | ScriptedChatModel) -> str | None:
-    """Return the text of a request's last user message, or None. Of a scripted model, its last request is read."""
+    """Return the text of the last user message of a request, or of the last request of a scripted model.
+
+    None without a user message. Raises `AssertionError` if the model has received no request.
+    """
     messages = reversed(_request(request).messages)
     return next((each.text for each in messages if isinstance(each, UserMessage)), None)
 
 
 def text_of(said: Message | Iterable[Message] | ChatRequest | ScriptedChatModel) -> str:
-    """Return all that a message, several messages or a request say, in order, joined by line breaks.
+    """Return the texts of a message, of several messages or of a request, in order, joined by line breaks.
 
         assert "soup" in text_of(model.requests[0])
 
     Unlike `.text` it is never None: a message without text gives `""`. Of a scripted model, its last request is read.
+    Raises `AssertionError` if the model has received no request.
     """
     if isinstance(said, (ChatRequest, ScriptedChatModel)):
         said = _request(said).messages

@@ -61,7 +61,11 @@ class ToolInputGuardrailRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutputGuardrailRequest:
-    """The input of a tool output guardrail: the result of a tool. Other fields: see `ToolInputGuardrailRequest`."""
+    """The result of a tool, for a tool output guardrail.
+
+    `request` is the model's call. `arguments` are the validated arguments that the model can see, with defaults, by the
+    names of the parameters.
+    """
 
     request: ToolExecutionRequest
     arguments: dict[str, Any] = field(hash=False)
@@ -73,8 +77,9 @@ class ToolOutputGuardrailRequest:
 class GuardrailResult:
     """The judgement of a guardrail; create it with the methods of the guardrail, such as `self.success()`.
 
-    `text` is the reason of a refusal, `value` the replacement of `"modified"`, `prompt` the user message of
-    `"reprompt"`, `cause` the exception behind a `"fatal"`.
+    `outcome` is `"success"`, `"modified"`, `"failure"`, `"fatal"`, `"retry"` or `"reprompt"`. `text` is the reason of a
+    refusal, `value` the replacement of `"modified"`, `prompt` the user message of `"reprompt"`, `cause` the exception
+    behind a `"fatal"`.
     """
 
     outcome: GuardrailOutcome
@@ -93,7 +98,7 @@ class _Guardrail:
     __toolbox_default_scope__: ClassVar[Scope] = Scope.APPLICATION
 
     def success(self) -> GuardrailResult:
-        """Accept."""
+        """Accept the message, answer, arguments or result as it is."""
         return GuardrailResult("success")
 
     def success_with(self, value: Any) -> GuardrailResult:
@@ -183,7 +188,8 @@ def input_guardrails(*guardrails: object) -> Callable[[D], D]:
         @input_guardrails(NoInjection, MaxLength(4_000))
         class Desk(Protocol): ...
 
-    They run in this order, those of a class first. Each sees what the one before changed.
+    They run in this order, those of a class first. Each gets the message as the one before changed it. Raises
+    `TypeError` without guardrails.
     """
     return naming("input_guardrails", guardrails)
 
@@ -191,7 +197,8 @@ def input_guardrails(*guardrails: object) -> Callable[[D], D]:
 def output_guardrails(*guardrails: object, max_retries: int = 2) -> Callable[[D], D]:
     """Judge the final answers of a service or one of its methods.
 
-    `max_retries` is how often the model is asked again in one call. Of several decorators, the largest counts.
+    `max_retries` is how often the model is asked again in one call. Of several decorators, the largest counts. Raises
+    `ValueError` for a negative one, and `TypeError` without guardrails.
     """
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise ValueError(f"@output_guardrails: invalid max_retries={max_retries!r}; use 0 or more")
@@ -209,12 +216,17 @@ def tool_input_guardrails(*guardrails: object) -> Callable[[D], D]:
     """Judge the calls of a tool, after the arguments were validated and before the tool runs.
 
     On a class of tools it applies to all of them; on a service or one of its methods, to all tools that it calls.
+    Raises `TypeError` without guardrails.
     """
     return naming("tool_input_guardrails", guardrails)
 
 
 def tool_output_guardrails(*guardrails: object) -> Callable[[D], D]:
-    """Judge the results of a tool before the model reads them. Classes and services: see `tool_input_guardrails`."""
+    """Judge the results of a tool before the model reads them.
+
+    On a class of tools it applies to all of them; on a service or one of its methods, to all tools that it calls.
+    Raises `TypeError` without guardrails.
+    """
     return naming("tool_output_guardrails", guardrails)
 
 

@@ -38,7 +38,7 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
 
         @input_guardrails(MaxLength(4_000))
 
-    `chars` is the limit in characters; for arguments, of all their strings together.
+    `chars` is the limit in characters; for arguments, of all their strings together. Raises `ValueError` below 1.
     """
 
     def __init__(self, chars: int) -> None:

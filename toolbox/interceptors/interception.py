@@ -86,8 +86,8 @@ class ToolInterceptor(ABC):
                 finally:
                     print(call.specification.name, time.perf_counter() - started)
 
-    Not awaiting `proceed` skips the tool; awaiting it again runs the tool again. Error handlers get what `around_tool`
-    raises, as if the tool had raised it. Errors that end the invocation, such as `ToolAbort`, end it even if
+    Not awaiting `proceed` skips the tool; awaiting it again runs the tool again. Error handlers get the exceptions of
+    `around_tool`, as if the tool had raised them. Errors that end the invocation, such as `ToolAbort`, end it even if
     `around_tool` catches them.
     """
 
@@ -110,7 +110,7 @@ class ModelInterceptor(ABC):
                     self.replies[key] = await proceed(call)
                 return self.replies[key]
 
-    What it raises ends the invocation. In a stream, changes of the reply reach `CompleteResponse` and the memory, but
+    Its exceptions end the invocation. In a stream, changes of the reply reach `CompleteResponse` and the memory, but
     not the pieces that were already sent.
     """
 
@@ -132,7 +132,7 @@ def interceptors(*interceptors: object) -> Callable[[D], D]:
         class Desk(Protocol): ...
 
     Each is a class, which becomes a bean, or an instance. The first is outermost. Those of a class are outside of those
-    of a method, which are outside of those of a tool.
+    of a method, which are outside of those of a tool. Raises `TypeError` without interceptors.
     """
     return naming("interceptors", interceptors)
 
@@ -148,7 +148,8 @@ def global_interceptor(*, priority: int = 0) -> Callable[[C], C]: ...
 def global_interceptor(cls: C | None = None, /, *, priority: int = 0) -> C | Callable[[C], C]:
     """Use an interceptor for every tool call and every model request of the container that it is registered with.
 
-    A smaller `priority` is further outside. Equal ones are in the order of their registration.
+    A smaller `priority` is further outside. Equal ones are in the order of their registration. Raises `TypeError` for
+    anything but a class, and for a `priority` that is not a number.
     """
     if isinstance(priority, bool) or not isinstance(priority, (int, float)):
         raise TypeError(f"@global_interceptor: invalid priority={priority!r}; use a number")

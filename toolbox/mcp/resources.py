@@ -85,7 +85,8 @@ def mcp_resource(
     that is sent as JSON; None means that there is no such resource. `description` defaults to the docstring's
     beginning, `name` to the function's name, `mime_type` to that of the value. `timeout` is in seconds.
 
-    Values of the variables that are absolute paths, contain NUL or lead out of a folder (`..`) are refused.
+    Values of the variables that are absolute paths, contain NUL or lead out of a folder (`..`) are refused. Raises
+    `TypeError` for anything but a function, and if `uri` is not a text.
     """
     if not isinstance(uri, str):
         raise TypeError(f'@mcp_resource: expected a URI, got {uri!r}; write @mcp_resource("orders://{{number}}")')
@@ -115,7 +116,8 @@ def mcp_prompt(
             return f"Answer the complaint about order {order} in a {tone} tone."
 
     The parameters are the prompt's arguments. Return a text, a `UserMessage`, an `AiMessage` or a list of them.
-    `description` defaults to the docstring's beginning, `name` to the function's name. `timeout` is in seconds.
+    `description` defaults to the docstring's beginning, `name` to the function's name. `timeout` is in seconds. Raises
+    `TypeError` for anything but a function.
     """
     mark = PromptMark(name, ToolMark(description=description, timeout=timeout))
     frame = sys._getframe(1)

@@ -284,14 +284,17 @@ def mcp_toolbox(*names: str) -> Callable[[D], D]:
         @mcp_toolbox("files")
         async def chat(self, question: str) -> str: ...
 
-    Without names, the tools of all servers are offered.
+    Without names, the tools of all servers are offered. A name without a server is a problem at start.
     """
     return provided_by(mcp_tools(*names))
 
 
 @cache
 def mcp_tools(*names: str) -> type[McpTools]:
-    """Return a tool provider class for `tool_provider=`: it offers the tools of these MCP servers. No names: all."""
+    """Return a tool provider class for `tool_provider=`: it offers the tools of these MCP servers.
+
+    Without names, it offers the tools of all servers. A name without a server is a problem at start.
+    """
     return application_scoped(type(f"McpTools_{'_'.join(names) or 'all'}", (McpTools,), {"server_names": names}))
 
 

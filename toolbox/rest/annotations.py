@@ -203,7 +203,8 @@ def client_query_param(name: str, value: object, *, required: bool = True) -> Ca
         async def forecast(self, city: str) -> Forecast: ...
 
     `value` is a constant, text with `${NAME}` from the environment, or a function that is called for each request.
-    With `required=False`, a missing value is omitted.
+    With `required=False`, a missing value is omitted. Otherwise a missing variable is a problem at start, and a call
+    for which the function returns None raises `RestClientError`.
     """
     return _fixed(Place.QUERY, name, value, required)
 
@@ -217,12 +218,18 @@ def client_header_param(name: str, value: object, *, required: bool = True) -> C
 
 
 def client_cookie_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
-    """Add a cookie to every request of the method or class; see `client_query_param` for `value` and `required`."""
+    """Add a cookie to every request of the method or class.
+
+    `value` and `required` are those of `client_query_param`.
+    """
     return _fixed(Place.COOKIE, name, value, required)
 
 
 def client_form_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
-    """Add a form field to every request of the method or class; see `client_query_param` for the parameters."""
+    """Add a form field to every request of the method or class; a list repeats it.
+
+    `value` and `required` are those of `client_query_param`.
+    """
     return _fixed(Place.FORM, name, value, required)
 
 
@@ -271,7 +278,8 @@ class _Verb:
         self.__doc__ = (
             f"Send a {verb} request to `path`, below the path of the class; `{{name}}` inserts a parameter.\n\n"
             f"    @rest.{self.__name__}('/orders/{{number}}')\n    async def order(self, number: int) -> Order: ...\n\n"
-            "`timeout` is in seconds, for the whole request. `idempotent=True` allows retries."
+            "`timeout` is in seconds, for the whole request. `idempotent=True` allows retries; by default, all verbs\n"
+            "but POST and PATCH do. A call raises `RestClientError` or a subclass of it, or the exception of a mapper."
         )
 
     def __call__(
@@ -386,7 +394,8 @@ def register_rest_client(
     all method paths. `base_url` is used if the settings have no URL. `headers` returns a mapping of headers for each
     request. `auth` is an `httpx2.Auth`, or a function or bean class that returns one. Request filters get the
     `httpx2.Request` before it is sent, response filters the `httpx2.Response`, exception mappers the
-    `Response[bytes]` of a failure.
+    `Response[bytes]` of a failure. Returns the same class. Raises `TypeError` for anything but a class; other mistakes
+    are problems at start.
     """
     if target is not None and not isinstance(target, type):
         raise TypeError(f"@register_rest_client takes a class; pass options by name: config_key={target!r}")

@@ -235,7 +235,10 @@ class FollowedRuns(Protocol):
 
 
 class RunEvents(AsyncIterator[RunEvent]):
-    """The events of a run, from `runs.events(…)`. It continues over suspensions and ends with `RunEnded`."""
+    """The events of a run, from `runs.events(…)`. It continues over suspensions and ends with `RunEnded`.
+
+    The iteration raises `RunNotFoundError`.
+    """
 
     def __init__(
         self, runs: FollowedRuns, run_id: str, after: int, error_of: Callable[[StoredRun], str | None]

@@ -68,7 +68,7 @@ class Runs:
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
     ) -> builtins.list[Run[Any]]:
-        """Return runs, newest first.
+        """Return at most `limit` runs, newest first.
 
         - `service`: a service class or its qualified name `module.Class`.
         - `before`: the last run of the previous page, or its id.
@@ -76,7 +76,8 @@ class Runs:
         - `started_by`: only runs that the identity with this name asked for.
 
         A run that this program cannot read has an `error`, and can be cancelled. Raises `ValueError` for an unknown
-        status and for a negative limit or duration, and `RunNotFoundError` if `before` is the id of an unknown run.
+        status and for a negative limit or duration, `TypeError` if the duration is not a `timedelta`, and
+        `RunNotFoundError` if `before` is the id of an unknown run.
         """
         if status is not None and status not in get_args(RunStatus):
             raise ValueError(f"unknown status {status!r}; use one of: {', '.join(get_args(RunStatus))}")
@@ -107,7 +108,8 @@ class Runs:
 
         Yields `RunEvent(number, at, event)`, waits for more, continues over suspensions, and ends after `RunEnded`.
         `after` is the number of the last event that the reader has, also as the text of the header `Last-Event-ID`;
-        None yields all. The iteration raises `RunNotFoundError`.
+        None yields all. Raises `ValueError` or `TypeError` for an invalid number; the iteration raises
+        `RunNotFoundError`.
         """
 
         return RunEvents(self._stored, _id(run_id), number_after(after), lambda run: show_run(run).error)
@@ -121,8 +123,8 @@ class Runs:
     async def result(self, run: str | Run[Any], timeout: float | None = None) -> Any:
         """Wait for the end of a run, also over suspensions, and return the value of its method.
 
-        For a method that returns a `Result`, that is the whole `Result`.
-        Raises `RunFailedError`, `RunCancelledError`, `RunNotFoundError`, and `TimeoutError` after `timeout` seconds.
+        For a method that returns a `Result`, that is the whole `Result`. Raises `RunFailedError`, `RunCancelledError`,
+        `RunNotFoundError`, and `TimeoutError` after `timeout` seconds; None waits without a limit.
         """
         async with asyncio.timeout(timeout):
             stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id(run)))
@@ -174,9 +176,10 @@ class Runs:
         """Answer pending calls, by their ids, and continue the run until it ends or is suspended again.
 
         `by` is the person, a name or a `SecurityIdentity`. Without answers, a run whose process is gone continues. Some
-        of the pending calls may be answered; `Result.pending` has the others. Raises `RunAnswerError`,
-        `RunIncompatibleError` and `RunNotFoundError`, after which the run is unchanged, and the errors of the method.
-        Also unchanged is the run of somebody who may no longer call the method (`ForbiddenError`).
+        of the pending calls may be answered; `Result.pending` has the others. Raises `RunAnswerError`
+        (`AnswerForbiddenError` for a person who may not answer), `RunIncompatibleError`, `RunNotFoundError`, and
+        `ForbiddenError` if the identity of the run may no longer call the method; then the run is unchanged. Raises
+        `TypeError` if `answers` is not a mapping, and the errors of the method.
         """
 
         return await self._stored.on_own_loop(lambda: self._resuming.resume(run_id, answers, by))
@@ -186,13 +189,13 @@ class Runs:
 
             async for event in runs.resume_stream(run_id, {call.id: approve()}, by=person): ...
 
-        A reader that leaves misses the other events; the run continues.
+        A reader that leaves misses the other events; the run continues. The iteration raises the errors of `resume`.
         """
 
         return ResumedEvents(self._resuming.stream(run_id, answers, by), self._stored.on_own_loop)
 
     async def cancel(self, run_id: str, reason: str | None = None) -> Run[Any]:
-        """Cancel a run. An ended run stays as it is. Raises `RunNotFoundError`.
+        """Cancel a run, and return it. An ended run stays as it is. Raises `RunNotFoundError`.
 
         With `compensate_on_failure` its tools are undone first; if that is interrupted, another process continues it.
         """
@@ -218,7 +221,8 @@ class Runs:
     async def purge(self, older_than: timedelta) -> int:
         """Delete the runs that ended longer ago than `older_than`. Returns their number.
 
-        Raises `ValueError` for a negative duration, which would also delete runs that end now.
+        Raises `TypeError` unless it is a `timedelta`, and `ValueError` for a negative one, which would also delete runs
+        that end now.
         """
         _refuse_other_durations("older_than", older_than)
 
@@ -231,7 +235,7 @@ class Runs:
 
     @property
     def owner(self) -> str:
-        """The name of this process in leases."""
+        """Return the name of this process in leases."""
         return self._stored.owner
 
     async def store(self) -> RunStore:

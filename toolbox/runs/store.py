@@ -32,8 +32,9 @@ class StoredRun:
 
     - `service` is the qualified name `module.Class`.
     - `generation` increases each time a process takes the run; it is the token that every write of the owner must name.
-    - `version` increases with each change of the header. Who does not own the run names the version that it has read,
-      and reads again if that has changed: two answers, or an answer and a cancellation, do not overwrite each other.
+    - `version` increases with each change of the header. A writer that does not own the run names the version that it
+      has read, and reads again if that has changed: two answers, or an answer and a cancellation, do not overwrite each
+      other.
     - `owner` names the process that runs it; None without an owner.
     - `updated_at` is the time of the last change of the header, or of the creation; renewing or ending a lease does not
       move it. `purge` counts from it.
@@ -84,7 +85,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class RunLook:
-    """What changes while a run goes on. Those who wait for the run compare it with what they have seen.
+    """The values that change while a run goes on. A reader that waits for the run compares two of them.
 
     `events` is the number of events so far. `is_runnable` is True if no process executes a run that is running.
     """
@@ -108,11 +109,11 @@ KEEP: Final = Keep.KEEP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanges:
-    """Changes of a header. What is not given keeps its value (`KEEP`).
+    """Changes of a header. Fields that are not given keep their value (`KEEP`).
 
     With an `owner`, this process takes the run; None removes the owner. A `status` other than `"running"` removes the
-    owner as well. `ownership_after` has the rule. Each change increases `version` and sets `updated_at`, so a change
-    that says nothing new still lets a concurrent answer fail.
+    owner as well. `ownership_after` has the rule. Each change increases `version` and sets `updated_at`, so an
+    empty change still lets a concurrent answer fail.
     """
 
     status: RunStatus | Keep = KEEP
@@ -122,16 +123,17 @@ class RunChanges:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The new values of the header's fields by their names, without the owner."""
+        """Return the new values of the header's fields by their names, without the owner."""
         given = {"status": self.status, "document": self.document, "waiting_since": self.waiting_since}
         return {name: value for name, value in given.items() if not isinstance(value, Keep)}
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What a change does to the owner, the lease and the generation of a run.
+    """The effect of a change on the owner, the lease and the generation of a run.
 
-    `owner` is KEEP if the owner and its lease stay. With a name, a new lease begins; None ends the lease.
+    `owner` is KEEP if the owner and its lease stay. With a name, a new lease begins; None ends the lease. The
+    generation increases by 1 if `raises_generation` is True.
     """
 
     owner: str | Keep | None
@@ -141,7 +143,7 @@ class Ownership:
 def ownership_after(changes: RunChanges, *, by_owner: bool) -> Ownership:
     """Return what changes do to the owner of a run; `by_owner` is True for `RunStore.append`. All stores use this rule.
 
-    - Who takes the run gets a new generation, so that an earlier owner writes nothing more.
+    - A process that takes the run gets a new generation, so that an earlier owner writes nothing more.
     - A run that is taken from its owner, for example because it was cancelled, gets a new generation for the same
       reason. An owner that ends or suspends its run itself keeps the generation: it may still write its last events.
     """
@@ -188,9 +190,9 @@ class RunStore(Protocol):
         ...
 
     async def look(self, run_id: str) -> RunLook | None:
-        """Return what changes of a run, or None for an unknown id. It is called several times a second.
+        """Return the values that change while the run goes on, or None for an unknown id.
 
-        A store that does not override it reads the whole run each time.
+        It is called several times a second. A store that does not override it reads the whole run each time.
         """
         run, number = await self.load(run_id), 0
         if run is None:
@@ -213,10 +215,10 @@ class RunStore(Protocol):
         """Return at most `limit` headers, newest first: by `created_at`, then by `id`, both descending.
 
         `service` is a qualified name, `started_by` the name of an identity. A condition that is None matches all runs.
-        `before` is the position of a run, which need not exist any more; those after it in this order are returned.
-        A store may leave out of the documents what lists do not show (`documents.shown_document`), so that large ones
-        are not read. `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer by the
-        store's clock.
+        `before` is the position of a run, which need not exist any more; those after it in this order are returned. A
+        store may leave out the parts of the documents that lists do not show (`documents.shown_document`), so that
+        large ones are not read. `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer
+        by the store's clock.
         """
         ...
 
@@ -351,7 +353,7 @@ class InMemoryRunStore(RunStore):
         return None if kept is None else kept.run
 
     async def look(self, run_id: str) -> RunLook | None:
-        """Return what changes while the run goes on, or None for an unknown id."""
+        """Return the values that change while the run goes on, or None for an unknown id."""
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is None:

@@ -362,7 +362,7 @@ class SqlRunStore(RunStore):
 
     @retried
     async def look(self, run_id: str) -> RunLook | None:
-        """Return what changes while the run goes on, or None for an unknown id."""
+        """Return the values that change while the run goes on, or None for an unknown id."""
         runs, leases = self._tables.runs, self._tables.leases
         is_runnable = and_(runs.c.status == "running", self._has_ended())
         seen = runs.c.status, runs.c.version, runs.c.generation, leases.c.events, is_runnable
