@@ -22,7 +22,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SCOPE_MARK = "__toolbox_scope__"
 PRODUCER_MARK = "__toolbox_producer__"
-BEFORE_MODEL_REQUEST_MARK = "__toolbox_before_model_request__"
 
 
 class Scope(StrEnum):
