@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..chat import (
@@ -35,7 +36,7 @@ from ..models.fallbacks import is_worth_another_model
 from ..tools.codec import SUCCESS
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
-from .invocation import Invocation, Perform, abandon_runs
+from .invocation import Invocation, Perform, abandon_runs, call_with_beans
 from .layers import around, within
 from .loop import (
     AnswerChecked,
@@ -132,7 +133,8 @@ async def stream(invocation: Invocation, send: Send) -> None:
 
 async def _run(invocation: Invocation, send: Send | None) -> Any:
     token = current_invocation.set(invocation.context)
-    caller = current_bean_caller.set(invocation.call_with_beans)
+    # Not a method of the invocation: timers of its requests keep this context, and would keep its model.
+    caller = current_bean_caller.set(partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner))
     try:
         async with within(invocation):
             async with around(invocation):

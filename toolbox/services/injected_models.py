@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
@@ -212,13 +213,12 @@ class _DirectCall:
                 token = current_account.set(self.account)
                 after.callback(current_account.reset, token)
             if current_bean_caller.get() is None:
-                caller = current_bean_caller.set(self._call_with_beans)
+                # Not a method: timers of the request keep this context, and would keep the model.
+                call = partial(call_with_beans, scope=self.host.scope, runner=self.runner)
+                caller = current_bean_caller.set(call)
                 after.callback(current_bean_caller.reset, caller)
             await after.enter_async_context(within(self))
             yield
-
-    async def _call_with_beans(self, function: Callable[..., Any], where: str) -> Any:
-        return await call_with_beans(function, where, self.host.scope, self.runner)
 
     async def ask(self, model: ChatModel) -> ChatResponse:
         """Return the reply of the model."""

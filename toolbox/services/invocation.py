@@ -732,10 +732,6 @@ class Invocation:
                 return SystemMessage(text)
         return None
 
-    async def call_with_beans(self, function: Callable[..., Any], where: str) -> Any:
-        """See the function `call_with_beans`."""
-        return await call_with_beans(function, where, self.host.scope, self.runner)
-
     # --- additional tools
 
     async def _offered(self) -> Toolset:
