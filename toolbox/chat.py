@@ -259,6 +259,7 @@ class ToolExecutionResultMessage(Encodable):
 
 
 Message: TypeAlias = SystemMessage | UserMessage | AiMessage | ToolExecutionResultMessage
+"""One message of a conversation."""
 
 
 # --- requests and replies

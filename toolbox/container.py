@@ -94,10 +94,21 @@ class Container:
         async with container:
             assistant = await container.aget(Assistant)
 
-    Start it with `async with` or `with`, then look up beans with `get` and `aget`. The container itself is a bean.
-    `models` maps names to models; tests can replace them before the start. With `take_over_runs=False` the container
-    does not continue runs whose process is gone, and a `RunEngine` only submits. `run_identity` names attributes of the
-    `SecurityIdentity` that, with its name, decide whose run an id is: `run_identity=("tenant",)`.
+    Start it with `async with` or `with`, then look up beans with `get` and `aget`. The container itself is a bean. The
+    start raises `IllegalConfigurationError` with all problems of the program.
+
+    - `models`: models by their names; tests can replace them before the start.
+    - `executors`: executors by their names, for `@run_on("name")`.
+    - `tool_errors`: the error handlers of services without their own.
+    - `settings`: the settings, by default read from the environment.
+    - `seeds`: types whose instances each request scope gets from its caller: `request_scope({User: user})`.
+    - `run_seeds`: types of seeds that are stored with a run, so that it continues with them.
+    - `run_identity`: names of attributes of the `SecurityIdentity` that, with its name, decide whose run an id is:
+      `run_identity=("tenant",)`.
+    - `take_over_runs`: with False the container does not continue runs whose process is gone, and a `RunEngine` only
+      submits.
+
+    Raises `TypeError` if `models` is not a mapping, and for invalid `seeds` and `run_identity`.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ class McpToolChanged:
 
 
 McpEvent: TypeAlias = McpProgress | McpLog | McpToolChanged
+"""The events that an `McpListener` receives."""
 
 
 class McpListener(Protocol):

@@ -68,7 +68,12 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
 
 @contextmanager
 def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
-    """Open a synchronous engine for `def` code and dispose it at the end of the block; see `open_engine`."""
+    """Open a synchronous engine for `def` code and dispose it at the end of the block.
+
+        with sql.open_sync_engine("postgresql://user:password@host/shop") as engine: ...
+
+    `url` is as for `open_engine`, and the same errors are raised. `options` are those of `create_engine`.
+    """
     with _database(_read(url), _SYNC, _ASYNC) as address:
         engine = create_engine(address, **_options(address, options))
         _prepare(engine)
