@@ -149,7 +149,8 @@ class CostEstimator(Protocol):
                 return usage.total_tokens * Decimal("0.000001")
 
     `model` is the model's name as the server reports it, else the configured name. None means that the cost is unknown;
-    then a `cost` limit raises `UsageLimitExceededError`. `estimate` runs on the event loop and must return quickly.
+    then a `cost` limit raises `UsageLimitExceededError`. `estimate` runs on the event loop and must return quickly. Its
+    exceptions are logged, and the cost is unknown.
     """
 
     def estimate(self, model: str, usage: TokenUsage) -> Decimal | None:

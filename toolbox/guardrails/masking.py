@@ -65,7 +65,7 @@ class MaskSecrets(ToolOutputGuardrail):
     """
 
     def validate(self, request: ToolOutputGuardrailRequest) -> GuardrailResult:
-        """Mask the text, the text contents and the attributes of the result."""
+        """Return the result with masked text, text contents and attributes, and without its object."""
         result = request.result
         contents = with_texts(result.contents, masked)
         attributes = _mask_value(result.attributes) if result.attributes else result.attributes

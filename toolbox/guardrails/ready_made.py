@@ -50,7 +50,7 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
         return f"MaxLength({self.chars})"
 
     async def validate(self, request: Any) -> GuardrailResult:
-        """Compare the length with the limit."""
+        """Accept a text within the limit; refuse or cut a longer one."""
         match request:
             case InputGuardrailRequest():
                 return self._limited(len(request.user_message.text), "The message has {} characters")

@@ -27,9 +27,9 @@ class ModelRouter(ABC):
         @register_ai_service(model=BySize)
         class Assistant(Protocol): ...
 
-    `names` are the models that `choose` may return. `choose` is asked once per call, with its first request, and may be
-    `async def`; a `def` runs where a `def` tool would. A call that names a model in its `ChatRequestParameters` does
-    not ask it.
+    `names` are the models that `choose` may return; another name raises `IllegalConfigurationError`. `choose` is asked
+    once per call, with its first request, and may be `async def`; a `def` runs where a `def` tool would. A call that
+    names a model in its `ChatRequestParameters` does not ask it.
     """
 
     __toolbox_default_scope__: ClassVar[str] = "application"
