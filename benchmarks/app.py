@@ -72,9 +72,9 @@ def database(kind: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running(*arguments: str) -> Iterator[None]:
+def running(*arguments: str, programs: str = "benchmarks.app_programs") -> Iterator[None]:
     """One of the processes, ended afterwards."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.app_programs", *arguments])
+    process = subprocess.Popen([sys.executable, "-m", programs, *arguments])
     try:
         yield
     finally:
@@ -82,16 +82,16 @@ def running(*arguments: str) -> Iterator[None]:
         process.wait()
 
 
-async def until_ready(session: aiohttp.ClientSession, base: str) -> None:
-    """Return when the program answers."""
+async def until_ready(session: aiohttp.ClientSession, url: str) -> None:
+    """Return when the program answers at this address."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(aiohttp.ClientError):
-            async with session.get(f"{base}/cpu") as response:
+            async with session.get(url) as response:
                 if response.status == 200:
                     return
         await asyncio.sleep(0.05)
-    raise TimeoutError(f"{base} did not start")
+    raise TimeoutError(f"{url} did not start")
 
 
 async def one_round(session: aiohttp.ClientSession, base: str, count: int, label: str) -> Measured:
@@ -133,7 +133,7 @@ async def measure(rounds: int, count: int, kind: str) -> dict[str, list[Measured
             bases[name] = f"http://127.0.0.1:{port}"
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CLIENTS)) as session:
             for base in bases.values():
-                await until_ready(session, base)
+                await until_ready(session, f"{base}/cpu")
                 await one_round(session, base, CLIENTS * 4, "warm")
             for number in range(rounds):
                 for name in list(NAMES)[:: 1 if number % 2 == 0 else -1]:

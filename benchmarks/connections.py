@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
@@ -25,9 +22,10 @@ import aiohttp
 import asyncpg
 
 from benchmarks import results
-from benchmarks.app import database
+from benchmarks.app import database, running, until_ready
 from benchmarks.ports import free_port
 
+PROGRAMS = "benchmarks.connections_apps"
 PEERS = {"toolbox": "toolbox", "Depends and pydantic-ai": "pydantic-ai", "the same, commit by hand": "by-hand"}
 ROW = "CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT NOT NULL); INSERT INTO customers VALUES (1, 'Ada')"
 IDLE = (
@@ -44,29 +42,6 @@ class Measured:
     timeouts: list[float] = field(default_factory=list)
     worst: list[float] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def running(*arguments: str) -> Iterator[None]:
-    """One of the processes, ended afterwards."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.connections_apps", *arguments])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-async def until_ready(session: aiohttp.ClientSession, base: str) -> None:
-    """Return when the program answers."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(aiohttp.ClientError):
-            async with session.get(f"{base}/health") as response:
-                if response.status == 200:
-                    return
-        await asyncio.sleep(0.05)
-    raise TimeoutError(f"{base} did not start")
 
 
 async def one_round(base: str, url: str, count: int, measured: Measured) -> None:
@@ -116,18 +91,18 @@ async def one_round(base: str, url: str, count: int, measured: Measured) -> None
 async def measure(rounds: int, count: int, seconds: float) -> dict[str, Measured]:
     """Return the figures of all peers, which take turns."""
     found = {peer: Measured() for peer in PEERS}
-    with database("postgresql") as url, running("model", str(model := free_port()), str(seconds)):
+    with database("postgresql") as url, running("model", str(model := free_port()), str(seconds), programs=PROGRAMS):
         connection = await asyncpg.connect(url)
         await connection.execute(ROW)
         await connection.close()
         async with aiohttp.ClientSession() as session:
-            await until_ready(session, f"http://127.0.0.1:{model}")
+            await until_ready(session, f"http://127.0.0.1:{model}/health")
         for number in range(rounds):
             for peer in list(PEERS)[:: 1 if number % 2 == 0 else -1]:
                 base = f"http://127.0.0.1:{(port := free_port())}"
-                with running(PEERS[peer], str(port), f"http://127.0.0.1:{model}/v1", url):
+                with running(PEERS[peer], str(port), f"http://127.0.0.1:{model}/v1", url, programs=PROGRAMS):
                     async with aiohttp.ClientSession() as session:
-                        await until_ready(session, base)
+                        await until_ready(session, f"{base}/health")
                         async with session.get(f"{base}/ask") as response:  # loads what the first request loads
                             assert await response.text() == '"Ada: done"'
                     await one_round(base, url, count, found[peer])
