@@ -305,12 +305,10 @@ def test_services_and_their_hosts_load_other_capabilities_from_the_table_only() 
     assert wrong == []
 
 
-# Uses of private parts of other libraries that are still to go. httpx2 has no time limit for a whole synchronous call,
-# and its transports do not take a network backend: without the class swap, a transport for httpcore2 would be needed,
-# with the proxies of the environment.
+# Uses of private parts of other libraries; each file says why nothing public does the same.
 KNOWN_PRIVATE_PARTS: frozenset[str] = frozenset(
     {
-        "toolbox.rest.connections: _class swap",
+        "toolbox.rest.deadlines: _class swap",
     }
 )
 

@@ -1,7 +1,7 @@
 """Encodes values as parts of a request: path segments, query and form values, headers, cookies.
 
 No value can break out of its part: it is encoded or refused. Also decides which texts are secret, and expands
-environment variables in fixed values. Not here: choosing the part for a value (`connections`).
+environment variables in fixed values. Not here: choosing the part for a value (`outgoing`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One call of a REST client, from its values to its reply: headers, filters, redirects, retries, failures.
 
 A generator without I/O yields `Effect`s and receives their results. Two drivers perform them: with `await` for
-asynchronous methods, on the calling thread for others. Not here: building a request (`connections`), decoding a
+asynchronous methods, on the calling thread for others. Not here: building a request (`outgoing`), decoding a
 successful reply (`replies`).
 """
 
@@ -27,16 +27,12 @@ from ..http_replies import BoundedBody, RefusedBody, read_retry_after
 from ..safe_text import brief, hide_secrets, without_secrets
 from .annotations import FixedValue
 from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, is_required
-from .connections import (
-    Outgoing,
-    RestConnection,
-    build,
-    deadline_for_network,
-    is_same_origin,
-    redirected,
-)
+from .connections import RestConnection
+from .deadlines import BodyUntil, deadline_for_network
 from .encoding import expanded, is_secret_name, secrets_in_header, shown_header
 from .endpoint import propagated_headers
+from .origins import is_same_origin, redirected_request
+from .outgoing import Outgoing, build_outgoing
 from .replies import PieceDecoder, Response, beginning, decode, excerpt
 
 logger = logging.getLogger("toolbox.rest")
@@ -153,7 +149,7 @@ class RestExchange:
         headers = propagated_headers(endpoint.settings.propagate_headers)
         if self.client.headers is not None:
             headers |= yield from self._call_collaborator(self.client.headers)
-        return build(plan, values, fixed, headers, endpoint)
+        return build_outgoing(plan, values, fixed, headers, endpoint)
 
     def _call_collaborator(self, collaborator: CollaboratorPlan, *given: object) -> Steps:
         """Call a collaborator with `given` and its injected parameters; return its result."""
@@ -188,7 +184,7 @@ class RestExchange:
     def _attempt(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
         settings = self.connection.endpoint.settings
         limit = plan.timeout or settings.timeout
-        first = request = self.connection.request(outgoing, limit, plan.where)
+        first = request = self.connection.request_for(outgoing, limit, plan.where)
         auth = yield from self._auth()
         for _ in range(settings.max_redirects + 1):
             # A filter may sign a request, so it does not get requests to other origins.
@@ -199,7 +195,7 @@ class RestExchange:
             if not (response.has_redirect_location and settings.follow_redirects):
                 return response
             yield ReadBody(response, plan.where)
-            following = redirected(
+            following = redirected_request(
                 request, response, lambda text: without_secrets(text, list(self._secrets_of(outgoing)))
             )
             if following is None:
@@ -449,22 +445,6 @@ def _perform(exchange: RestExchange, effect: Effect) -> Any:
             return next(attempts)
 
 
-class _Until(httpx2.SyncByteStream):
-    """A body that must be complete at a moment of `time.monotonic()`, also if it does not come from a network."""
-
-    def __init__(self, stream: httpx2.SyncByteStream, deadline: float) -> None:
-        self._stream, self._deadline = stream, deadline
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._stream:
-            if time.monotonic() > self._deadline:
-                raise httpx2.ReadTimeout("the body took too long")
-            yield chunk
-
-    def close(self) -> None:
-        self._stream.close()
-
-
 def _check_read(response: httpx2.Response) -> None:
     if isinstance(response.stream, BoundedBody):
         response.stream.check_read(response)
@@ -483,7 +463,7 @@ def _read_until(response: httpx2.Response, deadline: float) -> httpx2.Response:
     assert isinstance(response.stream, httpx2.SyncByteStream)
     try:
         _check_read(response)
-        response.stream = _Until(response.stream, deadline)
+        response.stream = BodyUntil(response.stream, deadline)
         response.read()
     finally:
         response.close()

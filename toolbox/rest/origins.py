@@ -1,0 +1,81 @@
+"""Decides where requests and their credentials may be sent: below the base URL, and after a redirect.
+
+Also URLs whose text hides their secrets. Not here: following a chain of redirects (`exchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urljoin
+
+import httpx2
+
+from .encoding import is_dot_segment, shown_url
+
+# Headers that a redirect may send to another origin: none of them identifies the caller.
+_IMPERSONAL = frozenset({"accept", "accept-encoding", "accept-language", "user-agent", "host"})
+
+
+class ShownUrl(httpx2.URL):
+    """A URL whose text hides its secrets, because httpx2 and other libraries log URLs."""
+
+    shown = ""
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def __repr__(self) -> str:
+        return f"URL({self.shown!r})"
+
+    def join(self, url: httpx2.URL | str) -> httpx2.URL:
+        """Resolve `url` against the real URL, not against its text."""
+        return httpx2.URL(self).join(url)
+
+
+def set_shown_url(request: httpx2.Request, shown: str) -> None:
+    url = ShownUrl(request.url)
+    url.shown = shown
+    request.url = url
+
+
+def is_below(url: httpx2.URL, base: httpx2.URL) -> bool:
+    """Return True if the URL has the origin of `base`, a path below that of `base`, and no user info."""
+    if (url.raw_scheme, url.raw_host, url.port, url.userinfo) != (base.raw_scheme, base.raw_host, base.port, b""):
+        return False
+    start, path = base.raw_path.rstrip(b"/"), url.raw_path.partition(b"?")[0]
+    if path != start and not path.startswith(start + b"/"):
+        return False
+    return not any(map(is_dot_segment, path[len(start) :].decode("ascii").split("/")))
+
+
+def is_same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
+    """Return True if credentials for `url` may be sent to `other`: same origin, or http upgraded to https."""
+    if (url.scheme, url.host, url.port) == (other.scheme, other.host, other.port):
+        return True
+    upgraded = url.scheme == "http" and other.scheme == "https" and url.port is None and other.port is None
+    return upgraded and url.host == other.host
+
+
+def redirected_request(
+    request: httpx2.Request, response: httpx2.Response, hide: Callable[[str], str]
+) -> httpx2.Request | None:
+    """Return the request that a redirect asks for, None when it must not be followed.
+
+    Another origin gets no personal headers and no body. `hide` removes secrets from the text of the new URL.
+    """
+    following = response.next_request
+    try:
+        shown = shown_url(urljoin(str(request.url), response.headers["location"]))
+    except ValueError:  # an invalid URL is not followed
+        return None
+    if following is None or following.url.scheme not in ("http", "https") or not following.url.host:
+        return None
+    if not is_same_origin(request.url, following.url):
+        if following.method not in ("GET", "HEAD"):
+            return None
+        for name in [name for name in following.headers if name.lower() not in _IMPERSONAL]:
+            del following.headers[name]
+    elif "cookie" in request.headers:
+        following.headers["Cookie"] = request.headers["Cookie"]
+    set_shown_url(following, hide(shown))
+    return following
