@@ -194,7 +194,7 @@ def roles_allowed(*roles: str) -> Callable[[F], F]:
     Put it on a tool, a class of tools, an AI service or one of its methods, or on an endpoint of FastAPI. That of a
     method or tool replaces that of its class. A tool that the identity may not call is not offered to the model. A
     service method that it may not call raises `UnauthenticatedError` or `ForbiddenError`; an endpoint answers 401 or
-    403. Raises `TypeError` for a role that is not a text, and with `@authenticated` or `@permit_all` on the same
+    403. Raises `TypeError` for a role that is not a string, and with `@authenticated` or `@permit_all` on the same
     object.
     """
     for each in roles:

@@ -174,7 +174,10 @@ class ClientExchange:
             leave(error)
 
     def watch(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
-        """See `toolbox.context.Caller`. Invocations that start after the response or the disconnect are not watched."""
+        """Call `leave(error)` when the client disconnects. Return a function that stops watching.
+
+        Invocations that start after the response or the disconnect are not watched.
+        """
         if self.completed or self.left:
             return _do_nothing
         if self._watchers is None:

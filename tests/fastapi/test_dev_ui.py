@@ -734,7 +734,7 @@ async def test_an_error_is_shown_to_the_developer(running: Any) -> None:
         ("Waiter.serve", '{"table": "7", "wish": 5}', "wish"),
         ("Waiter.serve", '{"table": "7", "wish": "x", "self": 1}', "self: unknown parameter"),
         ("Cook.cook", '{"dish": "soup", "guests": "many"}', "guests: Input should be a valid integer"),
-        ("Cook.look", '{"message": 5, "photos": []}', "message: must be a text"),
+        ("Cook.look", '{"message": 5, "photos": []}', "message: must be a string"),
     ],
 )
 async def test_invalid_arguments_are_rejected_before_the_model_is_called(
@@ -962,4 +962,4 @@ async def test_a_text_is_the_message_of_a_method_that_takes_only_a_history(runni
         )
 
     assert entry["value"] == "To the left."
-    assert "history: must be a text" in reply.text
+    assert "history: must be a string" in reply.text

@@ -417,7 +417,7 @@ async def test_resources_are_offered_as_tools() -> None:
     assert plan.result == ""
     assert missing.is_error
     assert wrong.is_error
-    assert "uri: this argument must be a text" in wrong.result
+    assert "uri: this argument must be a string" in wrong.result
     specifications = {each.name: each for each in model.requests[0].tool_specifications}
     assert list(specifications["get_resource"].parameters["properties"]) == ["uri"]
 

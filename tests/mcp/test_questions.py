@@ -102,7 +102,7 @@ async def test_a_server_that_forgot_its_question_asks_again_in_another_process(t
     [
         ("many", "expected an object with the values"),
         ({"seats": "many"}, "seats: 'many' is not of type 'integer'"),
-        ({"seats": {"a": 1}}, "seats: expected a text, a number"),
+        ({"seats": {"a": 1}}, "seats: expected a string, a number"),
         ({}, "'seats' is a required property"),
     ],
 )

@@ -49,7 +49,7 @@ def decorates(wanted: TypeForm[Any], *, name: str | None = None, order: int = 0)
     if not isinstance(order, int) or isinstance(order, bool):
         raise TypeError(f"@decorates: order must be an integer, got {order!r}")
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"@decorates: name must be a text, got {name!r}")
+        raise TypeError(f"@decorates: invalid name={name!r}; use a string")
 
     def apply(cls: C) -> C:
         if not isinstance(cls, type):

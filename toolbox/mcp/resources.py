@@ -86,7 +86,7 @@ def mcp_resource(
     beginning, `name` to the function's name, `mime_type` to that of the value. `timeout` is in seconds.
 
     Values of the variables that are absolute paths, contain NUL or lead out of a folder (`..`) are refused. Raises
-    `TypeError` for anything but a function, and if `uri` is not a text.
+    `TypeError` for anything but a function, and if `uri` is not a string.
     """
     if not isinstance(uri, str):
         raise TypeError(f'@mcp_resource: expected a URI, got {uri!r}; write @mcp_resource("orders://{{number}}")')
@@ -390,6 +390,6 @@ def _messages(value: Any) -> Iterator[Any]:
         case SystemMessage() | ToolExecutionResultMessage():
             raise TypeError(f"a prompt cannot contain a {type(message).__name__}; MCP has user and assistant messages")
         case _:
-            raise TypeError(f"expected a text or a message, got {type(value).__name__}")
+            raise TypeError(f"expected a string or a message, got {type(value).__name__}")
     for part in parts:
         yield PromptMessage(role=role, content=block_of(part))

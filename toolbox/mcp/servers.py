@@ -463,7 +463,7 @@ def _misfit(request: Mapping[str, Any], content: Any) -> str | None:
     for name, value in values.items():
         is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if not (value is None or is_list or isinstance(value, (str, int, float))):
-            return f"{name}: expected a text, a number, a boolean or a list of texts"
+            return f"{name}: expected a string, a number, a boolean or a list of strings"
     try:
         error = next(iter(Draft202012Validator(_flat(request["schema"])).iter_errors(values)), None)
     except Exception as failure:  # schemas of servers can be invalid
@@ -551,7 +551,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
         except ValueError as error:
             raise ToolArgumentsError(request, [("", str(error))]) from None
         problems = [
-            (name, "this argument must be a text") for name in properties if type(arguments.get(name)) is not str
+            (name, "this argument must be a string") for name in properties if type(arguments.get(name)) is not str
         ]
         name = server_in(arguments)
         if not problems and name not in by_name:

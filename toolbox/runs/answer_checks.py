@@ -76,7 +76,7 @@ class AnswerChecks:
             answer = replace(answer, value=written)
         if answer.reason is not None:
             if not isinstance(answer.reason, str):
-                raise RunAnswerError(run_id, f"call {call_id}: the reason must be text")
+                raise RunAnswerError(run_id, f"call {call_id}: the reason must be a string")
             _refuse_long(run_id, call, "the reason", answer.reason, MAX_REASON)
             answer = replace(answer, reason=printable(answer.reason))
         return waiting, answer

@@ -125,7 +125,7 @@ class NewRuns:
         """
         given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
         if given is not None and not is_storable(given):
-            raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
+            raise ValueError(f"{plan.where}: the run id must be a string of 1 to 200 characters")
         attributes, added_by = current_attributes.get(), place_of_added_tools()
         left = remaining(current_account.get())
         described = await describe(plan, self._host, arguments, attributes, added_by, left)

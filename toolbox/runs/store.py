@@ -577,7 +577,7 @@ def retry() -> Answer:
 
 def _reason(function: str, reason: object) -> str:
     if not isinstance(reason, str):
-        raise TypeError(f"{function}(reason): expected a text for the model, got {type(reason).__name__}")
+        raise TypeError(f"{function}(reason): expected a string for the model, got {type(reason).__name__}")
     return reason
 
 

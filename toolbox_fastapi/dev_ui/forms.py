@@ -140,14 +140,14 @@ def _is_message(annotation: Any) -> bool:
 def _history_reader(value: Any) -> list[UserMessage]:
     """Return the messages of a method whose only messages are a history: the text is its first and last one."""
     if not isinstance(value, str):
-        raise TypeError("must be a text")
+        raise TypeError("must be a string")
     return [UserMessage(value)]
 
 
 def _message_reader(annotation: Any) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if not isinstance(value, str):
-            raise TypeError("must be a text")
+            raise TypeError("must be a string")
         kinds = _kinds(annotation)
         if str in kinds:
             return value

@@ -136,7 +136,7 @@ class DevUiListener(EventListener):
         self._counted = 0
 
     def on_event(self, event: InvocationEvent) -> None:
-        """See `EventListener`."""
+        """Write the entry of an event."""
         context = event.context
         match event:
             case ServiceStartedEvent():
