@@ -32,7 +32,7 @@ from ..di.graph import BeanGraph
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
 from ..parameters import TAKES_PROGRESS
-from ..rest.encoding import header_value, is_header_name
+from ..rest.encoding import encode_header_value, is_header_name
 from ..safe_text import brief
 from ..services.declaration import provided_by
 from ..services.plans import MethodPlan
@@ -268,7 +268,7 @@ def _checked_headers(server: str, headers: Any) -> dict[str, str]:
         if not is_header_name(name):
             raise ValueError(f"{where}: invalid name {name!r}")
         try:
-            header_value(value)
+            encode_header_value(value)
         except ValueError:
             raise ValueError(f"{where}: the value of {name} contains control characters") from None
         found[name] = value

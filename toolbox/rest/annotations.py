@@ -177,16 +177,16 @@ class FixedValue:
     required: bool = True
 
 
-def _fixed(place: Place, name: str, value: object, required: bool) -> Callable[[T], T]:
+def _fix_value(place: Place, name: str, value: object, required: bool) -> Callable[[T], T]:
     given = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else value
     new = FixedValue(place, name, given, required)
 
-    def leave(target: T) -> T:
+    def leave_value(target: T) -> T:
         # Decorators run from the bottom up. Prepending keeps the order of the source.
         setattr(target, FIXED_MARK, (new, *fixed_values_of(target)))
         return target
 
-    return leave
+    return leave_value
 
 
 def fixed_values_of(target: object) -> tuple[FixedValue, ...]:
@@ -206,7 +206,7 @@ def client_query_param(name: str, value: object, *, required: bool = True) -> Ca
     With `required=False`, a missing value is omitted. Otherwise a missing variable is a problem at start, and a call
     for which the function returns None raises `RestClientError`.
     """
-    return _fixed(Place.QUERY, name, value, required)
+    return _fix_value(Place.QUERY, name, value, required)
 
 
 def client_header_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
@@ -214,7 +214,7 @@ def client_header_param(name: str, value: object, *, required: bool = True) -> C
 
     `value` and `required` are those of `client_query_param`.
     """
-    return _fixed(Place.HEADER, name, value, required)
+    return _fix_value(Place.HEADER, name, value, required)
 
 
 def client_cookie_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
@@ -222,7 +222,7 @@ def client_cookie_param(name: str, value: object, *, required: bool = True) -> C
 
     `value` and `required` are those of `client_query_param`.
     """
-    return _fixed(Place.COOKIE, name, value, required)
+    return _fix_value(Place.COOKIE, name, value, required)
 
 
 def client_form_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
@@ -230,7 +230,7 @@ def client_form_param(name: str, value: object, *, required: bool = True) -> Cal
 
     `value` and `required` are those of `client_query_param`.
     """
-    return _fixed(Place.FORM, name, value, required)
+    return _fix_value(Place.FORM, name, value, required)
 
 
 # --- methods
@@ -291,12 +291,12 @@ class _Verb:
         retried = self._idempotent if idempotent is None else idempotent
         mark = RequestMark(self._verb, path, timeout, retried)
 
-        def leave(function: F) -> F:
+        def leave_verb(function: F) -> F:
             earlier = request_mark_of(function)
             setattr(function, REQUEST_MARK, mark if earlier is None else replace(mark, again=earlier.again + 1))
             return function if earlier is not None else with_effects(function, partial(_request_line, mark))
 
-        return leave
+        return leave_verb
 
 
 get = _Verb("GET", True)
@@ -325,11 +325,11 @@ def client_exception_mapper(status: int | None = None) -> Callable[[T], T]:
     `status`, it is only called for that status.
     """
 
-    def leave(method: T) -> T:
+    def leave_mapper(method: T) -> T:
         setattr(method, MAPPER_MARK, MapperMark(status))
         return method
 
-    return leave
+    return leave_mapper
 
 
 # --- the class
@@ -401,7 +401,7 @@ def register_rest_client(
         raise TypeError(f"@register_rest_client takes a class; pass options by name: config_key={target!r}")
     caller = sys._getframe(1)
 
-    def leave(cls: type[T]) -> type[T]:
+    def leave_client(cls: type[T]) -> type[T]:
         mark = ClientMark(
             cls.__name__ if config_key is None else config_key,
             path,
@@ -416,4 +416,4 @@ def register_rest_client(
         setattr(cls, CLIENT_MARK, mark)
         return cls
 
-    return leave if target is None else leave(target)
+    return leave_client if target is None else leave_client(target)

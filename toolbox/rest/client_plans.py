@@ -50,11 +50,11 @@ from .annotations import (
 from .encoding import (
     PROTECTED_HEADERS,
     EncodingError,
-    cookie_value,
+    encode_cookie_value,
+    encode_header_value,
     has_dot_segment,
-    header_value,
     is_header_name,
-    percent,
+    percent_encode,
     text_of,
     texts_of,
     variables_missing,
@@ -216,11 +216,11 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         tuple(read_collaborator(each, where, 1, names) for each in mark.request_filters),
         tuple(read_collaborator(each, where, 1, names) for each in mark.response_filters),
     )
-    mappers = (*_mappers(cls), *((None, mapper) for mapper in mark.exception_mappers))
+    mappers = (*_find_mappers(cls), *((None, mapper) for mapper in mark.exception_mappers))
     mapping = tuple((status, read_collaborator(each, where, 1, names)) for status, each in mappers)
     plans: list[RestMethodPlan] = []
     problems: list[Problem] = []
-    for owner, name, member in _members(cls):
+    for owner, name, member in _find_members(cls):
         place = f"{where}.{name}"
         request = request_mark_of(member) or request_mark_of(_function_of(member))
         if request is None:
@@ -229,7 +229,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
             problems.append(Problem(place, "only instance methods can send requests", "make it a plain method"))
         else:
             reading = _RequestReader(cls, owner, name, place, member, request, mark, mapping, shared)
-            plan = reading.read()
+            plan = reading.read_method()
             problems.extend(reading.problems)
             plans.extend([plan] if plan is not None else [])
     return replace(shared, methods=tuple(plans)), tuple(problems)
@@ -242,7 +242,7 @@ def read_auth(auth: Any, where: str) -> Any:
     return read_collaborator(auth, where, 0)
 
 
-def _members(cls: type[object]) -> Iterator[tuple[type[object], str, object]]:
+def _find_members(cls: type[object]) -> Iterator[tuple[type[object], str, object]]:
     """Yield class, name and object of each member in MRO order; overridden members are omitted."""
     seen: set[str] = set()
     for owner in cls.__mro__:
@@ -259,8 +259,8 @@ def _function_of(member: object) -> object:
     return getattr(member, "__func__", getattr(member, "fget", None))
 
 
-def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
-    for _, _, member in _members(cls):
+def _find_mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
+    for _, _, member in _find_members(cls):
         function: Any = getattr(member, "__func__", member)
         mark: MapperMark | None = getattr(member, MAPPER_MARK, None) or getattr(function, MAPPER_MARK, None)
         if mark is not None:
@@ -293,21 +293,23 @@ class _RequestReader:
     shared: ClientPlan
     problems: list[Problem] = field(default_factory=list)
 
-    def read(self) -> RestMethodPlan | None:
+    def read_method(self) -> RestMethodPlan | None:
         if self.mark.again:
-            self._problem("it has more than one HTTP verb", "keep one")
+            self._report_problem("it has more than one HTTP verb", "keep one")
         if self.mark.timeout is not None and self.mark.timeout <= 0:
-            self._problem(f"invalid timeout of {self.mark.timeout:g} seconds", "use more than 0, or leave it out")
-        path = self._path()
-        signature = self._signature()
-        parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
+            self._report_problem(
+                f"invalid timeout of {self.mark.timeout:g} seconds", "use more than 0, or leave it out"
+            )
+        path = self._read_path()
+        signature = self._read_signature()
+        parameters = tuple(self._read_parameters(signature.parameters[1:], path[1::2]))
         self._check_names(parameters, path[1::2])
         self._check_address(parameters)
-        fixed = tuple(self._fixed())
+        fixed = tuple(self._read_fixed_values())
         self._check_bodies(parameters, fixed)
         self._check_headers(parameters, fixed)
         is_async = inspect.iscoroutinefunction(self.function)
-        reply = self._reply(signature.returns, is_async)
+        reply = self._read_reply(signature.returns, is_async)
         self._check_collaborators(fixed, is_async or (reply is not None and reply.stream is ReplyStream.ASYNC))
         if self.problems or reply is None:
             return None
@@ -324,7 +326,7 @@ class _RequestReader:
         )
         return RestMethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
 
-    def _signature(self) -> Signature:
+    def _read_signature(self) -> Signature:
         """Return the signature with the type variables of generic base classes replaced."""
         read = read_signature(self.function, self.client.names)
         arguments = arguments_for(self.cls, self.owner)
@@ -333,62 +335,64 @@ class _RequestReader:
         parameters = (replace(each, annotation=substitute(each.annotation, arguments)) for each in read.parameters)
         return Signature(tuple(parameters), substitute(read.returns, arguments))
 
-    def _problem(self, what: str, fix: str) -> None:
+    def _report_problem(self, what: str, fix: str) -> None:
         self.problems.append(Problem(self.where, what, fix))
 
-    def _fixed(self) -> Iterator[FixedValue]:
+    def _read_fixed_values(self) -> Iterator[FixedValue]:
         of_classes = (fixed for owner in reversed(self.cls.__mro__) for fixed in fixed_values_of(owner))
         for fixed in (*of_classes, *fixed_values_of(self.function)):
             value = fixed.value
-            yield replace(fixed, value=self._collaborator(value)) if callable(value) else fixed
+            yield replace(fixed, value=self._read_collaborator(value)) if callable(value) else fixed
             if not callable(value) and not any(variables_of(value)) and (reason := _encoding_problem(fixed)):
-                self._problem(f"{fixed.place} {fixed.name} cannot be sent: {reason}", "correct its value")
+                self._report_problem(f"{fixed.place} {fixed.name} cannot be sent: {reason}", "correct its value")
             for name in variables_missing(value) if fixed.required else ():
-                self._problem(
+                self._report_problem(
                     f"{fixed.place} {fixed.name} needs the environment variable {name}, which is not set",
                     f"set {name}, write ${{{name}:default}}, or pass required=False",
                 )
 
-    def _collaborator(self, function: Collaborator) -> CollaboratorPlan:
+    def _read_collaborator(self, function: Collaborator) -> CollaboratorPlan:
         return read_collaborator(function, self.where, 0, self.client.names)
 
-    def _path(self) -> tuple[str, ...]:
+    def _read_path(self) -> tuple[str, ...]:
         path = join_paths(self.client.path, self.mark.path)
         parts = path_parts(path)
         literals = "".join(parts[::2])
         if "{" in literals or "}" in literals:
-            self._problem(f"the path {path!r} has an unmatched brace", "write {name} for a parameter")
+            self._report_problem(f"the path {path!r} has an unmatched brace", "write {name} for a parameter")
         if "://" in literals:
             fix = "write the part after the host; the base URL comes from the settings or base_url="
-            self._problem(f"the path {self.mark.path or self.client.path!r} is a whole URL", fix)
+            self._report_problem(f"the path {self.mark.path or self.client.path!r} is a whole URL", fix)
         if "?" in literals or "#" in literals:
-            self._problem(f"the path {path!r} has a query", "declare it with @rest.client_query_param(name, value)")
+            self._report_problem(
+                f"the path {path!r} has a query", "declare it with @rest.client_query_param(name, value)"
+            )
         if has_dot_segment(path):
-            self._problem(f"the path {path!r} has the segment '.' or '..'", "write the path without it")
+            self._report_problem(f"the path {path!r} has the segment '.' or '..'", "write the path without it")
         return parts
 
-    def _parameters(self, parameters: tuple[Parameter, ...], in_path: tuple[str, ...]) -> Iterator[ParameterPlan]:
+    def _read_parameters(self, parameters: tuple[Parameter, ...], in_path: tuple[str, ...]) -> Iterator[ParameterPlan]:
         for parameter in parameters:
             if parameter.is_variadic:
-                self._problem(f"*{parameter.name} cannot be sent", "name each parameter")
+                self._report_problem(f"*{parameter.name} cannot be sent", "name each parameter")
             elif parameter.annotation is EMPTY:
-                self._problem(f"the parameter {parameter.name} has no annotation", "add a type annotation")
+                self._report_problem(f"the parameter {parameter.name} has no annotation", "add a type annotation")
             elif isinstance(parameter.annotation, Unresolved):
-                self._unresolved(f"the annotation of {parameter.name}", parameter.annotation)
+                self._report_unresolved(f"the annotation of {parameter.name}", parameter.annotation)
             elif not _is_filled_by_library(parameter):
-                yield self._parameter(parameter, in_path)
+                yield self._read_parameter(parameter, in_path)
 
-    def _unresolved(self, what: str, annotation: Unresolved) -> None:
-        self._problem(
+    def _report_unresolved(self, what: str, annotation: Unresolved) -> None:
+        self._report_problem(
             f"{what}, {annotation.text!r}, cannot be resolved ({annotation.reason})",
             "import the name in the module of the class, or define it there",
         )
 
-    def _parameter(self, parameter: Parameter, in_path: tuple[str, ...]) -> ParameterPlan:
+    def _read_parameter(self, parameter: Parameter, in_path: tuple[str, ...]) -> ParameterPlan:
         name, annotation = parameter.name, parameter.annotation
-        marks = tuple(_place_marks(parameter))
+        marks = tuple(_find_place_marks(parameter))
         if len(marks) > 1:
-            self._problem(f"the parameter {name} has more than one place marker", "keep one")
+            self._report_problem(f"the parameter {name} has more than one place marker", "keep one")
         structured = _is_structured(annotation)
         if marks:
             mark: PlaceMark | None = marks[0]
@@ -398,43 +402,49 @@ class _RequestReader:
             place = Place.PATH if name in in_path else Place.BODY if structured else Place.QUERY
         spread = structured and place in (Place.QUERY, Place.FORM)
         if spread and not _has_fields(annotation):
-            self._problem(f"{name} cannot be a {place} parameter: it is neither text nor has fields", "use a model")
+            self._report_problem(
+                f"{name} cannot be a {place} parameter: it is neither text nor has fields", "use a model"
+            )
         one_value = place in (Place.PATH, Place.COOKIE, Place.URL)
         if (structured and (one_value or place is Place.HEADER)) or (one_value and _is_list(annotation)):
-            self._problem(f"the parameter {name} holds more than one value, but a {place} holds one", "use a scalar")
-        adapter = self._adapter(name, annotation) if place in (Place.BODY, Place.BODY_FIELD) else None
+            self._report_problem(
+                f"the parameter {name} holds more than one value, but a {place} holds one", "use a scalar"
+            )
+        adapter = self._make_adapter(name, annotation) if place in (Place.BODY, Place.BODY_FIELD) else None
         omits_none = parameter.default is None
-        return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter, omits_none)
+        return ParameterPlan(name, place, _choose_wire_name(name, place, mark), spread, mark, adapter, omits_none)
 
-    def _adapter(self, name: str, annotation: Any) -> TypeAdapter[Any] | None:
+    def _make_adapter(self, name: str, annotation: Any) -> TypeAdapter[Any] | None:
         try:
             return TypeAdapter(annotation)
         except PydanticUserError as error:
             reason = str(error).partition("\n")[0]
-            self._problem(f"pydantic cannot write the body {name} ({reason})", "use a pydantic model")
+            self._report_problem(f"pydantic cannot write the body {name} ({reason})", "use a pydantic model")
             return None
 
     def _check_names(self, parameters: tuple[ParameterPlan, ...], in_path: tuple[str, ...]) -> None:
         names = [parameter.wire_name for parameter in parameters if parameter.place is Place.PATH]
         for name in in_path:
             if name not in names:
-                self._problem(
+                self._report_problem(
                     f"the path contains {{{name}}}, but the method has no such parameter",
                     "add the parameter or correct the path",
                 )
         for name in names:
             if name not in in_path:
-                self._problem(f"the path parameter {name} is missing in the path", "write {{{name}}} into the path")
+                self._report_problem(
+                    f"the path parameter {name} is missing in the path", "write {{{name}}} into the path"
+                )
             if names.count(name) > 1:
-                self._problem(f"more than one parameter has the name {{{name}}}", "keep one")
+                self._report_problem(f"more than one parameter has the name {{{name}}}", "keep one")
 
     def _check_address(self, parameters: tuple[ParameterPlan, ...]) -> None:
         names = [parameter.name for parameter in parameters if parameter.place is Place.URL]
         if len(names) > 1:
-            self._problem(f"{', '.join(names)} are all whole addresses, but a request has one", "keep one")
+            self._report_problem(f"{', '.join(names)} are all whole addresses, but a request has one", "keep one")
         elif names and self.mark.path:
             fix = f"write @rest.{self.mark.verb.lower()}() without a path"
-            self._problem(f"{names[0]} is the whole address, but the verb has the path {self.mark.path!r}", fix)
+            self._report_problem(f"{names[0]} is the whole address, but the verb has the path {self.mark.path!r}", fix)
 
     def _check_bodies(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         places = [each.place for each in parameters] + [each.place for each in fixed]
@@ -442,20 +452,22 @@ class _RequestReader:
         bodies = [parameter.name for parameter in parameters if parameter.place is Place.BODY]
         if of_the_body and self.mark.verb in BODILESS:
             names = [parameter.name for parameter in parameters if parameter.place in _OF_THE_BODY] or ["a fixed value"]
-            self._problem(
+            self._report_problem(
                 f"{', '.join(names)} would be the body of a {self.mark.verb} request, which cannot have one",
                 "use @rest.post, or mark its place: Annotated[…, rest.Query()]",
             )
         elif len(bodies) > 1:
-            self._problem(f"{', '.join(bodies)} are all bodies, but a request has one", "put them into one model")
+            self._report_problem(
+                f"{', '.join(bodies)} are all bodies, but a request has one", "put them into one model"
+            )
         elif bodies and len(of_the_body) > 1:
             kind = "fields of a body" if Place.BODY_FIELD in of_the_body else "form fields"
-            self._problem(f"{bodies[0]} is the body, but the method has {kind} too", "keep one of the two")
+            self._report_problem(f"{bodies[0]} is the body, but the method has {kind} too", "keep one of the two")
         elif len({place is Place.BODY_FIELD for place in of_the_body}) > 1:
-            self._problem("the method has fields of a JSON body and form fields", "keep one of the two")
+            self._report_problem("the method has fields of a JSON body and form fields", "keep one of the two")
         fields = [parameter.wire_name for parameter in parameters if parameter.place is Place.BODY_FIELD]
         for name in dict.fromkeys(each for each in fields if fields.count(each) > 1):
-            self._problem(f"more than one parameter is the field {name!r} of the body", "keep one")
+            self._report_problem(f"more than one parameter is the field {name!r} of the body", "keep one")
 
     def _check_headers(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         named = [(each.place, each.wire_name) for each in parameters] + [(each.place, each.name) for each in fixed]
@@ -463,25 +475,25 @@ class _RequestReader:
             if place not in (Place.HEADER, Place.COOKIE):
                 continue
             if not is_header_name(name):
-                self._problem(f"invalid {place} name {name!r}", "use letters, digits and hyphens")
+                self._report_problem(f"invalid {place} name {name!r}", "use letters, digits and hyphens")
             elif place is Place.HEADER and name.lower() in PROTECTED_HEADERS:
-                self._problem(f"the header {name} can only be set by the HTTP library", "remove it")
+                self._report_problem(f"the header {name} can only be set by the HTTP library", "remove it")
 
     def _check_collaborators(self, fixed: tuple[FixedValue, ...], may_await: bool) -> None:
         computing = [each.value for each in fixed if isinstance(each.value, CollaboratorPlan)]
         for each in (*self.shared.collaborators(), *computing, *(mapper for _, mapper in self.mappers)):
             self.problems.extend(collaborator_problems(each, self.where, may_await))
 
-    def _reply(self, annotation: Any, is_async: bool) -> ReplyPlan | None:
+    def _read_reply(self, annotation: Any, is_async: bool) -> ReplyPlan | None:
         if annotation is EMPTY:
-            self._problem("missing return annotation", "add the return type, or None")
+            self._report_problem("missing return annotation", "add the return type, or None")
         elif isinstance(annotation, Unresolved):
-            self._unresolved("the return annotation", annotation)
+            self._report_unresolved("the return annotation", annotation)
         else:
             try:
                 return read_reply(annotation, self.mark.verb, is_async)
             except UnreadableReplyError as error:
-                self._problem(error.what, error.fix)
+                self._report_problem(error.what, error.fix)
         return None
 
 
@@ -489,15 +501,15 @@ def _encoding_problem(fixed: FixedValue) -> str | None:
     """Return the reason why a constant cannot be sent in its place; None if it can."""
     try:
         if fixed.place is Place.COOKIE:
-            cookie_value(text_of(fixed.value))
+            encode_cookie_value(text_of(fixed.value))
         for text in texts_of(fixed.value):
-            header_value(text) if fixed.place is Place.HEADER else percent(text)
+            encode_header_value(text) if fixed.place is Place.HEADER else percent_encode(text)
     except EncodingError as error:
         return str(error)
     return None
 
 
-def _place_marks(parameter: Parameter) -> Iterator[PlaceMark]:
+def _find_place_marks(parameter: Parameter) -> Iterator[PlaceMark]:
     for mark in parameter.metadata:
         if isinstance(mark, _PLACE_MARKS):
             yield mark
@@ -507,12 +519,12 @@ def _place_marks(parameter: Parameter) -> Iterator[PlaceMark]:
 
 def _is_filled_by_library(parameter: Parameter) -> bool:
     """Return True for a parameter that the library injects, such as `InvocationContext`: it is never sent."""
-    if any(_place_marks(parameter)):
+    if any(_find_place_marks(parameter)):
         return False
     return INJECT in parameter.metadata or unwrapped(parameter.annotation).type is InvocationContext
 
 
-def _wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:
+def _choose_wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:
     if mark is not None and mark.name is not None:
         return mark.name
     return name.replace("_", "-") if place is Place.HEADER else name

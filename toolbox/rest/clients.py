@@ -26,7 +26,7 @@ from ..execution.threads import refuse_on_event_loop
 from ..introspection import plain
 from .annotations import ClientMark, client_mark_of
 from .client_plans import ClientPlan, RestMethodPlan, is_context, read_auth, read_client
-from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint, rest_settings
+from .endpoint import KeySettings, endpoint_problems, merge_settings, read_endpoint, rest_settings
 from .replies import ReplyStream
 
 if TYPE_CHECKING:
@@ -84,15 +84,17 @@ def read_rest_client(
     cls = cast("type[Any]", registered)
     plan, problems = read_client(cls, mark)
 
-    def make(connections: RestConnections, given: list[KeySettings]) -> Any:
+    def make_client(connections: RestConnections, given: list[KeySettings]) -> Any:
         from .exchange import RestExchange
 
         found = settings_in_force(mark, settings(), given)
         raise_problems(endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))
         connection = connections.connection(found, mark.base_url)
-        return implement(cls, plan, RestExchange(connection, plan, scope, read_auth(found.auth, cls.__name__)))
+        return make_implementation(
+            cls, plan, RestExchange(connection, plan, scope, read_auth(found.auth, cls.__name__))
+        )
 
-    def check(graph: BeanGraph) -> Iterator[Problem]:
+    def check_client(graph: BeanGraph) -> Iterator[Problem]:
         yield from problems
         for collaborator in plan.collaborators():
             for point in collaborator.all_points():
@@ -104,8 +106,8 @@ def read_rest_client(
         point_of(RestConnections, f"{cls.__name__}.connections", parameter="connections"),
         point_of(list[KeySettings], f"{cls.__name__}.given", parameter="given"),
     )
-    definition = BeanDefinition(provides=cls, factory=make, scope=Scope.APPLICATION, needs=needs, source=cls)
-    return Registration((definition,), (RestConnections, *_implied(plan)), check)
+    definition = BeanDefinition(provides=cls, factory=make_client, scope=Scope.APPLICATION, needs=needs, source=cls)
+    return Registration((definition,), (RestConnections, *_implied_collaborators(plan)), check_client)
 
 
 def _definition_of_settings(given: KeySettings) -> BeanDefinition:
@@ -120,7 +122,7 @@ def _definition_of_settings(given: KeySettings) -> BeanDefinition:
     )
 
 
-def _implied(plan: ClientPlan) -> tuple[type[Any], ...]:
+def _implied_collaborators(plan: ClientPlan) -> tuple[type[Any], ...]:
     """Return the collaborator classes that can be created as beans without being registered."""
     wanted = (each.point.wants for each in plan.collaborators() if each.point is not None)
     return tuple(
@@ -132,7 +134,7 @@ def settings_in_force(mark: ClientMark, settings: ToolboxSettings, given: list[K
     """Return the settings of a client from the environment, overridden by those set in code."""
     from ..settings import settings_key
 
-    return merged(settings_key(mark.config_key), settings.rest, given)
+    return merge_settings(settings_key(mark.config_key), settings.rest, given)
 
 
 def _problems_of_settings(
@@ -159,7 +161,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 # --- the object
 
 
-def implement(cls: type[T], plan: ClientPlan, exchange: RestExchange) -> T:
+def make_implementation(cls: type[T], plan: ClientPlan, exchange: RestExchange) -> T:
     """Create an object of the class whose decorated methods send requests; other methods stay unchanged."""
     members: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -168,19 +170,19 @@ def implement(cls: type[T], plan: ClientPlan, exchange: RestExchange) -> T:
         "__init__": object.__init__,
     }
     for method in plan.methods:
-        members[method.name] = _method(method, exchange)
+        members[method.name] = _implement_method(method, exchange)
         members[method.name].__dict__.pop("__isabstractmethod__", None)
     make: Any = type(cls)
     made: type[T] = make(f"{cls.__name__}Implementation", (cls,), members)
     return made()
 
 
-def _method(method: RestMethodPlan, exchange: RestExchange) -> Callable[..., Any]:
+def _implement_method(method: RestMethodPlan, exchange: RestExchange) -> Callable[..., Any]:
     from .exchange import call, call_async, stream, stream_async
 
     plan, signature = method.request, method.signature
 
-    def values(self: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any]:
+    def bind_values(self: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any]:
         bound = signature.bind(self, *arguments, **named)
         bound.apply_defaults()
         return bound.arguments
@@ -189,7 +191,7 @@ def _method(method: RestMethodPlan, exchange: RestExchange) -> Callable[..., Any
 
         @functools.wraps(method.function)
         async def send_async(self: object, *arguments: Any, **named: Any) -> Any:
-            return await call_async(exchange, plan, values(self, arguments, named))
+            return await call_async(exchange, plan, bind_values(self, arguments, named))
 
         return send_async
 
@@ -197,12 +199,12 @@ def _method(method: RestMethodPlan, exchange: RestExchange) -> Callable[..., Any
     chosen = perform[plan.reply.stream]
 
     @functools.wraps(method.function)
-    def send(self: object, *arguments: Any, **named: Any) -> Any:
+    def send_or_stream(self: object, *arguments: Any, **named: Any) -> Any:
         if plan.reply.stream is not ReplyStream.ASYNC:
             refuse_on_event_loop(plan.where)
-        return chosen(exchange, plan, values(self, arguments, named))
+        return chosen(exchange, plan, bind_values(self, arguments, named))
 
-    return send
+    return send_or_stream
 
 
 # --- clients and single requests without a container
@@ -240,7 +242,7 @@ def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any 
     found = settings_in_force(mark, ToolboxSettings(), [given])
     unmade = dict.fromkeys(_problems_of_collaborators(plan))
     raise_problems((*problems, *unmade, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)))
-    return implement(cls, plan, _exchange(found, mark.base_url, plan, cls.__name__))
+    return make_implementation(cls, plan, _make_exchange(found, mark.base_url, plan, cls.__name__))
 
 
 def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
@@ -259,10 +261,10 @@ def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
 def standalone_exchange(where: str, settings: KeySettings) -> RestExchange:
     """Return an exchange for request plans without a client class. Raises `IllegalConfigurationError`."""
     raise_problems(endpoint_problems(where, settings.key, settings.settings, None))
-    return _exchange(settings, None, ClientPlan(()), where)
+    return _make_exchange(settings, None, ClientPlan(()), where)
 
 
-def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> RestExchange:
+def _make_exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> RestExchange:
     from .connections import RestConnection
     from .exchange import RestExchange
 

@@ -106,11 +106,11 @@ def fields_of(value: object) -> Iterator[tuple[str, str, bool]]:
     are_alike = isinstance(objects, Mapping) and len(objects) == len(plain)  # not if a serializer is for JSON only
     for (name, item), original in zip(plain.items(), (objects if are_alike else plain).values(), strict=True):
         secrets: list[str] = []
-        for text in texts_of(revealed(item, original, secrets)):
+        for text in texts_of(with_real_secrets(item, original, secrets)):
             yield str(name), text, bool(secrets)
 
 
-def revealed(plain: Any, original: Any, secrets: list[str]) -> Any:
+def with_real_secrets(plain: Any, original: Any, secrets: list[str]) -> Any:
     """Return `plain`, a value as JSON, with the real values of pydantic's secret types, which JSON masks.
 
     `original` is the same value with its Python objects. The texts of its secrets are added to `secrets`. A secret
@@ -122,11 +122,11 @@ def revealed(plain: Any, original: Any, secrets: list[str]) -> Any:
         return value if plain == _ANYTHING.to_python(original, mode="json") else plain
     if isinstance(original, Mapping) and isinstance(plain, dict) and len(original) == len(plain):
         return {
-            name: revealed(item, each, secrets)
+            name: with_real_secrets(item, each, secrets)
             for (name, item), each in zip(plain.items(), original.values(), strict=True)
         }
     if isinstance(original, (list, tuple, set, frozenset)) and isinstance(plain, list) and len(original) == len(plain):
-        return [revealed(item, each, secrets) for item, each in zip(plain, original, strict=True)]
+        return [with_real_secrets(item, each, secrets) for item, each in zip(plain, original, strict=True)]
     return plain
 
 
@@ -139,7 +139,7 @@ def _scalar_texts(value: Any) -> Iterator[str]:
         yield text_of(value)
 
 
-def percent(text: str) -> str:
+def percent_encode(text: str) -> str:
     """Percent-encode all characters that have a meaning in URLs."""
     try:
         return quote(text, safe="")
@@ -162,7 +162,7 @@ def has_dot_segment(path: str) -> bool:
     return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", path))
 
 
-def segment(value: object, allow_slash: bool = False) -> str:
+def encode_segment(value: object, allow_slash: bool = False) -> str:
     """Return a value as exactly one segment of a path, or a part of one.
 
     Raises `EncodingError` for a slash or backslash, unless `allow_slash`: many servers decode `%2F` before they choose
@@ -178,10 +178,10 @@ def segment(value: object, allow_slash: bool = False) -> str:
             raise EncodingError("'/' and '\\' are not allowed in a path parameter without rest.Path(allow_slash=True)")
         if any(part in (".", "..") for part in re.split(r"[/\\]", text)):
             raise EncodingError("'.' and '..' between slashes would change the path")
-    return percent(text)
+    return percent_encode(text)
 
 
-def literal_path(text: str) -> str:
+def encode_literal_path(text: str) -> str:
     """Encode the literal part of a path; text that is already encoded stays unchanged."""
     return quote(text, safe=_PATH_LITERALS)
 
@@ -191,7 +191,7 @@ def is_header_name(name: str) -> bool:
     return _TOKEN.fullmatch(name) is not None
 
 
-def header_value(text: str) -> bytes:
+def encode_header_value(text: str) -> bytes:
     """Return the value of a header as UTF-8. Raises `EncodingError` for line ends and other control characters."""
     if _CONTROL.search(text):
         raise EncodingError("it contains a control character, which headers cannot have")
@@ -201,7 +201,7 @@ def header_value(text: str) -> bytes:
         raise EncodingError("it contains a lone surrogate, which is not valid text") from error
 
 
-def cookie_value(text: str) -> str:
+def encode_cookie_value(text: str) -> str:
     """Return the value of a cookie. Raises `EncodingError` for characters that could start another cookie."""
     if not _COOKIE_VALUE.fullmatch(text):
         raise EncodingError(
@@ -259,10 +259,10 @@ def variables_of(value: object) -> Iterator[tuple[str, str | None]]:
                 yield match[1], match[2]
 
 
-def expanded(value: object) -> object:
+def expand_variables(value: object) -> object:
     """Return a fixed value with its variables replaced; None if a variable without a default is not set."""
     if isinstance(value, tuple):
-        items = [expanded(each) for each in value]
+        items = [expand_variables(each) for each in value]
         return None if None in items else items
     if not isinstance(value, str):
         return value

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from ..callers import Caller, current_caller
 from ..context import headers_of_current_span
 from ..errors import Problem
-from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_name, secrets_in_header
+from .encoding import PROTECTED_HEADERS, EncodingError, encode_header_value, is_header_name, secrets_in_header
 
 if TYPE_CHECKING:
     from ..settings import RestSettings
@@ -112,7 +112,7 @@ class RestEndpoint:
     transport: Any = field(default=None, hash=False, repr=False)
 
 
-def merged(key: str, environment: Mapping[str, RestSettings], given: list[KeySettings]) -> KeySettings:
+def merge_settings(key: str, environment: Mapping[str, RestSettings], given: list[KeySettings]) -> KeySettings:
     """Return the settings of a normalized key: those of the environment, overridden by those set in code."""
     from ..settings import RestSettings
 
@@ -183,7 +183,7 @@ def _header_problems(where: str, endpoint: RestEndpoint) -> Iterator[Problem]:
                 where, f"invalid header name {name!r} in the settings of {endpoint.key!r}", "correct the settings"
             )
         try:
-            header_value(value)
+            encode_header_value(value)
         except EncodingError as error:
             yield Problem(where, f"the header {name} of {endpoint.key!r} cannot be sent: {error}", "correct its value")
 

@@ -29,7 +29,7 @@ from .annotations import FixedValue
 from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, is_required
 from .connections import RestConnection
 from .deadlines import BodyUntil, deadline_for_network
-from .encoding import expanded, is_secret_name, secrets_in_header, shown_header
+from .encoding import expand_variables, is_secret_name, secrets_in_header, shown_header
 from .endpoint import propagated_headers
 from .origins import is_same_origin, redirected_request
 from .outgoing import Outgoing, build_outgoing
@@ -120,28 +120,28 @@ class RestExchange:
 
     def steps(self, plan: RequestPlan, values: Mapping[str, Any], unread: bool = False) -> Steps:
         """Return a successful `httpx2.Response` and its `Outgoing`. Raises `RestClientError` or a mapper's error."""
-        outgoing = yield from self._prepare(plan, values)
+        outgoing = yield from self._prepare_request(plan, values)
         try:
             try:
-                response = yield from self._attempts(plan, outgoing, unread)
+                response = yield from self._attempt_repeatedly(plan, outgoing, unread)
             except UnsuccessfulReply as refusal:
                 response = refusal.response
             if not response.is_success:
                 yield ReadBody(response, plan.where)
-                yield from self._fail(plan, outgoing, response)
+                yield from self._raise_for_reply(plan, outgoing, response)
         except RestClientError as error:
             self.hide(error, outgoing)
             raise
         return response, outgoing
 
-    def _prepare(self, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Effect, Any, Outgoing]:
+    def _prepare_request(self, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Effect, Any, Outgoing]:
         endpoint = self.connection.endpoint
         fixed: list[tuple[FixedValue, object]] = []
         for each in plan.fixed:
             if isinstance(each.value, CollaboratorPlan):
                 value = yield from self._call_collaborator(each.value)
             else:
-                value = expanded(each.value)
+                value = expand_variables(each.value)
             if value is None and each.required:
                 where = f"{endpoint.url}{plan.template}"
                 raise RestClientError(f"{plan.where}: missing value for {each.place} {each.name}", where)
@@ -159,10 +159,12 @@ class RestExchange:
             injected[point.parameter] = InvocationContext.current() if is_context(point) else (yield FindBean(point))
         return (yield AwaitValue(target(*given, **injected)))
 
-    def _attempts(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
+    def _attempt_repeatedly(
+        self, plan: RequestPlan, outgoing: Outgoing, unread: bool
+    ) -> Generator[Effect, Any, httpx2.Response]:
         settings = self.connection.endpoint.settings
         if not (settings.retries and plan.idempotent):
-            return (yield from self._attempt(plan, outgoing, unread))
+            return (yield from self._attempt_once(plan, outgoing, unread))
         attempts = yield StartRetries(
             stamina.retry_context(
                 lambda error: _wait_before_retry(error, settings.retry_max_wait),
@@ -175,23 +177,27 @@ class RestExchange:
         while True:
             attempt = yield NextAttempt(attempts)
             with attempt:
-                response = yield from self._attempt(plan, outgoing, unread)
+                response = yield from self._attempt_once(plan, outgoing, unread)
                 if not response.is_success:
                     yield ReadBody(response, plan.where)
                     raise UnsuccessfulReply(response)
                 return response
 
-    def _attempt(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
+    def _attempt_once(
+        self, plan: RequestPlan, outgoing: Outgoing, unread: bool
+    ) -> Generator[Effect, Any, httpx2.Response]:
         settings = self.connection.endpoint.settings
         limit = plan.timeout or settings.timeout
         first = request = self.connection.request_for(outgoing, limit, plan.where)
-        auth = yield from self._auth()
+        auth = yield from self._find_auth()
         for _ in range(settings.max_redirects + 1):
             # A filter may sign a request, so it does not get requests to other origins.
             own = is_same_origin(first.url, request.url)
             for each in self.client.request_filters if own else ():
                 yield from self._call_collaborator(each, request)
-            response = yield from self._send(SendRequest(request, auth if own else _NO_AUTH, limit, unread, plan.where))
+            response = yield from self._send_request(
+                SendRequest(request, auth if own else _NO_AUTH, limit, unread, plan.where)
+            )
             if not (response.has_redirect_location and settings.follow_redirects):
                 return response
             yield ReadBody(response, plan.where)
@@ -204,7 +210,7 @@ class RestExchange:
             outgoing.sent.append(request)
         raise RestClientError(f"{plan.where}: more than {settings.max_redirects} redirects", str(request.url))
 
-    def _auth(self) -> Generator[Effect, Any, httpx2.Auth]:
+    def _find_auth(self) -> Generator[Effect, Any, httpx2.Auth]:
         given = self.auth or self.client.auth
         if not isinstance(given, CollaboratorPlan):
             return given or _NO_AUTH
@@ -214,10 +220,10 @@ class RestExchange:
         answer: httpx2.Auth = yield from self._call_collaborator(given)
         return answer
 
-    def _send(self, send: SendRequest) -> Generator[Effect, Any, httpx2.Response]:
+    def _send_request(self, send: SendRequest) -> Generator[Effect, Any, httpx2.Response]:
         started = time.perf_counter()
         response: httpx2.Response = yield send
-        self._log(send.request, response, time.perf_counter() - started)
+        self._log_reply(send.request, response, time.perf_counter() - started)
         try:
             for each in self.client.response_filters:
                 yield from self._call_collaborator(each, response)
@@ -226,14 +232,14 @@ class RestExchange:
             raise
         return response
 
-    def _log(self, request: httpx2.Request, response: httpx2.Response, seconds: float) -> None:
+    def _log_reply(self, request: httpx2.Request, response: httpx2.Response, seconds: float) -> None:
         level = logging.INFO if self.connection.endpoint.settings.log else logging.DEBUG
         if logger.isEnabledFor(level):
             headers = "; ".join(shown_header(name, value) for name, value in request.headers.items())
             facts = request.method, str(request.url), response.status_code, seconds * 1000, headers
             logger.log(level, "%s %s: %s in %.0f ms (%s)", *facts)
 
-    def _fail(self, plan: RequestPlan, outgoing: Outgoing, response: httpx2.Response) -> Steps:
+    def _raise_for_reply(self, plan: RequestPlan, outgoing: Outgoing, response: httpx2.Response) -> Steps:
         status, shown = response.status_code, outgoing.shown_url
         if status >= 400:
             whole = Response(status, response.headers, response.content, shown)
@@ -314,7 +320,7 @@ def call(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -
 async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
     """Yield the items of a streamed reply; the request is sent with the first step."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
-    decoder = _decoder(exchange, plan, response, outgoing.shown_url)
+    decoder = _make_decoder(exchange, plan, response, outgoing.shown_url)
     try:
         with hide_sent(exchange, outgoing):
             with translated_errors(plan.where, outgoing.shown_url):
@@ -330,7 +336,7 @@ async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mappin
 def stream(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Any]:
     """Yield the items of a streamed reply on this thread; the request is sent with the first step."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
-    decoder = _decoder(exchange, plan, response, outgoing.shown_url)
+    decoder = _make_decoder(exchange, plan, response, outgoing.shown_url)
     try:
         with hide_sent(exchange, outgoing):
             with translated_errors(plan.where, outgoing.shown_url):
@@ -351,7 +357,7 @@ def hide_sent(exchange: RestExchange, outgoing: Outgoing) -> Iterator[None]:
         raise
 
 
-def _decoder(exchange: RestExchange, plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
+def _make_decoder(exchange: RestExchange, plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
     limit = exchange.connection.endpoint.settings.max_reply_bytes
     if isinstance(response.stream, BoundedBody):
         response.stream.max_bytes = (

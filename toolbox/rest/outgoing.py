@@ -24,21 +24,21 @@ from .client_plans import ParameterPlan, RequestPlan
 from .encoding import (
     PROTECTED_HEADERS,
     EncodingError,
-    cookie_value,
+    encode_cookie_value,
+    encode_header_value,
+    encode_literal_path,
+    encode_segment,
     fields_of,
     has_dot_segment,
-    header_value,
     is_header_name,
     is_secret,
     is_secret_name,
-    literal_path,
-    percent,
-    revealed,
-    segment,
+    percent_encode,
     shown_url,
     text_of,
     texts_of,
     variables_of,
+    with_real_secrets,
 )
 from .endpoint import RestEndpoint
 from .origins import is_below
@@ -88,7 +88,7 @@ def build_outgoing(
     builder.put_headers(headers)
     for parameter in plan.parameters:
         builder.put_parameter(parameter, values[parameter.name])
-    return builder.finish()
+    return builder.finish_request()
 
 
 class _RequestBuilder:
@@ -127,7 +127,7 @@ class _RequestBuilder:
         self._put_or_explain(fixed.name, lambda: self._put_value(fixed.place, fixed.name, value, hidden))
 
     def put_parameter(self, parameter: ParameterPlan, value: Any) -> None:
-        def put() -> None:
+        def put_in_place() -> None:
             if parameter.place is Place.BODY:
                 self._put_body(parameter, value)
             elif parameter.place is Place.BODY_FIELD:
@@ -140,7 +140,7 @@ class _RequestBuilder:
                 allow_slash = isinstance(parameter.mark, Path) and parameter.mark.allow_slash
                 self._put_value(parameter.place, parameter.wire_name, value, is_secret(value), allow_slash)
 
-        self._put_or_explain(parameter.name, put)
+        self._put_or_explain(parameter.name, put_in_place)
 
     def _put_or_explain(self, name: str, put: Callable[[], T]) -> T:
         """Call `put`. Raises `RestArgumentError`, which names the value, if it cannot be sent."""
@@ -155,7 +155,7 @@ class _RequestBuilder:
             self._secrets += texts_of(value)
         match place:
             case Place.PATH:
-                encoded = segment(value, allow_slash)
+                encoded = encode_segment(value, allow_slash)
                 self._segments[name] = encoded, HIDDEN if hidden else encoded
             case Place.QUERY:
                 for text in texts_of(value):
@@ -168,7 +168,7 @@ class _RequestBuilder:
                     self._put_header(name, ", ".join(texts_of(value)), hidden)
             case Place.COOKIE:
                 if value is not None:
-                    self._cookies[name] = cookie_value(text_of(value))
+                    self._cookies[name] = encode_cookie_value(text_of(value))
                     self._secrets.append(self._cookies[name])
             case Place.URL:
                 if value is None:
@@ -178,12 +178,12 @@ class _RequestBuilder:
                 raise AssertionError("files and bodies cannot be fixed values")
 
     def _put_query(self, name: str, text: str, hidden: bool) -> None:
-        encoded = percent(text)
-        self._query.append((percent(name), encoded))
+        encoded = percent_encode(text)
+        self._query.append((percent_encode(name), encoded))
         if is_secret_name(name):
             hidden = True
             self._secrets.append(text)
-        self._shown_query.append((percent(name), HIDDEN if hidden else encoded))
+        self._shown_query.append((percent_encode(name), HIDDEN if hidden else encoded))
 
     def _put_field(self, name: str, text: str) -> None:
         if is_secret_name(name):
@@ -193,7 +193,7 @@ class _RequestBuilder:
     def _put_header(self, name: str, text: str, hidden: bool) -> None:
         if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
             raise EncodingError("a header of this name cannot be set")
-        self._headers[name.lower()] = name, header_value(text)
+        self._headers[name.lower()] = name, encode_header_value(text)
         if hidden or is_secret_name(name):
             self._open_headers.discard(name.lower())
         else:
@@ -220,7 +220,7 @@ class _RequestBuilder:
             self._content, media_type = value.encode(), "text/plain; charset=utf-8"
         else:
             self._content, media_type = _encode_body(parameter, value, self._secrets), "application/json"
-        self._headers.setdefault("content-type", ("Content-Type", header_value(given or media_type)))
+        self._headers.setdefault("content-type", ("Content-Type", encode_header_value(given or media_type)))
 
     def _put_body_field(self, parameter: ParameterPlan, value: Any) -> None:
         if value is not None or not parameter.omits_none:
@@ -237,7 +237,7 @@ class _RequestBuilder:
                 content = item.encode() if isinstance(item, str) else bytes(item)
                 default = "text/plain; charset=utf-8" if isinstance(item, str) else "application/octet-stream"
                 item = Upload(content, mark.filename or parameter.wire_name, mark.media_type or default)
-            header_value(item.media_type)  # it is sent as a header of the part
+            encode_header_value(item.media_type)  # it is sent as a header of the part
             self._files.append((parameter.wire_name, item))
 
     def _join_address(self, base: str, address: str) -> tuple[str, str]:
@@ -273,10 +273,10 @@ class _RequestBuilder:
         shown_path = f"{base}/{HIDDEN}" if self._address_is_hidden else shown_url(path)
         return _append_query(path, added), _append_query(shown_path, shown)
 
-    def finish(self) -> Outgoing:
+    def finish_request(self) -> Outgoing:
         path, shown_path = "", ""
         for at, part in enumerate(self._plan.path):
-            encoded, shown = self._segments[part] if at % 2 else (literal_path(part),) * 2
+            encoded, shown = self._segments[part] if at % 2 else (encode_literal_path(part),) * 2
             path, shown_path = path + encoded, shown_path + shown
         for name, value in self._endpoint.query:
             self._put_query(name, value, True)
@@ -285,7 +285,7 @@ class _RequestBuilder:
         if self._cookies:
             self._put_header("Cookie", "; ".join(f"{name}={value}" for name, value in self._cookies.items()), True)
         if self._fields and not self._files:
-            pairs = (f"{percent(name)}={percent(text)}" for name, text in self._fields)
+            pairs = (f"{percent_encode(name)}={percent_encode(text)}" for name, text in self._fields)
             self._content, self._fields = "&".join(pairs).encode(), []
             self._headers.setdefault("content-type", ("Content-Type", b"application/x-www-form-urlencoded"))
         if any(each.place is Place.BODY_FIELD for each in self._plan.parameters):
@@ -324,7 +324,7 @@ def _encode_body(parameter: ParameterPlan, value: Any, secrets: list[str]) -> by
             return written
         original = parameter.adapter.dump_python(value, by_alias=True, warnings="error")
         found: list[str] = []
-        whole = revealed(from_json(written), original, found)
+        whole = with_real_secrets(from_json(written), original, found)
         secrets += found
         return to_json(whole) if found else written
     except PydanticSerializationError as error:

@@ -127,10 +127,10 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
     origin = class_of(inner)
     if origin is Response:
         body = get_args(inner)[0] if get_args(inner) else bytes
-        return replace(_body_plan(body, "GET" if body is not type(None) else verb), whole=True)
+        return replace(_plan_body(body, "GET" if body is not type(None) else verb), whole=True)
     stream = _STREAMS.get(origin, ReplyStream.NO)
     if stream is ReplyStream.NO:
-        return _body_plan(annotation, verb)
+        return _plan_body(annotation, verb)
     if is_async:
         raise UnreadableReplyError(
             "an `async def` method cannot return a stream", "declare it with `def`: a stream is iterated, not awaited"
@@ -138,10 +138,10 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
     pieces = get_args(inner)[0] if get_args(inner) else str
     if pieces is ServerSentEvent:
         return ReplyPlan(ReplyShape.EVENT, type_name="ServerSentEvent", stream=stream)
-    return replace(_body_plan(pieces, "GET"), stream=stream)
+    return replace(_plan_body(pieces, "GET"), stream=stream)
 
 
-def _body_plan(annotation: Any, verb: str) -> ReplyPlan:
+def _plan_body(annotation: Any, verb: str) -> ReplyPlan:
     inner = unwrapped(annotation).type
     if inner in (str, bytes) and inner is not plain(annotation) and verb != "HEAD":
         return ReplyPlan(
@@ -212,11 +212,11 @@ def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int, where
             return plan.adapter.validate_python(None)
         return plan.adapter.validate_json(body)
     except ValidationError as error:
-        message = f"{where}: the reply is not a valid {plan.type_name} ({_faults(error)})"
+        message = f"{where}: the reply is not a valid {plan.type_name} ({_describe_faults(error)})"
         raise RestDecodeError(message, url, status, beginning(body)) from error
 
 
-def _faults(error: ValidationError) -> str:
+def _describe_faults(error: ValidationError) -> str:
     faults = [f"{path}: {message}" if path else message for path, message in faults_of(error)[:5]]
     more = error.error_count() - 5
     return "; ".join(faults) + (f"; and {more} more" if more > 0 and len(faults) == 5 else "")
@@ -277,7 +277,7 @@ class PieceDecoder:
             self._pending.clear()
             self._held = sum(map(len, self._data))
             for line in lines:
-                yield from self._line(line.removesuffix("\r"))
+                yield from self._take_line(line.removesuffix("\r"))
         self._pending.append(text)
         self._hold(len(text))
 
@@ -285,11 +285,11 @@ class PieceDecoder:
         """Yield the remaining items at the end of the body."""
         rest = "".join((*self._pending, self._text.decode(b"", True)))
         if self._is_one_document:
-            yield from self._document(rest)
+            yield from self._take_document(rest)
         elif rest:
-            yield from self._line(rest.removesuffix("\r"))
+            yield from self._take_line(rest.removesuffix("\r"))
         if self._event or self._data:
-            yield from self._line("")
+            yield from self._take_line("")
 
     def _hold(self, characters: int) -> None:
         """Count the characters of an incomplete item. Raises `RestClientError` above the limit."""
@@ -302,7 +302,7 @@ class PieceDecoder:
     def _is_one_document(self) -> bool:
         return self._plan.shape is ReplyShape.JSON and self._media_type == "application/json"
 
-    def _document(self, text: str) -> Iterator[Any]:
+    def _take_document(self, text: str) -> Iterator[Any]:
         if not text.strip():
             return
         try:
@@ -311,23 +311,25 @@ class PieceDecoder:
             message = f"{self._where}: the reply is not valid JSON ({error})"
             raise RestDecodeError(message, self._url, self._status, beginning(text)) from error
         for item in document if isinstance(document, list) else (document,):
-            yield self._value(to_json(item))
+            yield self._decode_value(to_json(item))
 
-    def _line(self, line: str) -> Iterator[Any]:
+    def _take_line(self, line: str) -> Iterator[Any]:
         if self._media_type == "text/event-stream":
-            yield from self._event_line(line)
+            yield from self._take_event_line(line)
         elif self._plan.shape is ReplyShape.TEXT:
             yield line
         elif line.strip("\x1e \t"):
-            yield self._value(line.strip("\x1e \t"))
+            yield self._decode_value(line.strip("\x1e \t"))
 
-    def _event_line(self, line: str) -> Iterator[Any]:
+    def _take_event_line(self, line: str) -> Iterator[Any]:
         if not line:
             event, self._event = self._event, {}
             data, self._data = self._data, []
             self._held -= sum(map(len, data))
             if data:
-                yield self._of_event(ServerSentEvent("\n".join(data), event.get("event", "message"), event.get("id")))
+                yield self._decode_event(
+                    ServerSentEvent("\n".join(data), event.get("event", "message"), event.get("id"))
+                )
             return
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -337,10 +339,10 @@ class PieceDecoder:
         elif name in ("event", "id"):
             self._event[name] = value
 
-    def _of_event(self, event: ServerSentEvent) -> Any:
+    def _decode_event(self, event: ServerSentEvent) -> Any:
         if self._plan.shape is ReplyShape.EVENT:
             return event
-        return event.data if self._plan.shape is ReplyShape.TEXT else self._value(event.data)
+        return event.data if self._plan.shape is ReplyShape.TEXT else self._decode_value(event.data)
 
-    def _value(self, text: bytes | str) -> Any:
+    def _decode_value(self, text: bytes | str) -> Any:
         return decode_json(self._plan, text, self._url, self._status, self._where)
