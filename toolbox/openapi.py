@@ -78,31 +78,31 @@ def tools_from_openapi(
             [Problem("tools_from_openapi", "the document has no server URL", "pass base_url=")]
         )
     given = rest_settings("openapi", url=url, **settings)
-    if not base_url and (named := _credentials(given)):
+    if not base_url and (named := _describe_credentials(given)):
         what = f"{named} would go to {shown_url(url)}, which only the document specifies"
         fix = "pass base_url= to say where credentials go"
         raise IllegalConfigurationError([Problem("tools_from_openapi", what, fix)])
     exchange = standalone_exchange("tools_from_openapi", given)
-    chosen = tuple(_chosen(read.operations, include))
+    chosen = tuple(_choose_operations(read.operations, include))
     try:
         definitions = {name: request_schema(each) for name, each in read.schemas.items()}
-        own = _own_names(exchange.connection.endpoint)
-        planned = [(operation, _plan(operation, name, definitions, own)) for name, operation in chosen]
+        own = _find_own_names(exchange.connection.endpoint)
+        planned = [(operation, _plan_operation(operation, name, definitions, own)) for name, operation in chosen]
     except RecursionError:
         problem = Problem("tools_from_openapi", "a schema is nested too deeply", "check where the document is from")
         raise IllegalConfigurationError([problem]) from None
-    if problems := [each for operation, plan in planned for each in _problems(operation, plan)]:
+    if problems := [each for operation, plan in planned for each in _problems_of_operation(operation, plan)]:
         raise IllegalConfigurationError(problems)
     tools: dict[ToolSpecification, ToolExecutor] = {}
     for operation, plan in planned:
         if plan is None:
             logger.info("%s %s is skipped: its body is neither JSON, a form nor text", operation.verb, operation.path)
         else:
-            tools[plan.specification] = _executor(plan, exchange)
+            tools[plan.specification] = _make_executor(plan, exchange)
     return tools
 
 
-def _credentials(given: KeySettings) -> str | None:
+def _describe_credentials(given: KeySettings) -> str | None:
     """Return the name of a setting that must not be sent to a server of an untrusted document, if there is one."""
     settings = given.settings
     found = {
@@ -126,13 +126,13 @@ class OwnNames:
     query: frozenset[str]
 
 
-def _own_names(endpoint: RestEndpoint) -> OwnNames:
+def _find_own_names(endpoint: RestEndpoint) -> OwnNames:
     headers = (name.lower() for name, _ in (*endpoint.headers, *endpoint.credentials))
     propagated = (name.lower() for name in endpoint.settings.propagate_headers)
     return OwnNames(frozenset({*headers, *propagated}), frozenset(name for name, _ in endpoint.query))
 
 
-def _problems(operation: Operation, plan: OperationPlan | None) -> Iterator[Problem]:
+def _problems_of_operation(operation: Operation, plan: OperationPlan | None) -> Iterator[Problem]:
     """Yield the problems of an operation."""
     where, path = f"{operation.verb} {brief(operation.path)}", operation.path
     if not path.startswith("/") or path.startswith("//") or _NOT_IN_PATHS.search(path):
@@ -152,11 +152,11 @@ def _problems(operation: Operation, plan: OperationPlan | None) -> Iterator[Prob
             yield Problem(where, f"the reference {brief(reference)!r} is unknown", "add it to the components")
 
 
-def _chosen(operations: tuple[Operation, ...], include: Include | None) -> Iterator[tuple[str, Operation]]:
+def _choose_operations(operations: tuple[Operation, ...], include: Include | None) -> Iterator[tuple[str, Operation]]:
     """Yield name and operation of each selected tool. Raises `IllegalConfigurationError`."""
     named: dict[str, Operation] = {}
     for operation in operations:
-        named[_unique(_tool_name(operation), named)] = operation
+        named[_make_unique(_make_tool_name(operation), named)] = operation
     if include is None or callable(include):
         yield from ((name, each) for name, each in named.items() if include is None or include(each))
         return
@@ -177,12 +177,12 @@ def _matches_pattern(name: str, operation: Operation, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(word, pattern) for word in words)
 
 
-def _tool_name(operation: Operation) -> str:
+def _make_tool_name(operation: Operation) -> str:
     text = operation.operation_id or f"{operation.verb.lower()}{operation.path}"
     return _NAME.sub("_", text).strip("_")[:64] or "operation"
 
 
-def _unique(name: str, taken: set[str] | Mapping[str, Any]) -> str:
+def _make_unique(name: str, taken: set[str] | Mapping[str, Any]) -> str:
     if name not in taken:
         return name
     return next(each for n in itertools.count(2) if (each := f"{name[:56]}_{n}") not in taken)
@@ -211,29 +211,31 @@ class OperationPlan:
     unknown_references: frozenset[str] = frozenset()
 
 
-def _plan(operation: Operation, name: str, definitions: Mapping[str, Any], own: OwnNames) -> OperationPlan | None:
+def _plan_operation(
+    operation: Operation, name: str, definitions: Mapping[str, Any], own: OwnNames
+) -> OperationPlan | None:
     """Return the plan of an operation; None when its body cannot be written by a model."""
     arguments: dict[str, Argument] = {}
     schemas: dict[str, Any] = {}
     for parameter in operation.parameters:
         if _is_ignored(parameter, own):
             continue
-        visible = _unique(_NAME.sub("_", parameter.name).strip("_")[:64] or "value", arguments)
+        visible = _make_unique(_NAME.sub("_", parameter.name).strip("_")[:64] or "value", arguments)
         schema = request_schema(parameter.schema)
-        arguments[visible] = _argument(visible, parameter, declared_properties(schema, definitions) - own.query)
-        schemas[visible] = _described(schema, parameter.description)
+        arguments[visible] = _make_argument(visible, parameter, declared_properties(schema, definitions) - own.query)
+        schemas[visible] = _with_description(schema, parameter.description)
     if operation.body is not None and operation.verb not in BODILESS:
-        chosen = _media_type(operation.body)
+        chosen = _choose_media_type(operation.body)
         if chosen is not None:
-            visible = _unique("body", arguments)
+            visible = _make_unique("body", arguments)
             schema = request_schema(operation.body.schemas[chosen])
-            arguments[visible] = _body_argument(
+            arguments[visible] = _make_body_argument(
                 visible, operation.body, chosen, declared_properties(schema, definitions)
             )
-            schemas[visible] = _described(schema, operation.body.description)
+            schemas[visible] = _with_description(schema, operation.body.description)
         elif operation.body.required:
             return None
-    whole = _object(schemas, arguments, definitions)
+    whole = _build_object_schema(schemas, arguments, definitions)
     specification = ToolSpecification(name, operation.description, readable(whole))
     request = RequestPlan(
         where=name,
@@ -260,7 +262,7 @@ def _is_ignored(parameter: DocumentParameter, own: OwnNames) -> bool:
     return False
 
 
-def _object(
+def _build_object_schema(
     schemas: dict[str, Any], arguments: Mapping[str, Argument], definitions: Mapping[str, Any]
 ) -> dict[str, Any]:
     definitions = dict(definitions)
@@ -272,18 +274,18 @@ def _object(
     return parameters | ({"$defs": definitions} if definitions else {})
 
 
-def _described(schema: dict[str, Any], description: str | None) -> dict[str, Any]:
+def _with_description(schema: dict[str, Any], description: str | None) -> dict[str, Any]:
     return {**schema, "description": description} if description else schema
 
 
-def _argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
+def _make_argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
     place = _PLACES[parameter.place]
     # A query parameter may become several, or get another name: `put` returns the fields to send.
     plan = ParameterPlan(visible, place, parameter.name, spread=place is Place.QUERY)
-    return Argument(visible, parameter.required, lambda value: _styled(parameter, value, declared), plan)
+    return Argument(visible, parameter.required, lambda value: _write_in_style(parameter, value, declared), plan)
 
 
-def _only_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str, Any]:
+def _require_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str, Any]:
     """Return a value whose properties become parameters. Raises `ValueError` for a property of another name."""
     if unknown := [name for name in value if name not in declared]:
         raise ValueError(
@@ -292,13 +294,13 @@ def _only_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str,
     return value
 
 
-def _styled(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any:
+def _write_in_style(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any:
     """Return the value in the style of the parameter; for a query parameter, the fields to send."""
-    text = _text(parameter, value)
+    text = _write_as_text(parameter, value)
     if parameter.place != "query":
         return text
     if parameter.media_type is None and isinstance(value, Mapping):
-        value = _only_declared(value, declared)
+        value = _require_declared(value, declared)
         if parameter.style == "deepObject":
             return {f"{parameter.name}[{key}]": each for key, each in value.items()}
         if parameter.explode:
@@ -306,25 +308,25 @@ def _styled(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any
     return {parameter.name: text}
 
 
-def _text(parameter: DocumentParameter, value: Any) -> Any:
+def _write_as_text(parameter: DocumentParameter, value: Any) -> Any:
     """Return a value as one text; a list that repeats the parameter stays a list."""
     if parameter.media_type is not None:
         return compact_json(value)
     if isinstance(value, list):
         if parameter.place == "query" and parameter.explode:
             return value
-        return _SEPARATORS.get(parameter.style, ",").join(_word(each) for each in value)
+        return _SEPARATORS.get(parameter.style, ",").join(_write_word(each) for each in value)
     if isinstance(value, Mapping):
         between = "=" if parameter.explode else ","
-        return ",".join(f"{key}{between}{_word(each)}" for key, each in value.items())
+        return ",".join(f"{key}{between}{_write_word(each)}" for key, each in value.items())
     return value
 
 
-def _word(value: Any) -> str:
+def _write_word(value: Any) -> str:
     return value if isinstance(value, str) else compact_json(value)
 
 
-def _media_type(body: DocumentBody) -> str | None:
+def _choose_media_type(body: DocumentBody) -> str | None:
     """Return the media type to send: JSON is preferred to a form, and a form to text."""
     wanted = (r"application/json\b.*", r".*\+json\b.*", r"application/x-www-form-urlencoded\b.*", r"text/.*", r"\*/\*")
     for pattern in wanted:
@@ -334,35 +336,35 @@ def _media_type(body: DocumentBody) -> str | None:
     return None
 
 
-def _body_argument(visible: str, body: DocumentBody, media_type: str, declared: set[str]) -> Argument:
+def _make_body_argument(visible: str, body: DocumentBody, media_type: str, declared: set[str]) -> Argument:
     if media_type.startswith("application/x-www-form-urlencoded"):
         plan = ParameterPlan(visible, Place.FORM, visible, True)
         # A form without declared fields accepts any.
-        return Argument(visible, body.required, lambda value: _only_declared(value, declared or set(value)), plan)
+        return Argument(visible, body.required, lambda value: _require_declared(value, declared or set(value)), plan)
     sent_as = "application/json" if media_type == "*/*" else media_type
     plan = ParameterPlan(visible, Place.BODY, visible, mark=Body(sent_as))
     if media_type.startswith("text/"):
-        return Argument(visible, body.required, _word, plan)
+        return Argument(visible, body.required, _write_word, plan)
     return Argument(visible, body.required, lambda value: compact_json(value).encode(), plan)
 
 
 # --- calling
 
 
-def _executor(plan: OperationPlan, exchange: Any) -> Callable[[ToolExecutionRequest, Any], Awaitable[object]]:
+def _make_executor(plan: OperationPlan, exchange: Any) -> Callable[[ToolExecutionRequest, Any], Awaitable[object]]:
     from .rest.exchange import call_async
 
     validator = ArgumentsValidator(plan.specification)
 
-    async def execute(request: ToolExecutionRequest, memory_id: Any) -> object:
-        values = dict(_values(plan, request, validator))
-        return _value(await call_async(exchange, plan.request, values))
+    async def execute_operation(request: ToolExecutionRequest, memory_id: Any) -> object:
+        values = dict(_decode_arguments(plan, request, validator))
+        return _convert_reply(await call_async(exchange, plan.request, values))
 
-    execute.__name__ = plan.specification.name
-    return execute
+    execute_operation.__name__ = plan.specification.name
+    return execute_operation
 
 
-def _values(
+def _decode_arguments(
     plan: OperationPlan, request: ToolExecutionRequest, validator: ArgumentsValidator
 ) -> Iterator[tuple[str, Any]]:
     """Yield the values of the request's parameters. Raises `ToolArgumentsError`."""
@@ -388,7 +390,7 @@ def _values(
             raise ToolArgumentsError(request, [(each.name, str(error))]) from error
 
 
-def _value(response: Response[bytes]) -> object:
+def _convert_reply(response: Response[bytes]) -> object:
     """Return the tool result for a reply: a JSON value, text, an image, a PDF document or audio."""
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.body:
@@ -415,7 +417,7 @@ class ArgumentsValidator:
 
     def __init__(self, specification: ToolSpecification) -> None:
         self._specification = specification
-        self._library = _schema_library()
+        self._library = _load_schema_library()
         self._validator: Any = None
 
     def faults(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -424,14 +426,14 @@ class ArgumentsValidator:
         Raises `IllegalConfigurationError` if the schema is invalid.
         """
         if self._validator is None:
-            self._validator = self._compiled()
+            self._validator = self._compile_validator()
         try:
             found = list(itertools.islice(self._validator.iter_errors(dict(arguments)), SHOWN))
         except RecursionError:
             return [("", "nested too deeply")]
         return [(brief(".".join(map(str, each.absolute_path))), brief(each.message)) for each in found]
 
-    def _compiled(self) -> Any:
+    def _compile_validator(self) -> Any:
         import referencing
 
         jsonschema, schema = self._library, self._specification.parameters
@@ -442,10 +444,10 @@ class ArgumentsValidator:
             problem = Problem(f"tool {self._specification.name}", what, "correct the OpenAPI document")
             raise IllegalConfigurationError([problem]) from None
         # With an empty registry, the validator does not fetch references.
-        return _validator_class()(schema, registry=referencing.Registry())
+        return _make_validator_class()(schema, registry=referencing.Registry())
 
 
-def _schema_library() -> Any:
+def _load_schema_library() -> Any:
     try:
         import jsonschema  # type: ignore[import-untyped]  # it comes without type hints
     except ModuleNotFoundError as error:
@@ -455,11 +457,11 @@ def _schema_library() -> Any:
 
 
 @functools.cache
-def _validator_class() -> Callable[..., Any]:
-    jsonschema = _schema_library()
+def _make_validator_class() -> Callable[..., Any]:
+    jsonschema = _load_schema_library()
 
     def check_pattern(validator: Any, pattern: str, value: object, schema: Any) -> Iterator[Any]:
-        if isinstance(value, str) and not _matches(pattern)(value):
+        if isinstance(value, str) and not _compile_pattern(pattern)(value):
             yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
     made: Callable[..., Any] = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": check_pattern})
@@ -467,7 +469,7 @@ def _validator_class() -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _matches(pattern: str) -> Callable[[str], bool]:
+def _compile_pattern(pattern: str) -> Callable[[str], bool]:
     """Return a check with a linear-time engine: a document's pattern could block Python's engine forever.
 
     Patterns that this engine does not support are left to the server.
@@ -477,14 +479,14 @@ def _matches(pattern: str) -> Callable[[str], bool]:
     except SchemaError:
         return lambda value: True
 
-    def check(value: str) -> bool:
+    def check_text(value: str) -> bool:
         try:
             validator.validate_python(value)
         except ValidationError:
             return False
         return True
 
-    return check
+    return check_text
 
 
 # --- reading the document: references are resolved, schemas converted to one dialect of JSON Schema
@@ -552,15 +554,15 @@ def read_document(source: Mapping[str, Any] | str | Path) -> Document:
 
     Raises `IllegalConfigurationError` for an invalid document, `RestClientError` if it cannot be fetched.
     """
-    where, raw = _load(source)
+    where, raw = _load_source(source)
     try:
-        return _read(where, raw, source)
+        return _parse_document(where, raw, source)
     except RecursionError:
         raise _illegal(where, "it is nested too deeply", "check where the document is from") from None
 
 
-def _read(where: str, raw: dict[str, Any], source: Mapping[str, Any] | str | Path) -> Document:
-    library = _document_library()
+def _parse_document(where: str, raw: dict[str, Any], source: Mapping[str, Any] | str | Path) -> Document:
+    library = _load_document_library()
     try:
         parsed = library.parse_obj(raw)
     except ValidationError as error:
@@ -570,12 +572,14 @@ def _read(where: str, raw: dict[str, Any], source: Mapping[str, Any] | str | Pat
         )
         raise _illegal(where, f"invalid OpenAPI 3.0 or 3.1 document ({faults})", "correct the document") from error
     reader = _Reader(parsed, where)
-    schemas = {name: _plain(each) for name, each in ((parsed.components and parsed.components.schemas) or {}).items()}
+    schemas = {
+        name: _as_written(each) for name, each in ((parsed.components and parsed.components.schemas) or {}).items()
+    }
     server = _server_of(parsed.servers[0]) if raw.get("servers") else "/"
-    return Document(str(parsed.openapi), tuple(reader.operations()), schemas, _absolute(server, source))
+    return Document(str(parsed.openapi), tuple(reader.read_operations()), schemas, _make_absolute(server, source))
 
 
-def _document_library() -> Any:
+def _load_document_library() -> Any:
     try:
         import openapi_pydantic
     except ModuleNotFoundError as error:
@@ -593,17 +597,17 @@ def _illegal(where: str, what: str, fix: str) -> IllegalConfigurationError:
 
 class _Published(Protocol):
     @get()
-    def document(self, query: Annotated[dict[str, list[str]], Query()]) -> bytes: ...
+    def get_document(self, query: Annotated[dict[str, list[str]], Query()]) -> bytes: ...
 
 
-def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
+def _load_source(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
     """Return a name for the source, and the parsed JSON."""
     if isinstance(source, Mapping):
         return "the OpenAPI document", dict(source)
     if isinstance(source, str) and source.lstrip().startswith("{"):
         where, text = "the OpenAPI document", source.encode()
     elif isinstance(source, str) and source.startswith(("http://", "https://")):
-        where, text = source.partition("?")[0].rpartition("@")[2], _fetch(source)
+        where, text = source.partition("?")[0].rpartition("@")[2], _fetch_document(source)
     elif isinstance(source, str) and "\n" in source:
         where, text = "the OpenAPI document", source.encode()
     else:
@@ -618,7 +622,7 @@ def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
     return where, raw
 
 
-def _fetch(url: str) -> bytes:
+def _fetch_document(url: str) -> bytes:
     parts = urlsplit(url)
     query: dict[str, list[str]] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -626,7 +630,7 @@ def _fetch(url: str) -> bytes:
     published = create_rest_client(_Published, url=urlunsplit((*parts[:3], "", "")), follow_redirects=True)
     # On a separate thread, because programs also read documents on the thread of an event loop at startup.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(published.document, query).result()
+        return thread.submit(published.get_document, query).result()
 
 
 def _server_of(server: Any) -> str:
@@ -637,7 +641,7 @@ def _server_of(server: Any) -> str:
     return url
 
 
-def _absolute(server: str, source: object) -> str | None:
+def _make_absolute(server: str, source: object) -> str | None:
     """Return the absolute URL of a server; a relative one is resolved against the URL of the document."""
     if server.startswith(("http://", "https://")):
         return server
@@ -649,7 +653,7 @@ def _absolute(server: str, source: object) -> str | None:
 # --- parsing
 
 
-def _plain(model: Any) -> dict[str, Any]:
+def _as_written(model: Any) -> dict[str, Any]:
     """Return a part of the document as it was written."""
     written: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return written
@@ -661,18 +665,18 @@ class _Reader:
     def __init__(self, parsed: Any, where: str) -> None:
         self._parsed, self._where = parsed, where
 
-    def operations(self) -> Iterator[Operation]:
+    def read_operations(self) -> Iterator[Operation]:
         for path, item in (self._parsed.paths or {}).items():
             for verb in VERBS:
                 operation = getattr(item, verb, None)
                 if operation is not None:
-                    yield self._operation(verb, path, item, operation)
+                    yield self._read_operation(verb, path, item, operation)
 
-    def _operation(self, verb: str, path: str, item: Any, operation: Any) -> Operation:
+    def _read_operation(self, verb: str, path: str, item: Any, operation: Any) -> Operation:
         # A parameter of an operation replaces the one of its path with the same name and place.
         parameters: dict[tuple[str, str], DocumentParameter] = {}
         for each in (*(item.parameters or ()), *(operation.parameters or ())):
-            parameter = self._parameter(self._resolved(each))
+            parameter = self._read_parameter(self._resolve_reference(each))
             parameters[parameter.name, parameter.place] = parameter
         texts = [text.strip() for text in (operation.summary, operation.description) if text and text.strip()]
         return Operation(
@@ -682,10 +686,12 @@ class _Reader:
             "\n".join(dict.fromkeys(texts)) or None,
             tuple(operation.tags or ()),
             tuple(parameters.values()),
-            self._body(self._resolved(operation.requestBody)) if operation.requestBody is not None else None,
+            self._read_body(self._resolve_reference(operation.requestBody))
+            if operation.requestBody is not None
+            else None,
         )
 
-    def _parameter(self, parameter: Any) -> DocumentParameter:
+    def _read_parameter(self, parameter: Any) -> DocumentParameter:
         place = str(parameter.param_in.value)
         style = parameter.style or ("form" if place in ("query", "cookie") else "simple")
         media_type, content = next(iter((parameter.content or {}).items()), (None, None))
@@ -694,21 +700,21 @@ class _Reader:
             parameter.name,
             place,
             parameter.required or place == "path",
-            _plain(schema) if schema is not None else {},
+            _as_written(schema) if schema is not None else {},
             parameter.description,
             style,
             style == "form" if parameter.explode is None else parameter.explode,
             media_type,
         )
 
-    def _body(self, body: Any) -> DocumentBody:
+    def _read_body(self, body: Any) -> DocumentBody:
         schemas = {
-            media_type.lower(): _plain(each.media_type_schema) if each.media_type_schema is not None else {}
+            media_type.lower(): _as_written(each.media_type_schema) if each.media_type_schema is not None else {}
             for media_type, each in body.content.items()
         }
         return DocumentBody(body.required, schemas, body.description)
 
-    def _resolved(self, part: Any) -> Any:
+    def _resolve_reference(self, part: Any) -> Any:
         """Return a part, or the component that it refers to. Raises `IllegalConfigurationError`."""
         seen: set[str] = set()
         while (reference := getattr(part, "ref", None)) is not None:
@@ -728,7 +734,7 @@ class _Reader:
 
 def request_schema(schema: Mapping[str, Any]) -> Schema:
     """Return the JSON schema of a sent value; read-only properties are omitted."""
-    converted: Schema = _converted(schema)
+    converted: Schema = _convert_schema(schema)
     return converted
 
 
@@ -752,9 +758,9 @@ def declared_properties(schema: object, definitions: Mapping[str, Any]) -> set[s
     return declared
 
 
-def _converted(schema: Any) -> Any:
+def _convert_schema(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_converted(each) for each in schema]
+        return [_convert_schema(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     converted: dict[str, Any] = {}
@@ -762,27 +768,27 @@ def _converted(schema: Any) -> Any:
         if key == "$ref" and isinstance(value, str):
             converted[key] = value.replace(_COMPONENT, DEFINITION, 1)
         elif key in _BY_NAME and isinstance(value, Mapping):
-            converted[key] = {name: _converted(each) for name, each in value.items() if not _is_read_only(each)}
+            converted[key] = {name: _convert_schema(each) for name, each in value.items() if not _is_read_only(each)}
         elif key not in _LEFT_OUT:
-            converted[key] = value if key in _VERBATIM else _converted(value)
+            converted[key] = value if key in _VERBATIM else _convert_schema(value)
     if "required" in converted and "properties" in converted:
         converted["required"] = [name for name in converted["required"] if name in converted["properties"]]
-    _bounds(converted)
-    return _with_null(converted) if schema.get("nullable") is True else converted
+    _convert_bounds(converted)
+    return _allow_null(converted) if schema.get("nullable") is True else converted
 
 
 def _is_read_only(schema: object) -> bool:
     return isinstance(schema, Mapping) and schema.get("readOnly") is True
 
 
-def _bounds(schema: dict[str, Any]) -> None:
+def _convert_bounds(schema: dict[str, Any]) -> None:
     """Convert exclusive bounds of OpenAPI 3.0, which are flags next to the bound."""
     for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(flag), bool) and schema.pop(flag) and bound in schema:
             schema[flag] = schema.pop(bound)
 
 
-def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+def _allow_null(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(schema.get("type"), str) and "enum" not in schema:
         return {**schema, "type": [schema["type"], "null"]}
     description = {"description": schema["description"]} if "description" in schema else {}

@@ -306,7 +306,7 @@ async def test_invalid_progress_of_servers_is_ignored_and_long_texts_are_cut() -
 
         return await call(SimpleNamespace(session=Session()))
 
-    connection._request = request  # type: ignore[method-assign]  # without a server
+    connection._send_request = request  # type: ignore[method-assign]  # without a server
     token = current_progress.set(Progress(lambda *report: heard.append(report)))
     try:
         await connection.call("work", {})

@@ -52,17 +52,17 @@ def tool_result(result: Any) -> ToolExecutionResult:
 
 def resource_result(resources: Iterable[Any]) -> ToolExecutionResult:
     """Convert the contents of a resource."""
-    contents = tuple(map(_resource, resources))
+    contents = tuple(map(_read_resource, resources))
     text = joined_text(contents)
     return ToolExecutionResult(text, text, contents=contents if media_in(contents) else ())
 
 
 def messages_of(prompt: Any) -> tuple[Message, ...]:
     """Convert the messages of a prompt."""
-    return tuple(_message(each.role, content_of(each.content)) for each in prompt.messages)
+    return tuple(_make_message(each.role, content_of(each.content)) for each in prompt.messages)
 
 
-def _message(role: str, content: Content) -> Message:
+def _make_message(role: str, content: Content) -> Message:
     text = joined_text([content])
     return AiMessage(text) if role == "assistant" and text else UserMessage([content])
 
@@ -82,22 +82,22 @@ def content_of(block: Any) -> Content:
         case "text":
             return TextContent(block.text)
         case "image" | "audio" as kind:
-            return _media(kind, block.data, block.mime_type)
+            return _make_media(kind, block.data, block.mime_type)
         case "resource":
-            return _resource(block.resource)
+            return _read_resource(block.resource)
         case "resource_link":
             return TextContent(f"[resource {block.name}: {block.uri}]")
         case kind:
             return TextContent(f"[{kind} content, not supported]")
 
 
-def _resource(resource: Any) -> Content:
+def _read_resource(resource: Any) -> Content:
     if hasattr(resource, "text"):
         return TextContent(resource.text)
     kind = _kind_of(resource.mime_type)
     if kind is None:
         return TextContent(f"[binary resource {resource.uri}]")
-    return _media(kind, resource.blob, resource.mime_type, str(resource.uri))
+    return _make_media(kind, resource.blob, resource.mime_type, str(resource.uri))
 
 
 def _kind_of(media_type: str | None) -> str | None:
@@ -108,7 +108,7 @@ def _kind_of(media_type: str | None) -> str | None:
     return next((each for each in ("image", "audio") if kind.startswith(f"{each}/")), None)
 
 
-def _media(kind: str, data: str, media_type: str, uri: str = "") -> Content:
+def _make_media(kind: str, data: str, media_type: str, uri: str = "") -> Content:
     """Return an image, audio or a document of a server, or a note if it is invalid or too large."""
     try:
         decoded = base64.b64decode(data, validate=True)

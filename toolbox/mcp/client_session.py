@@ -73,7 +73,7 @@ class McpSession:
         self._leave = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         # An empty context: later notifications must not appear to belong to the call that opened the session.
-        self._task = asyncio.create_task(self._run(previous), name=f"mcp {name}", context=Context())
+        self._task = asyncio.create_task(self._run_client(previous), name=f"mcp {name}", context=Context())
 
     @property
     def has_ended(self) -> bool:
@@ -90,7 +90,7 @@ class McpSession:
         """Return True if the session is closed, and the process of a stdio server has ended."""
         return self._task.done()
 
-    async def client(self) -> Client:
+    async def wait_for_client(self) -> Client:
         """Return the SDK's client once the server is ready. Raises `McpConnectionError` if connecting fails."""
         return await asyncio.shield(self._opened)
 
@@ -105,7 +105,7 @@ class McpSession:
         """Wait until the session is closed."""
         await asyncio.wait([self._task])
 
-    async def _run(self, previous: McpSession | None) -> None:
+    async def _run_client(self, previous: McpSession | None) -> None:
         """Open the client, wait for the end, close it: all in one task, because anyio's task groups require it."""
         reason, refusal = "the container is stopped", None
         try:
@@ -113,9 +113,9 @@ class McpSession:
                 await previous.wait_ended()  # two processes of one server could conflict
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._settings.connect_timeout):
-                    client: Client = await stack.enter_async_context(await self._new_client(stack))
+                    client: Client = await stack.enter_async_context(await self._open_client(stack))
                 self._version = client.protocol_version
-                stack.push_async_callback(_cancel, asyncio.create_task(self._follow_changes(client)))
+                stack.push_async_callback(_cancel_task, asyncio.create_task(self._follow_changes(client)))
                 self._opened.set_result(client)
                 await self._leave.wait()
         except TimeoutError:
@@ -134,7 +134,7 @@ class McpSession:
                 self._opened.set_exception(connection_error(self._name, reason, refusal))
                 self._opened.exception()  # mark it as retrieved, because possibly no call waits for it
 
-    async def _new_client(self, stack: AsyncExitStack) -> Any:
+    async def _open_client(self, stack: AsyncExitStack) -> Any:
         try:
             from mcp import Client
         except ImportError:
@@ -142,9 +142,9 @@ class McpSession:
                 "toolbox.mcp needs the package mcp; install it with: pip install 'toolbox-di[mcp]'"
             ) from None
 
-        transport = await self._transport(stack)
+        transport = await self._open_transport(stack)
         return Client(
-            self._watched(transport),
+            self._watch_streams(transport),
             read_timeout_seconds=self._settings.timeout,
             logging_callback=self._on_log,
             message_handler=self._on_message,
@@ -152,7 +152,7 @@ class McpSession:
             cache=None,
         )
 
-    async def _transport(self, stack: AsyncExitStack) -> Any:
+    async def _open_transport(self, stack: AsyncExitStack) -> Any:
         from .transports import http_transport, stdio_transport
 
         if self._settings.url is None:
@@ -160,7 +160,7 @@ class McpSession:
         return await http_transport(self._settings, stack, self._on_response)
 
     @asynccontextmanager
-    async def _watched(self, transport: Any) -> AsyncIterator[tuple[Any, Any]]:
+    async def _watch_streams(self, transport: Any) -> AsyncIterator[tuple[Any, Any]]:
         """Yield the transport's streams; the session ends when the server can send nothing more."""
         async with transport as (reading, writing):
             yield _WatchedStream(reading, self._on_result, self._leave.set), writing
@@ -247,7 +247,7 @@ def secrets_of(settings: McpSettings) -> list[str]:
     return [*values, *words, *queries, unquote(parts.password or "")]
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
 

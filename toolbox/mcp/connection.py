@@ -116,7 +116,7 @@ class McpConnection:
         self.name, self.settings, self._on_event, self._headers = name, settings, on_event, headers
         self._groups: OrderedDict[Headers, _HeaderGroup] = OrderedDict()
         self._evicted: set[McpSession] = set()
-        self._choice = ToolChoice(name, settings, self._notify)
+        self._choice = ToolChoice(name, settings, self._notify_listener)
         self._closed = ""  # why, once it is closed
         self._running = 0
         self._is_idle = asyncio.Event()
@@ -130,12 +130,12 @@ class McpConnection:
         or a tool that only runs as a task. With `pin_tools`, so are tools that have changed since they were listed
         first. Raises `McpError`.
         """
-        group = await self._current_group()
-        self._current_session(group)  # a new session discards the tools of the previous one
+        group = await self._choose_group()
+        self._choose_session(group)  # a new session discards the tools of the previous one
         if group.tools is not None:
             return group.tools
         version = group.tools_version
-        found = await self._request("list its tools", self._all_tools, group)
+        found = await self._send_request("list its tools", self._list_tools, group)
         offered = self._choice.choose(found, group.session.output_schemas if group.session is not None else {})
         if version == group.tools_version:  # they did not change in the meantime
             group.tools = offered
@@ -147,8 +147,8 @@ class McpConnection:
 
     async def takes_input(self) -> bool:
         """Return True if the server can return questions instead of results. Raises `McpError`."""
-        session = self._current_session(await self._current_group())
-        await session.client()
+        session = self._choose_session(await self._choose_group())
+        await session.wait_for_client()
         return session.takes_input
 
     async def call(
@@ -170,34 +170,34 @@ class McpConnection:
         report = current_progress.get()
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            self._notify(McpProgress(self.name, tool, progress, total, message))
+            self._notify_listener(McpProgress(self.name, tool, progress, total, message))
             if report is not None and math.isfinite(progress) and math.isfinite(total or 0):
                 report(progress, total, message if message is None else message[:LONGEST_MESSAGE])
 
-        async def call(client: Client) -> CallToolResult:
-            return await _call_tool(self.name, client, tool, arguments, answers, state, on_progress)
+        async def call_tool(client: Client) -> CallToolResult:
+            return await _call_until_done(self.name, client, tool, arguments, answers, state, on_progress)
 
-        return await self._request(f"run {tool}", call)
+        return await self._send_request(f"run {tool}", call_tool)
 
     async def resources(self) -> list[Resource]:
         """Return the resources of the server. Raises `McpError`."""
-        return await self._request("list its resources", self._all_resources)
+        return await self._send_request("list its resources", self._list_resources)
 
     async def resource_templates(self) -> list[ResourceTemplate]:
         """Return the templates of URIs of the server's resources. Raises `McpError`."""
-        return await self._request("list its resource templates", self._all_templates)
+        return await self._send_request("list its resource templates", self._list_templates)
 
     async def read_resource(self, uri: str) -> ReadResourceResult:
         """Return the contents of a resource. Raises `McpError`."""
-        return await self._request(f"read {uri}", lambda client: client.read_resource(uri))
+        return await self._send_request(f"read {uri}", lambda client: client.read_resource(uri))
 
     async def prompts(self) -> list[Prompt]:
         """Return the prompts of the server. Raises `McpError`."""
-        return await self._request("list its prompts", self._all_prompts)
+        return await self._send_request("list its prompts", self._list_prompts)
 
     async def prompt(self, name: str, arguments: dict[str, str] | None = None) -> GetPromptResult:
         """Return the messages of a prompt with its arguments filled in. Raises `McpError`."""
-        return await self._request(f"return prompt {name}", lambda client: client.get_prompt(name, arguments))
+        return await self._send_request(f"return prompt {name}", lambda client: client.get_prompt(name, arguments))
 
     async def prompt_messages(self, name: str, arguments: dict[str, str] | None = None) -> tuple[Message, ...]:
         """Return the messages of a prompt as messages of a conversation. Raises `McpError`.
@@ -206,27 +206,27 @@ class McpConnection:
         """
         return messages_of(await self.prompt(name, arguments))
 
-    async def _all_tools(self, client: Client) -> list[Tool]:
-        return await self._paged("tools", lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
+    async def _list_tools(self, client: Client) -> list[Tool]:
+        return await self._read_pages("tools", lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
 
-    async def _all_resources(self, client: Client) -> list[Resource]:
-        return await self._paged(
+    async def _list_resources(self, client: Client) -> list[Resource]:
+        return await self._read_pages(
             "resources", lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources
         )
 
-    async def _all_templates(self, client: Client) -> list[ResourceTemplate]:
-        return await self._paged(
+    async def _list_templates(self, client: Client) -> list[ResourceTemplate]:
+        return await self._read_pages(
             "resource templates",
             lambda cursor: client.list_resource_templates(cursor=cursor),
             lambda page: page.resource_templates,
         )
 
-    async def _all_prompts(self, client: Client) -> list[Prompt]:
-        return await self._paged(
+    async def _list_prompts(self, client: Client) -> list[Prompt]:
+        return await self._read_pages(
             "prompts", lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts
         )
 
-    async def _paged(
+    async def _read_pages(
         self, kind: str, read_page: Callable[[str | None], Awaitable[P]], items: Callable[[P], list[T]]
     ) -> list[T]:
         """Return the items of all pages of a list; stop at the limits and log a warning."""
@@ -264,7 +264,7 @@ class McpConnection:
         if self._headers is not None:
             return
         try:
-            await self._request("list its tools", lambda client: client.list_tools(cache_mode="bypass"))
+            await self._send_request("list its tools", lambda client: client.list_tools(cache_mode="bypass"))
         except McpError as error:
             if error.code != _METHOD_NOT_FOUND:  # a server without tools
                 raise
@@ -289,7 +289,7 @@ class McpConnection:
         for session in sessions:
             await session.wait_ended()
 
-    async def _current_group(self) -> _HeaderGroup:
+    async def _choose_group(self) -> _HeaderGroup:
         """Return the state for the headers of the current call."""
         headers: Headers = ()
         if self._headers is not None:
@@ -319,24 +319,24 @@ class McpConnection:
                     group.session.end()
                     self._evicted.add(group.session)
 
-    def _current_session(self, group: _HeaderGroup) -> McpSession:
+    def _choose_session(self, group: _HeaderGroup) -> McpSession:
         """Return the open session; start a new one if it has ended."""
         if self._closed:
             raise McpConnectionError(self.name, self._closed)
         if group.session is None or group.session.has_ended:
             group.tools_changed()
-            callbacks = SessionCallbacks(self._notify, group.tools_changed)
+            callbacks = SessionCallbacks(self._notify_listener, group.tools_changed)
             group.session = McpSession(self.name, group.settings, callbacks, group.session)
         return group.session
 
-    def _notify(self, event: McpEvent) -> None:
+    def _notify_listener(self, event: McpEvent) -> None:
         if self._on_event is not None:
             try:
                 self._on_event(event)
             except Exception:  # a failing listener must not break the connection
                 logger.exception("an McpListener failed on %r", event)
 
-    async def _request(
+    async def _send_request(
         self, action: str, request: Callable[[Client], Awaitable[T]], group: _HeaderGroup | None = None
     ) -> T:
         """Return the server's answer; a request that a lost session did not run is sent once more in a new session.
@@ -344,17 +344,17 @@ class McpConnection:
         `action` completes "could not …" in errors. Errors become `McpError` and show no secret of the settings.
         """
         if group is None:
-            group = await self._current_group()
+            group = await self._choose_group()
         group.running += 1
         self._running += 1
         try:
             try:
-                return await self._request_in(self._current_session(group), action, request)
+                return await self._send_in_session(self._choose_session(group), action, request)
             except _SessionLostError:
                 try:
-                    return await self._request_in(self._current_session(group), action, request)
+                    return await self._send_in_session(self._choose_session(group), action, request)
                 except _SessionLostError as error:
-                    raise self._broken(action, str(error)) from error
+                    raise self._make_error(action, str(error)) from error
         except McpError as error:
             hide_secrets(error, secrets_of(group.settings))
             raise
@@ -370,12 +370,12 @@ class McpConnection:
         secrets = {secret for settings in groups for secret in secrets_of(settings)}
         return without_secrets(visible(brief(text, MAX_MESSAGE_CHARS)), list(secrets))
 
-    async def _request_in(self, session: McpSession, action: str, request: Callable[[Client], Awaitable[T]]) -> T:
+    async def _send_in_session(self, session: McpSession, action: str, request: Callable[[Client], Awaitable[T]]) -> T:
         import anyio
         from mcp import MCPError
         from pydantic import ValidationError
 
-        client = await session.client()
+        client = await session.wait_for_client()
         limit = self.settings.timeout
         late = f"MCP server {self.name!r} did not {action} within {limit:g} s"
         expiring = asyncio.timeout(limit)  # the SDK's limit only applies to one page
@@ -400,7 +400,7 @@ class McpConnection:
             if is_transport_error and (session.has_ended or self.settings.url is not None):
                 session.end()
                 refusal = session.refusal if error.code != _CONNECTION_CLOSED else None
-                raise self._broken(action, session.end_reason or message, refusal) from error
+                raise self._make_error(action, session.end_reason or message, refusal) from error
             raise McpError(self.name, visible(message), error.code) from error
         except ValidationError as error:
             # Not its text: it repeats the server's data.
@@ -409,9 +409,9 @@ class McpConnection:
             raise McpError(self.name, f"{text} ({count} validation error{'s' if count > 1 else ''})") from None
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError) as error:
             session.end()
-            raise self._broken(action, session.end_reason or type(error).__name__) from error
+            raise self._make_error(action, session.end_reason or type(error).__name__) from error
 
-    def _broken(self, action: str, reason: str, refusal: RefusedRequest | None = None) -> McpConnectionError:
+    def _make_error(self, action: str, reason: str, refusal: RefusedRequest | None = None) -> McpConnectionError:
         fact = "the connection broke" if refusal is None else f"it answered with status {refusal.status}"
         text = f"could not {action}: {fact} ({reason}); the next call opens a new connection"
         return connection_error(self.name, text, refusal)
@@ -420,7 +420,7 @@ class McpConnection:
 # --- calls
 
 
-async def _call_tool(
+async def _call_until_done(
     server: str,
     client: Client,
     tool: str,
@@ -455,7 +455,7 @@ async def _call_tool(
             return result
         responses, state = None, result.request_state
         if result.input_requests:
-            requests = {key: _question(server, each) for key, each in result.input_requests.items()}
+            requests = {key: _read_question(server, each) for key, each in result.input_requests.items()}
             refused = [each["url"] for each in requests.values() if "url" in each and not is_web_address(each["url"])]
             if not refused:
                 raise McpInputRequiredError(server, requests, state)
@@ -469,7 +469,7 @@ async def _call_tool(
         wait = min(wait * 2, LAST_WAIT)
 
 
-def _question(server: str, request: Any) -> dict[str, Any]:
+def _read_question(server: str, request: Any) -> dict[str, Any]:
     """Return a question of a server as JSON values. Raises `McpError` for deprecated kinds."""
     params = request.params
     if request.method != "elicitation/create":

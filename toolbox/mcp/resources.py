@@ -92,7 +92,7 @@ def mcp_resource(
         raise TypeError(f'@mcp_resource: expected a URI, got {uri!r}; write @mcp_resource("orders://{{number}}")')
     tool = ToolMark(description=description, timeout=timeout)
     frame = sys._getframe(1)
-    return lambda target: _leave(target, ResourceMark(uri, name, mime_type, tool), "@mcp_resource", frame)
+    return lambda target: _leave_mark(target, ResourceMark(uri, name, mime_type, tool), "@mcp_resource", frame)
 
 
 @overload
@@ -122,11 +122,11 @@ def mcp_prompt(
     mark = PromptMark(name, ToolMark(description=description, timeout=timeout))
     frame = sys._getframe(1)
     if function is not None:
-        return _leave(function, mark, "@mcp_prompt", frame)
-    return lambda target: _leave(target, mark, "@mcp_prompt", frame)
+        return _leave_mark(function, mark, "@mcp_prompt", frame)
+    return lambda target: _leave_mark(target, mark, "@mcp_prompt", frame)
 
 
-def _leave(target: Any, mark: Mark, decorator: str, frame: FrameType) -> Any:
+def _leave_mark(target: Any, mark: Mark, decorator: str, frame: FrameType) -> Any:
     function = getattr(target, "__func__", target)
     if not callable(function) or isinstance(target, type):
         raise TypeError(f"{decorator}: expected a function or method, got {target!r}; put it above a `def`")
@@ -186,19 +186,19 @@ class Offers:
     def add_member(self, member: Member, bean: Any, instance: Any, problems: list[Problem]) -> None:
         """Add the resource or prompt of a class member."""
         mark = next(mark for each in member.definitions if (mark := mark_of(each)) is not None)
-        self._add(mark, read_member(member, bean, instance, problems), member.where, problems)
+        self._add_offer(mark, read_member(member, bean, instance, problems), member.where, problems)
 
     def add_function(self, function: Any, problems: list[Problem]) -> None:
         """Add the resource or prompt of a function."""
         mark = mark_of(function)
         assert mark is not None
         tool = read_function(function, problems, mark.tool)
-        self._add(mark, tool, str(getattr(function, "__name__", function)), problems)
+        self._add_offer(mark, tool, str(getattr(function, "__name__", function)), problems)
 
-    def _add(self, mark: Mark, tool: Tool | None, where: str, problems: list[Problem]) -> None:
+    def _add_offer(self, mark: Mark, tool: Tool | None, where: str, problems: list[Problem]) -> None:
         if tool is None:
             return
-        tool = replace(tool, where=where, encode=_as_it_is)
+        tool = replace(tool, where=where, encode=_keep_value)
         about = tool.specification.description
         match mark:
             case ResourceMark(uri, name, mime_type):
@@ -206,7 +206,7 @@ class Offers:
                 problems += found
                 if not found:
                     name = name or tool.specification.name
-                    self.resources.append(OfferedResource(uri, name, about, mime_type, _template(uri), tool))
+                    self.resources.append(OfferedResource(uri, name, about, mime_type, _parse_template(uri), tool))
             case PromptMark(name):
                 self.prompts.append(OfferedPrompt(name or tool.specification.name, about, tool))
             case _:
@@ -236,11 +236,11 @@ class Offers:
         return None
 
 
-def _as_it_is(value: Any) -> Encoded:
+def _keep_value(value: Any) -> Encoded:
     return Encoded("", value)
 
 
-def _template(uri: str) -> UriTemplate | None:
+def _parse_template(uri: str) -> UriTemplate | None:
     from mcp.shared.uri_template import UriTemplate
 
     return UriTemplate.parse(uri) if UriTemplate.is_template(uri) else None
@@ -254,7 +254,7 @@ def _resource_problems(mark: ResourceMark, tool: Tool, where: str) -> Iterator[P
         yield Problem(where, f"{mark.uri!r} is not a URI", "begin with a scheme, such as orders://")
         return
     try:
-        template = _template(mark.uri)
+        template = _parse_template(mark.uri)
     except InvalidUriTemplate as error:
         yield Problem(where, f"{mark.uri!r} is not a valid URI template: {error}", "correct the template (RFC 6570)")
         return
@@ -332,14 +332,14 @@ def resource_answer(resource: OfferedResource, uri: str, value: Any) -> Any:
     from mcp_types import ReadResourceResult
 
     values = value if isinstance(value, (list, tuple)) and any(map(_is_content, value)) else [value]
-    return ReadResourceResult(contents=[_part(uri, each, resource.mime_type) for each in values])
+    return ReadResourceResult(contents=[_make_part(uri, each, resource.mime_type) for each in values])
 
 
-def _part(uri: str, value: Any, mime_type: str | None) -> Any:
+def _make_part(uri: str, value: Any, mime_type: str | None) -> Any:
     from mcp_types import BlobResourceContents, TextResourceContents
 
     if _is_content(value):
-        return _content_part(uri, value, mime_type)
+        return _make_content_part(uri, value, mime_type)
     if isinstance(value, str):
         return TextResourceContents(uri=uri, mime_type=mime_type or "text/plain", text=value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -349,7 +349,7 @@ def _part(uri: str, value: Any, mime_type: str | None) -> Any:
     return TextResourceContents(uri=uri, mime_type=mime_type or "application/json", text=text)
 
 
-def _content_part(uri: str, content: Content, mime_type: str | None) -> Any:
+def _make_content_part(uri: str, content: Content, mime_type: str | None) -> Any:
     from mcp_types import BlobResourceContents, TextResourceContents
 
     match content:
@@ -372,11 +372,11 @@ def prompt_answer(prompt: OfferedPrompt, value: Any) -> Any:
     from mcp_types import GetPromptResult
 
     values = value if isinstance(value, (list, tuple)) else [value]
-    messages = [part for each in values for part in _messages(each)]
+    messages = [part for each in values for part in _make_prompt_messages(each)]
     return GetPromptResult(description=prompt.description, messages=messages)
 
 
-def _messages(value: Any) -> Iterator[Any]:
+def _make_prompt_messages(value: Any) -> Iterator[Any]:
     from mcp_types import PromptMessage
 
     message: Message = UserMessage(value) if isinstance(value, str) or _is_content(value) else value

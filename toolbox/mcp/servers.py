@@ -166,7 +166,7 @@ class McpServers:
         """Return the connection to a server: tools, resources, prompts. Raises `KeyError` for an unknown name."""
         key = settings_key(name)
         if key not in self._connections:
-            on_event = self._notify if self._listeners else None
+            on_event = self._notify_listeners if self._listeners else None
             headers = partial(self._headers_of, key) if key in self._headers else None
             self._connections[key] = McpConnection(name, self._settings[key], on_event, headers)
         return self._connections[key]
@@ -187,7 +187,7 @@ class McpServers:
             try:
                 await self.server(server.name).takes_input()
             except BaseException:
-                await self._forget(key)
+                await self._forget_server(key)
                 raise
 
     async def remove(self, name: str) -> None:
@@ -202,9 +202,9 @@ class McpServers:
             for plan in methods.values():
                 if any(key == settings_key(each) for each in _servers_named_by(plan)):
                     raise ValueError(f"MCP server {name!r} cannot be removed: {plan.where} names it")
-        await self._forget(key)
+        await self._forget_server(key)
 
-    async def _forget(self, key: str) -> None:
+    async def _forget_server(self, key: str) -> None:
         """Forget a server, wait for its running calls, and close its connection."""
         del self._settings[key]
         self._headers.pop(key, None)
@@ -228,9 +228,9 @@ class McpServers:
             headers = given()
             if inspect.isawaitable(headers):
                 headers = await headers
-        return _checked_headers(key, headers)
+        return _check_headers(key, headers)
 
-    def _notify(self, event: McpEvent) -> None:
+    def _notify_listeners(self, event: McpEvent) -> None:
         for listener in self._listeners:
             listener.on_mcp_event(event)
 
@@ -254,7 +254,7 @@ def _servers_named_by(plan: MethodPlan) -> Iterator[str]:
             yield from provider.bean.server_names
 
 
-def _checked_headers(server: str, headers: Any) -> dict[str, str]:
+def _check_headers(server: str, headers: Any) -> dict[str, str]:
     """Return the headers of a call without None values. Raises `TypeError` or `ValueError`, which show no value."""
     where = f"the headers of MCP server {server!r}"
     if not isinstance(headers, Mapping):
@@ -338,7 +338,7 @@ class McpTools:
             try:
                 listed = await server.tools()
                 takes_input = await server.takes_input()
-                offered = [_service_tool(server, tool, takes_input) for tool in listed]
+                offered = [_make_service_tool(server, tool, takes_input) for tool in listed]
             except McpError as error:
                 if server.settings.required:
                     raise
@@ -346,12 +346,16 @@ class McpTools:
                     unreachable.append(error)
                 logger.warning("MCP server %r: its tools are not offered: %s", server.name, error)
                 continue
-            tools += self._unique(offered, server.name, taken)
+            tools += self._skip_duplicates(offered, server.name, taken)
         if exposing := [each for each in servers if each.settings.expose_resources]:
-            tools += self._unique(_resource_tools(exposing), ", ".join(each.name for each in exposing), taken)
+            tools += self._skip_duplicates(
+                _make_resource_tools(exposing), ", ".join(each.name for each in exposing), taken
+            )
         return ToolProviderResult(tools, tuple(unreachable))
 
-    def _unique(self, offered: Sequence[AiServiceTool], server: str, taken: set[str]) -> Iterator[AiServiceTool]:
+    def _skip_duplicates(
+        self, offered: Sequence[AiServiceTool], server: str, taken: set[str]
+    ) -> Iterator[AiServiceTool]:
         """Yield the tools whose names are free, and log the others once."""
         for tool in offered:
             name = tool.specification.name
@@ -367,13 +371,13 @@ class McpTools:
                 )
 
 
-def _service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServiceTool:
+def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServiceTool:
     """Return a server's tool as a tool of a service; calls use the server's name of the tool.
 
     `takes_input`: the server may ask for input, which suspends the call.
     """
 
-    async def execute(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
+    async def execute_tool(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
         try:
             arguments = read_arguments(request.arguments, tool.input_schema)
         except ValueError as error:
@@ -407,11 +411,11 @@ def _service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServ
         metadata["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
     specification = ToolSpecification(server.offered_name(tool.name), tool.description, tool.input_schema, metadata)
     origin = ToolOrigin(server.name, fingerprint_of(tool))
-    setattr(execute, TAKES_ANSWERS, True)
-    setattr(execute, TOOL_ORIGIN, lambda request: origin)
-    setattr(execute, TAKES_PROGRESS, True)
+    setattr(execute_tool, TAKES_ANSWERS, True)
+    setattr(execute_tool, TOOL_ORIGIN, lambda request: origin)
+    setattr(execute_tool, TAKES_PROGRESS, True)
     needs_approval = _needs_approval(server.settings, tool)
-    return AiServiceTool(specification, execute, requires_approval=needs_approval, deferred=takes_input)
+    return AiServiceTool(specification, execute_tool, requires_approval=needs_approval, deferred=takes_input)
 
 
 # --- questions of servers
@@ -436,7 +440,7 @@ def _answers_to(answer: DeferredAnswer | None) -> tuple[dict[str, dict[str, Any]
         raise _ask_again(answer, wrong)
     found = {key: _answer_to(each) for key, each in value.items()}
     for key, each in found.items():
-        misfit = _misfit(requests[key], each.get("content")) if each["action"] == "accept" else None
+        misfit = _find_misfit(requests[key], each.get("content")) if each["action"] == "accept" else None
         if misfit is not None:
             raise _ask_again(answer, misfit)
     return found, answer.attributes["state"]
@@ -451,7 +455,7 @@ def _answer_to(value: Any) -> dict[str, Any]:
     return {"action": "accept"} if value is True else {"action": "accept", "content": value}
 
 
-def _misfit(request: Mapping[str, Any], content: Any) -> str | None:
+def _find_misfit(request: Mapping[str, Any], content: Any) -> str | None:
     """Return why values do not match the schema of a question, or None."""
     if "schema" not in request:
         return None if content is None else "this question needs no values: answer True or False"
@@ -465,7 +469,7 @@ def _misfit(request: Mapping[str, Any], content: Any) -> str | None:
         if not (value is None or is_list or isinstance(value, (str, int, float))):
             return f"{name}: expected a string, a number, a boolean or a list of strings"
     try:
-        error = next(iter(Draft202012Validator(_flat(request["schema"])).iter_errors(values)), None)
+        error = next(iter(Draft202012Validator(_flatten_schema(request["schema"])).iter_errors(values)), None)
     except Exception as failure:  # schemas of servers can be invalid
         return f"the server's schema cannot be read ({type(failure).__name__})"
     if error is None:
@@ -474,7 +478,7 @@ def _misfit(request: Mapping[str, Any], content: Any) -> str | None:
     return f"{place}: {error.message}" if place else str(error.message)
 
 
-def _flat(schema: Any) -> dict[str, Any]:
+def _flatten_schema(schema: Any) -> dict[str, Any]:
     """Return a question's schema with what the protocol allows: no references to follow, no patterns to run."""
     given = schema.get("properties") if isinstance(schema, Mapping) else None
     properties = {
@@ -510,7 +514,7 @@ def _guards_resources(settings: McpSettings) -> bool:
     return matches_any("get_resource", approval) if isinstance(approval, tuple) else approval == "all"
 
 
-def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
+def _make_resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
     """Return two tools that list and read the resources of these servers."""
     by_name = {each.name: each for each in servers}
     uri = {"type": "string", "description": "The URI of the resource"}
@@ -537,7 +541,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
         failures: list[McpError] = []
         for server in servers:
             try:
-                found += await _listed(server, named=len(by_name) > 1)
+                found += await _describe_resources(server, named=len(by_name) > 1)
             except McpError as error:
                 failures.append(error)
                 logger.warning("MCP server %r: its resources are not listed: %s", server.name, error)
@@ -585,7 +589,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
     ]
 
 
-async def _listed(server: McpConnection, named: bool) -> list[dict[str, Any]]:
+async def _describe_resources(server: McpConnection, named: bool) -> list[dict[str, Any]]:
     """Return the resources of a server, and the templates of their URIs, as JSON values for a model."""
     found: list[tuple[str, str, Any]] = [("uri", str(each.uri), each) for each in await server.resources()]
     try:

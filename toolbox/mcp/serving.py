@@ -96,7 +96,7 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
     offers = Offers()
     problems: list[Problem] = []
     for source in sources:
-        read += _read(source, offers, where, problems)
+        read += _read_source(source, offers, where, problems)
     problems += clashes(read, where)
     problems += offers.clashes(where)
     problems += _approval_problems(read)
@@ -143,13 +143,13 @@ def _approval_problems(tools: Iterable[Tool]) -> Iterator[Problem]:
 
 def served_tools(container: Container, tools: Iterable[Any]) -> tuple[Tool, ...]:
     """Return the tools that a server with these sources offers."""
-    return tuple(tool for each in tools for tool in _read(_with_owner(each, container), Offers(), "", []))
+    return tuple(tool for each in tools for tool in _read_source(_with_owner(each, container), Offers(), "", []))
 
 
 def reports_progress(tools: Iterable[Any], container: Container) -> bool:
     """Return True if one of `tools`, or of their resources and prompts, reports its progress to clients."""
     offers = Offers()
-    found = [tool for each in tools for tool in _read(_with_owner(each, container), offers, "", [])]
+    found = [tool for each in tools for tool in _read_source(_with_owner(each, container), offers, "", [])]
     found += [each.tool for each in offers.resources]
     found += [each.tool for each in offers.prompts]
     return any(each.progress_names for each in found)
@@ -180,10 +180,10 @@ async def serve_stdio(container: Container, tools: Iterable[Any], name: str = "t
 # --- single tools of a class
 
 
-def _read(source: Any, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
+def _read_source(source: Any, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
     """Return the tools of a source, and add its resources and prompts to `offers`."""
     if isinstance(source, ToolMember):
-        return _read_single(source, offers, where, problems)
+        return _read_single_method(source, offers, where, problems)
     owner = _class_of(source)
     has_offers = has_tools = False
     if is_function(source):
@@ -212,7 +212,7 @@ def _class_of(source: Any) -> Any:
     return get_origin(source) or type(source)
 
 
-def _read_single(source: ToolMember, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
+def _read_single_method(source: ToolMember, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
     """Return a single method of a class as a tool, or add it to `offers`, or both."""
     offered = [each for each in marked_members(source.owner) if each.attribute == source.attribute]
     for each in offered:
@@ -268,7 +268,7 @@ class _Handlers:
         self._tools = {tool.specification.name: tool for tool in tools}
         self._outputs = {name: StructuredOutput.of(tool) for name, tool in self._tools.items()}
 
-    def _output_of(self, name: str) -> StructuredOutput | None:
+    def _choose_output(self, name: str) -> StructuredOutput | None:
         """Return the structured output of a tool; None if it has none, or if its results can be cut or replaced."""
         tool = self._tools[name]
         limit = tool.max_result_chars or internals_of(self._container).host.limits.max_result_chars
@@ -281,9 +281,9 @@ class _Handlers:
 
         offered = []
         async with self._container.request_scope(caller_seeds()):
-            tools = await self._allowed(self._tools.values(), _same)
+            tools = await self._choose_allowed(self._tools.values(), _same)
         for each in (tool.specification for tool in tools):
-            output = self._output_of(each.name)
+            output = self._choose_output(each.name)
             offered.append(
                 McpTool(
                     name=each.name,
@@ -301,26 +301,26 @@ class _Handlers:
         host = internals_of(self._container).host
         failures = ToolErrors(
             on_unknown_tool=return_to_model,
-            on_tool_arguments_error=_argument_errors,
+            on_tool_arguments_error=_describe_argument_errors,
             # Exception messages can contain passwords and paths, and the client is a foreign program.
             on_tool_execution_error=host.failures.on_tool_execution_error or hide_details,
         )
         try:
             async with (
                 self._container.request_scope(caller_seeds()),
-                _progress_to(context, self._tools.get(params.name)) as on_progress,
+                _report_progress(context, self._tools.get(params.name)) as on_progress,
             ):
                 # A tool that the identity may not call is an unknown tool, and no error names it.
-                tools = {each.name: each for each in await self._allowed(self._tools.values(), _same)}
+                tools = {each.name: each for each in await self._choose_allowed(self._tools.values(), _same)}
                 outcome = await host.execute(tools, request, McpEndpoint, failures, on_progress=on_progress)
         except ToolAbort as error:
-            return _answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
+            return _make_tool_answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
         except Exception as error:
             # Failures of scopes, wiring or the framework: details are for the maintainer, not for the client.
             logger.exception("could not run tool %r", params.name)
             raise MCPError(INTERNAL_ERROR, "could not run the tool") from error
         message = outcome.message
-        output = None if message.is_error or params.name not in self._tools else self._output_of(params.name)
+        output = None if message.is_error or params.name not in self._tools else self._choose_output(params.name)
         structured = None
         if output is not None:
             try:
@@ -328,12 +328,12 @@ class _Handlers:
             except Exception:  # serializers of user types can raise anything
                 logger.exception("tool %r returned a value that does not match its return annotation", params.name)
                 text = f"The tool {params.name!r} failed."
-                return _answer(ToolExecutionResultMessage.of(request, text), None, failed=True)
-        return _answer(message, structured, failed=message.is_error)
+                return _make_tool_answer(ToolExecutionResultMessage.of(request, text), None, failed=True)
+        return _make_tool_answer(message, structured, failed=message.is_error)
 
     # --- resources and prompts
 
-    async def _allowed(self, offers: Iterable[Offer], tool_of: Callable[[Offer], Tool]) -> list[Offer]:
+    async def _choose_allowed(self, offers: Iterable[Offer], tool_of: Callable[[Offer], Tool]) -> list[Offer]:
         """Return what the identity of the current request scope may use."""
         found = list(offers)
         if all(tool_of(each).access is None for each in found):
@@ -343,40 +343,40 @@ class _Handlers:
 
     async def list_resources(self, context: Any, params: Any) -> Any:
         async with self._container.request_scope(caller_seeds()):
-            return list_of_resources(await self._allowed(self._offers.resources, _tool_of_resource))
+            return list_of_resources(await self._choose_allowed(self._offers.resources, _tool_of_resource))
 
     async def list_templates(self, context: Any, params: Any) -> Any:
         async with self._container.request_scope(caller_seeds()):
-            return list_of_templates(await self._allowed(self._offers.resources, _tool_of_resource))
+            return list_of_templates(await self._choose_allowed(self._offers.resources, _tool_of_resource))
 
     async def list_prompts(self, context: Any, params: Any) -> Any:
         async with self._container.request_scope(caller_seeds()):
-            return list_of_prompts(await self._allowed(self._offers.prompts, _tool_of_prompt))
+            return list_of_prompts(await self._choose_allowed(self._offers.prompts, _tool_of_prompt))
 
     async def read_resource(self, context: Any, params: Any) -> Any:
         uri = str(params.uri)
         found = self._offers.resource(uri)
         unknown = f"unknown resource {brief(uri, 200)!r}"
         if found is None:
-            raise _refused(unknown)
+            raise _make_params_error(unknown)
         resource, values = found
         what = f"read the resource {resource.uri}"
-        value = await self._value(resource.tool, values, context, what, unknown)
+        value = await self._run_method(resource.tool, values, context, what, unknown)
         if value is None:
-            raise _refused(unknown)
-        return self._converted(lambda: resource_answer(resource, uri, value), what)
+            raise _make_params_error(unknown)
+        return self._convert_or_refuse(lambda: resource_answer(resource, uri, value), what)
 
     async def get_prompt(self, context: Any, params: Any) -> Any:
         prompt = next((each for each in self._offers.prompts if each.name == params.name), None)
         unknown = f"unknown prompt {brief(params.name, 200)!r}"
         if prompt is None:
-            raise _refused(unknown)
+            raise _make_params_error(unknown)
         what = f"write the prompt {prompt.name}"
-        value = await self._value(prompt.tool, params.arguments or {}, context, what, unknown)
-        return self._converted(lambda: prompt_answer(prompt, value), what)
+        value = await self._run_method(prompt.tool, params.arguments or {}, context, what, unknown)
+        return self._convert_or_refuse(lambda: prompt_answer(prompt, value), what)
 
     @staticmethod
-    def _converted(convert: Callable[[], Any], what: str) -> Any:
+    def _convert_or_refuse(convert: Callable[[], Any], what: str) -> Any:
         from mcp import MCPError
 
         try:
@@ -385,7 +385,7 @@ class _Handlers:
             logger.exception("could not %s: its value cannot be sent", what)
             raise MCPError(INTERNAL_ERROR, f"could not {what}") from error
 
-    async def _value(self, tool: Tool, arguments: Mapping[str, Any], context: Any, what: str, unknown: str) -> Any:
+    async def _run_method(self, tool: Tool, arguments: Mapping[str, Any], context: Any, what: str, unknown: str) -> Any:
         """Run the method of a resource or prompt like a tool, and return its value.
 
         `what` completes "could not …" in errors; `unknown` is the error for an identity that may not use it. Raises
@@ -399,7 +399,7 @@ class _Handlers:
 
         @non_blocking
         def on_arguments_error(error: Exception, context: InvocationContext) -> str:
-            wrong.append(_argument_errors(error, context))
+            wrong.append(_describe_argument_errors(error, context))
             return wrong[0]
 
         @non_blocking
@@ -413,9 +413,9 @@ class _Handlers:
             on_tool_execution_error=host.failures.on_tool_execution_error or on_error,
         )
         try:
-            async with self._container.request_scope(caller_seeds()), _progress_to(context, tool) as on_progress:
-                if not await self._allowed([tool], _same):
-                    raise _refused(unknown)
+            async with self._container.request_scope(caller_seeds()), _report_progress(context, tool) as on_progress:
+                if not await self._choose_allowed([tool], _same):
+                    raise _make_params_error(unknown)
                 outcome = await host.execute({name: tool}, request, McpEndpoint, failures, on_progress=on_progress)
         except ToolAbort as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
@@ -425,7 +425,7 @@ class _Handlers:
             logger.exception("could not %s", what)
             raise MCPError(INTERNAL_ERROR, f"could not {what}") from error
         if wrong:
-            raise _refused(wrong[0])
+            raise _make_params_error(wrong[0])
         if outcome.execution.is_error:
             raise MCPError(INTERNAL_ERROR, outcome.execution.result)
         return outcome.execution.result_object
@@ -443,7 +443,7 @@ def _tool_of_prompt(prompt: OfferedPrompt) -> Tool:
     return prompt.tool
 
 
-def _refused(text: str) -> Exception:
+def _make_params_error(text: str) -> Exception:
     """Return the error for a request that names something unknown, or has invalid arguments."""
     from mcp import MCPError
 
@@ -451,7 +451,7 @@ def _refused(text: str) -> Exception:
 
 
 @asynccontextmanager
-async def _progress_to(context: Any, tool: Tool | None) -> AsyncIterator[Callable[[ToolProgress], None] | None]:
+async def _report_progress(context: Any, tool: Tool | None) -> AsyncIterator[Callable[[ToolProgress], None] | None]:
     """Yield a function that sends the progress of a tool to the client, if it reports any.
 
     All is sent before the end of the block. The session sends nothing to clients that did not ask for progress.
@@ -462,7 +462,7 @@ async def _progress_to(context: Any, tool: Tool | None) -> AsyncIterator[Callabl
     waiting: deque[ToolProgress] = deque(maxlen=MAX_WAITING_PROGRESS)
     arrived, ended = asyncio.Event(), False
 
-    async def send() -> None:
+    async def send_progress() -> None:
         last = -inf
         while waiting or not ended:
             await arrived.wait()
@@ -477,7 +477,7 @@ async def _progress_to(context: Any, tool: Tool | None) -> AsyncIterator[Callabl
         waiting.append(progress)
         arrived.set()
 
-    sending = asyncio.create_task(send())
+    sending = asyncio.create_task(send_progress())
     try:
         yield on_progress
     except BaseException:
@@ -490,14 +490,14 @@ async def _progress_to(context: Any, tool: Tool | None) -> AsyncIterator[Callabl
 
 
 @non_blocking
-def _argument_errors(error: Exception, context: InvocationContext) -> str:
+def _describe_argument_errors(error: Exception, context: InvocationContext) -> str:
     """Return what is wrong with the arguments; hide the details if a validator of the program failed unexpectedly."""
     if error.__cause__ is None or isinstance(error.__cause__, (ValueError, TypeError)):
         return return_to_model(error, context)
     return hide_details(error.__cause__ if isinstance(error.__cause__, Exception) else error, context)
 
 
-def _answer(message: ToolExecutionResultMessage, structured: Any, *, failed: bool) -> Any:
+def _make_tool_answer(message: ToolExecutionResultMessage, structured: Any, *, failed: bool) -> Any:
     from mcp_types import CallToolResult
 
     content = [block_of(each) for each in message.contents or (TextContent(message.text),)]

@@ -96,7 +96,7 @@ class ToolChoice:
 
     def _note_changes(self, tool: Tool) -> tuple[str, ...]:
         """Return what differs from the first listing of a tool, and report it. Remembers a tool that is new."""
-        now = _fingerprints(tool)
+        now = _make_fingerprints(tool)
         if tool.name not in self._pins and len(self._pins) < MAX_REMEMBERED:
             self._pins[tool.name] = now
         first = self._pins.get(tool.name, {})
@@ -127,18 +127,18 @@ class ToolChoice:
         return _INVALID_IN_NAMES.sub("_", f"{self._settings.prefix}{name}")[:64] if new_name is None else new_name
 
 
-def _fingerprints(tool: Tool) -> dict[str, str]:
+def _make_fingerprints(tool: Tool) -> dict[str, str]:
     """Return a short hash of each part of a tool that a model or an approval depends on."""
     annotations = None if tool.annotations is None else tool.annotations.model_dump(mode="json", exclude_none=True)
     parts = {"description": [tool.title, tool.description], "schema": tool.input_schema, "annotations": annotations}
-    return {name: _hash(value) for name, value in parts.items()}
+    return {name: _hash_json(value) for name, value in parts.items()}
 
 
 def fingerprint_of(tool: Tool) -> str:
     """Return a short hash of what an approval of a call covers: the tool's own name, input schema and annotations."""
-    parts = _fingerprints(tool)
-    return _hash([tool.name, parts["schema"], parts["annotations"]])
+    parts = _make_fingerprints(tool)
+    return _hash_json([tool.name, parts["schema"], parts["annotations"]])
 
 
-def _hash(value: object) -> str:
+def _hash_json(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -90,12 +90,12 @@ async def stdio_transport(settings: McpSettings, on_oversized: Callable[[str], N
     When the server sends a line longer than `max_reply_bytes`, `on_oversized` is called with the reason, and the
     connection is unusable. (The SDK's client has no limit, and its time is quadratic in the length of a line.)
     """
-    process = await _start(settings)
+    process = await _start_server(settings)
     arrived, reading = anyio.create_memory_object_stream[Any](0)
     writing, sent = anyio.create_memory_object_stream[Any](0)
     written = anyio.Event()
 
-    async def write() -> None:
+    async def write_messages() -> None:
         assert process.stdin is not None
         try:
             async for each in sent:
@@ -107,8 +107,8 @@ async def stdio_transport(settings: McpSettings, on_oversized: Callable[[str], N
             written.set()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_read, process, arrived, settings.max_reply_bytes, on_oversized)
-        tasks.start_soon(write)
+        tasks.start_soon(_read_messages, process, arrived, settings.max_reply_bytes, on_oversized)
+        tasks.start_soon(write_messages)
         try:
             yield reading, writing
         finally:
@@ -119,13 +119,13 @@ async def stdio_transport(settings: McpSettings, on_oversized: Callable[[str], N
                 writing.close()
                 with anyio.move_on_after(_WRITE_GRACE):
                     await written.wait()
-                await _stop(process)
+                await _stop_server(process)
                 for each in (arrived, sent):
                     each.close()
             tasks.cancel_scope.cancel()
 
 
-async def _start(settings: McpSettings) -> Process:
+async def _start_server(settings: McpSettings) -> Process:
     from mcp.client.stdio import get_default_environment
 
     environment = {name: value.get_secret_value() for name, value in settings.env.items()}
@@ -141,7 +141,7 @@ async def _start(settings: McpSettings) -> Process:
     )
 
 
-async def _read(process: Process, arrived: Any, limit: int, on_oversized: Callable[[str], None]) -> None:
+async def _read_messages(process: Process, arrived: Any, limit: int, on_oversized: Callable[[str], None]) -> None:
     """Send the server's messages to `arrived`; discard output after the connection has ended."""
     assert process.stdout is not None
     send_line = _LineParser(arrived)
@@ -206,7 +206,7 @@ def _parse_message(line: bytes) -> Any:
         return jsonrpc_message_adapter.validate_python(json.loads(text), by_name=False)
 
 
-async def _stop(process: Process) -> None:
+async def _stop_server(process: Process) -> None:
     """Stop a server: close its standard input, wait, then terminate it and its child processes."""
     assert process.stdin is not None
     with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
