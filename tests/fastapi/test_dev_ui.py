@@ -646,7 +646,9 @@ async def test_images_are_entered_as_urls(running: Any) -> None:
             headers=HERE,
         )
 
-    assert ImageContent(url="https://example.org/soup.png") in model.requests[0].messages[-1].contents
+    message = model.requests[0].messages[-1]
+    assert isinstance(message, UserMessage)
+    assert ImageContent(url="https://example.org/soup.png") in message.contents
     assert refused.status_code == 422
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
+from mcp_types import TextContent
 
 from tests import programs
 from tests.conftest import Clock
@@ -53,6 +54,13 @@ def counter(name: str = "counter", **options: Any) -> Any:
     return mcp_server(name, command=command, args=arguments, env=environment(), **{"connect_timeout": 110, **options})
 
 
+async def first_text(server: McpConnection, tool: str, arguments: dict[str, Any]) -> str:
+    """Call a tool and return the first text of its result."""
+    content = (await server.call(tool, arguments)).content[0]
+    assert isinstance(content, TextContent)
+    return content.text
+
+
 def telling() -> Any:
     command, *arguments = programs.command(str(TELLING))
     return mcp_server("counter", command=command, args=arguments, connect_timeout=110)
@@ -96,7 +104,7 @@ async def test_each_call_of_a_served_tool_has_a_separate_request_scope() -> None
     made, _ = container()
     async with made:
         server = made.get(McpServers).server("counter")
-        texts = [(await server.call("visit_number", {})).content[0].text for _ in range(3)]
+        texts = [await first_text(server, "visit_number", {}) for _ in range(3)]
 
     assert texts == ['{"number":1}', '{"number":2}', '{"number":3}']
 
@@ -148,10 +156,10 @@ async def test_a_dead_server_fails_the_call_and_is_restarted_by_the_next() -> No
     made, _ = container()
     async with made:
         server = made.get(McpServers).server("counter")
-        assert (await server.call("add", {"a": 1})).content[0].text == "2"
+        assert await first_text(server, "add", {"a": 1}) == "2"
         with pytest.raises(McpConnectionError, match="counter"):
             await server.call("die", {})
-        assert (await server.call("add", {"a": 2})).content[0].text == "3"
+        assert await first_text(server, "add", {"a": 2}) == "3"
 
 
 async def test_an_unreachable_server_is_logged_and_the_call_continues_without_its_tools(
@@ -253,7 +261,7 @@ async def test_listeners_receive_events_of_servers_with_the_newer_protocol() -> 
     heard = Heard()
     made.register_instance(heard)
     async with made:
-        assert (await made.get(McpServers).server("counter").call("work", {})).content[0].text == "done"
+        assert await first_text(made.get(McpServers).server("counter"), "work", {}) == "done"
 
     assert heard.events == [  # and no log messages, which are deprecated: the server was not asked for them
         McpProgress("counter", "work", 1, 2, "half"),
@@ -294,7 +302,7 @@ async def test_progress_of_servers_reaches_streams_and_listeners_of_tools() -> N
 
 async def test_invalid_progress_of_servers_is_ignored_and_long_texts_are_cut() -> None:
     heard: list[tuple[float, float | None, str | None]] = []
-    connection = McpConnection("counter", mcp_server("counter", url="http://127.0.0.1:1"), lambda _: None)
+    connection = McpConnection("counter", mcp_server("counter", url="http://127.0.0.1:1").settings, lambda _: None)
     sent = [(math.nan, None, None), (1, math.inf, None), (1, None, "x" * 5000)]
 
     async def request(what: str, call: Any) -> Any:
@@ -365,6 +373,6 @@ async def test_a_timeout_does_not_break_the_connection(clock: Clock) -> None:
         clock.advance(101)
         with pytest.raises(McpTimeoutError, match="100 s") as caught:
             await waiting
-        assert (await server.call("add", {"a": 1})).content[0].text == "2"
+        assert await first_text(server, "add", {"a": 1}) == "2"
 
     assert isinstance(caught.value, (TimeoutError, McpError))
