@@ -202,7 +202,7 @@ if TYPE_CHECKING:
         system_message,
         user_message,
     )
-    from .services.invocation import (
+    from .services.invocation_records import (
         InvocationRecord as InvocationRecord,
         invocation_record,
     )
@@ -272,7 +272,7 @@ _HOMES = {
         "system_message",
         "user_message",
     ),
-    ".services.invocation": (
+    ".services.invocation_records": (
         "InvocationRecord",
         "invocation_record",
     ),

@@ -67,7 +67,7 @@ class _GuardContext:
     @classmethod
     def of_invocation(cls, invocation: Invocation) -> _GuardContext:
         host = invocation.host
-        return cls(invocation.context, host.scope, invocation.runner, host.listeners, host.model)
+        return cls(invocation.context, host.scope, invocation.runner, host.listeners, host.models.find)
 
     @classmethod
     def of_tool(cls, call: ToolCall) -> _GuardContext:

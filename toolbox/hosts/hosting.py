@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -28,7 +27,6 @@ from ..di.registry import Fallback
 from ..di.scopes import outside_scopes
 from ..errors import (
     ContainerNotStartedError,
-    IllegalConfigurationError,
     Problem,
 )
 from ..events import EventListener, Listeners
@@ -230,28 +228,6 @@ class ContainerHost(ServiceHosting):
         """See `ServiceHost.sync_loop`."""
         return self.loop
 
-    async def model(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
-        """See `ServiceHost.model`."""
-        return await self.models.find(name, context)
-
-    async def chosen_model(self, name: str, where: str, context: InvocationContext) -> ChatModel:
-        """See `ServiceHost.chosen_model`."""
-        if (problem := self.models.problem(name, where)) is not None:
-            raise IllegalConfigurationError([problem])
-        return await self.models.find(name, context)
-
-    def own_model(self, name: str, made: ChatModel | None) -> ChatModel:
-        """See `InjectingHost.own_model`."""
-        return self.models.own_model(name, made)
-
-    async def with_fallbacks(self, name: str, model: ChatModel, context: InvocationContext | None) -> ChatModel:
-        """See `InjectingHost.with_fallbacks`."""
-        return await self.models.with_fallbacks(name, model, context)
-
-    def watching(self, name: str, model: ChatModel) -> AbstractContextManager[Callable[[], None]]:
-        """See `AskingHost.watching`."""
-        return self.models.watching(name, model)
-
     async def execute(
         self,
         tools: Mapping[str, Tool],
@@ -289,7 +265,7 @@ class ContainerHost(ServiceHosting):
             max_result_chars=self.limits.max_result_chars,
             listeners=self.listeners,
             on_progress=on_progress,
-            model=self.model,
+            model=self.models.find,
         )
         return await execute_tool(request, environment)
 

@@ -8,7 +8,6 @@ chains of models and their time to cool down (`models.fallbacks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -23,7 +22,7 @@ from ..introspection import forms_of, is_union, plain, type_name
 from ..models import model_requests
 from ..models.fallbacks import CoolingModels, FallbackModel, NamedModel, fallback_names
 from ..models.selection import DEFAULT_NAME, NamedModels, key_function_of, no_model
-from ..services.injected_models import InjectedModel, InjectingHost, own_model_of, tell_skipped
+from ..services.injected_models import InjectedModel, InjectingHost, tell_skipped
 
 PROVIDER_NAME = "chat_model"
 """The name of the default model among the providers; that of another model ends with it."""
@@ -38,7 +37,7 @@ class ModelBeans:
 
     def __init__(self, sources: NamedModels, host: InjectingHost, overridden: Collection[str]) -> None:
         self.sources, self._host, self._overridden = sources, host, overridden
-        self._cooling = CoolingModels()
+        self._cooling = CoolingModels(self.name_of)
         self._registered: dict[str, BeanDefinition] = {}
 
     # --- the beans
@@ -149,7 +148,8 @@ class ModelBeans:
             return model
         if (problem := no_model(model, where, where)) is not None:
             raise IllegalConfigurationError([problem])
-        return InjectedModel(name, self._host, own_model_of(model))
+        own = model.own_model if isinstance(model, InjectedModel) else model
+        return InjectedModel(name, self._host, own)
 
     # --- the rules for names: see `di.graph.NamedType`
 
@@ -215,14 +215,27 @@ class ModelBeans:
                 return replacement
         return made if made is not None else self.sources.find(name)
 
-    async def find(self, name: str | None, context: InvocationContext | None) -> ChatModel:
+    async def find(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
         """Return the model that a name means in the active scope, with its fallbacks."""
-        wanted = self.name_of(name)
-        found = own_model_of(await self._host.scope.aget(ChatModel, wanted))
-        return await self.with_fallbacks(wanted, found, context)
+        return await (await self._bean(name)).with_fallbacks(context)
 
-    async def with_fallbacks(self, name: str, model: ChatModel, context: InvocationContext | None) -> ChatModel:
-        """Return the model, or a chain of it and its fallbacks. Raises `IllegalConfigurationError` for unknown ones."""
+    async def choose(self, name: str, where: str, context: InvocationContext) -> ChatModel:
+        """Return the model that a call chose. Raises `IllegalConfigurationError` for an unknown name."""
+        if (problem := self.problem(name, where)) is not None:
+            raise IllegalConfigurationError([problem])
+        return await self.find(name, context)
+
+    async def _bean(self, name: str | None) -> InjectedModel:
+        found = await self._host.scope.aget(ChatModel, name)
+        assert isinstance(found, InjectedModel), "all beans of models are adapted"
+        return found
+
+    async def with_fallbacks(self, name: str, made: ChatModel | None, context: InvocationContext | None) -> ChatModel:
+        """Return the own model, or a chain of it and its fallbacks.
+
+        Raises `IllegalConfigurationError` for unknown ones.
+        """
+        model = self.own_model(name, made)
         names = fallback_names(model)
         if not names:
             return model
@@ -231,14 +244,18 @@ class ModelBeans:
             wanted = self.name_of(each)
             if (problem := self._fault(wanted, each, f"fallback of model {name!r}")) is not None:
                 raise IllegalConfigurationError([problem])
-            chain.append(NamedModel(wanted, own_model_of(await self._host.scope.aget(ChatModel, wanted))))
+            chain.append(NamedModel(wanted, (await self._bean(wanted)).own_model))
         return FallbackModel(chain, self._cooling, tell_skipped(self._host, context))
 
-    def watching(self, name: str, model: ChatModel) -> AbstractContextManager[Callable[[], None]]:
-        """Note in the block if the model fails. A chain notes that for each of its models."""
-        if isinstance(model, FallbackModel):
-            return nullcontext(_do_nothing)
-        return self._cooling.watching(self.name_of(name), model)
+    def note_answer(self, name: str, model: ChatModel) -> None:
+        """Note that a model has answered. A chain notes that for each of its models."""
+        if not isinstance(model, FallbackModel):
+            self._cooling.note_answer(name, model)
+
+    def note_error(self, name: str, model: ChatModel, error: BaseException) -> None:
+        """Note how a request to a model has ended without an answer. A chain notes that for each of its models."""
+        if not isinstance(model, FallbackModel):
+            self._cooling.note_error(name, model, error)
 
     def describe(self, name: str | None) -> str:
         """Return a model's name and class for people; not its address, which may contain a secret."""
@@ -252,10 +269,6 @@ class ModelBeans:
 
 def _same(model: Any = None) -> Any:
     return model
-
-
-def _do_nothing() -> None:
-    """Do nothing when a chain answers."""
 
 
 def is_model_type(form: Any) -> bool:

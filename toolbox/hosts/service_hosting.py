@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..capabilities import load
-from ..chat import ChatModel
 from ..context import ActiveScope
 from ..di.scopes import outside_scopes
 from ..errors import IllegalConfigurationError, Problem
@@ -21,8 +19,9 @@ from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import Workers
 from ..limits import CostEstimator
 from ..models.pools import ConnectionPools
-from ..services.invocation import Running, abandon_runs
+from ..services.abandoned_runs import abandon_runs
 from ..services.memory import ChatMemories, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
+from ..services.open_calls import Running
 from ..services.plans import MethodPlan, call_may_suspend
 from ..services.recording_needs import PlaceInRun
 from ..tools.failures import ToolErrors
@@ -64,10 +63,6 @@ class ServiceHosting(ABC):
     def class_behind(self, cls: type[Any]) -> type[Any]:
         """See `ServiceHost.class_behind`."""
         return cls
-
-    def watching(self, name: str, model: ChatModel) -> AbstractContextManager[Callable[[], None]]:
-        """See `AskingHost.watching`. Without other models, it does not matter if one fails."""
-        return nullcontext(lambda: None)
 
     async def application_bean(self, wanted: Any) -> Any:
         """Return a bean from outside of all requests, or None."""

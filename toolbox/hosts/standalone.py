@@ -100,6 +100,28 @@ _process = _Process()
 atexit.register(lambda: _process.end())
 
 
+class _OnlyModel:
+    """The model of a service, which has all names. Without other models, it does not matter if it fails."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self._model = model
+
+    async def find(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
+        return self._model
+
+    async def choose(self, name: str, where: str, context: InvocationContext) -> ChatModel:
+        if name == "default":
+            return self._model
+        fact = f"the call chose the model {name!r}, but a service without a container has only one model"
+        raise IllegalConfigurationError([Problem(where, fact, "register the service with a Container(models={…})")])
+
+    def note_answer(self, name: str, model: ChatModel) -> None:
+        pass
+
+    def note_error(self, name: str, model: ChatModel, error: BaseException) -> None:
+        pass
+
+
 class _Host(ServiceHosting):
     """Hosts one service: provides its model, its memory and the process's threads."""
 
@@ -110,7 +132,7 @@ class _Host(ServiceHosting):
 
     def __init__(self, model: ChatModel) -> None:
         super().__init__()
-        self._model = model
+        self.models = _OnlyModel(model)
         self.workers = _process.workers
         self.own_plans: dict[type[Any], Mapping[str, MethodPlan]] = {}
         self.is_persistent = False
@@ -121,15 +143,6 @@ class _Host(ServiceHosting):
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
         return _process.loop()
-
-    async def model(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
-        return self._model
-
-    async def chosen_model(self, name: str, where: str, context: InvocationContext) -> ChatModel:
-        if name == "default":
-            return self._model
-        fact = f"the call chose the model {name!r}, but a service without a container has only one model"
-        raise IllegalConfigurationError([Problem(where, fact, "register the service with a Container(models={…})")])
 
     def add(self, reference: BeanReference, where: str) -> Iterator[Problem]:
         """Create the instance of a named class. Yield a problem if its constructor needs arguments."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -54,44 +54,43 @@ class _Failed:
 class CoolingModels:
     """The models of one container that failed, each for as long as its `cooldown` says.
 
-    After that time one request tries the model, while others still skip it. If the model answers, it is asked again as
-    before; if it fails, it cools down again. Anything else, such as a refusal, decides nothing: the next request tries.
+    After that time one request of a chain tries the model, while others still skip it. If the model answers, it is
+    asked again as before; if it fails, it cools down again. Anything else, such as a refusal, decides nothing: the next
+    request tries. `name_of` returns the name under which the container has the model that a call names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Callable[[str], str] = str) -> None:
+        self._name_of = name_of
         self._failed: dict[ModelKey, _Failed] = {}
+
+    def _find(self, name: str, model: ChatModel) -> _Failed | None:
+        return self._failed.get(model_key(self._name_of(name), model)) if self._failed else None
 
     def skipped_until(self, name: str, model: ChatModel) -> datetime | None:
         """Return until when the model is skipped; None if it may be asked now."""
-        failed = self._failed.get(model_key(name, model)) if self._failed else None
+        failed = self._find(name, model)
         if failed is None or (time.monotonic() >= failed.until and not failed.is_tried):
             return None
         return failed.until_time
 
-    @contextmanager
-    def watching(self, name: str, model: ChatModel) -> Iterator[Callable[[], None]]:
-        """Note in the block if the model fails. It answers if the block ends, or calls the function that it gets."""
-        key, answered = model_key(name, model), False
+    def note_try(self, name: str, model: ChatModel) -> None:
+        """Let other chains skip a model that has failed, while it is tried."""
+        if (failed := self._find(name, model)) is not None:
+            failed.is_tried = True
 
-        def note_answer() -> None:
-            nonlocal answered
-            answered = True
-            self._failed.pop(key, None)
+    def note_answer(self, name: str, model: ChatModel) -> None:
+        """Note that a model has answered."""
+        if self._failed:
+            self._failed.pop(model_key(self._name_of(name), model), None)
 
-        tried = self._failed.get(key)
-        if tried is not None:
-            tried.is_tried = True
-        try:
-            yield note_answer
-        except BaseException as error:
-            if not answered and is_failure(error):
-                self._note_failure(key, cooldown_of(model))
-            elif tried is not None:
-                tried.is_tried = False
-            raise
-        note_answer()
+    def note_error(self, name: str, model: ChatModel, error: BaseException) -> None:
+        """Note how a request to a model has ended without an answer."""
+        if is_failure(error):
+            self._add(model_key(self._name_of(name), model), cooldown_of(model))
+        elif (failed := self._find(name, model)) is not None:
+            failed.is_tried = False
 
-    def _note_failure(self, key: ModelKey, cooldown: float) -> None:
+    def _add(self, key: ModelKey, cooldown: float) -> None:
         if cooldown <= 0:
             return
         now = time.monotonic()
@@ -157,12 +156,15 @@ class FallbackModel(ChatModel):
         failure: ModelError | None = None
         for each in self._asked():
             try:
-                with self._cooling.watching(each.name, each.model):
-                    return await each.model.chat(request)
-            except ModelError as error:
-                if not is_worth_another_model(error):
+                response = await each.model.chat(request)
+            except BaseException as error:
+                self._cooling.note_error(each.name, each.model, error)
+                if not isinstance(error, ModelError) or not is_worth_another_model(error):
                     raise
                 failure = error
+            else:
+                self._cooling.note_answer(each.name, each.model)
+                return response
         assert failure is not None, "one model is always asked"
         raise failure
 
@@ -172,16 +174,18 @@ class FallbackModel(ChatModel):
         for each in self._asked():
             begun = False
             try:
-                with self._cooling.watching(each.name, each.model) as note_answer:
-                    async with aclosing(answer_stream(each.model, request)) as events:
-                        async for event in events:
-                            if not begun:
-                                begun = True
-                                note_answer()
-                            yield event
-                        return
-            except ModelError as error:
-                if begun or not is_worth_another_model(error):
+                async with aclosing(answer_stream(each.model, request)) as events:
+                    async for event in events:
+                        if not begun:
+                            begun = True
+                            self._cooling.note_answer(each.name, each.model)
+                        yield event
+                self._cooling.note_answer(each.name, each.model)
+                return
+            except BaseException as error:
+                if not begun:
+                    self._cooling.note_error(each.name, each.model, error)
+                if begun or not isinstance(error, ModelError) or not is_worth_another_model(error):
                     raise
                 failure = error
         assert failure is not None, "one model is always asked"
@@ -199,6 +203,7 @@ class FallbackModel(ChatModel):
             while skipped:
                 self._tell_skipped(*skipped.pop(0))
             is_asked = True
+            self._cooling.note_try(each.name, each.model)
             yield each
         if not is_asked:
             yield self._chain[0]

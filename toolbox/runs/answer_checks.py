@@ -20,6 +20,7 @@ from ..safe_text import faults_of
 from ..services.answers import accepted_result
 from ..services.invocation import Invocation
 from ..services.methods import arguments_as_tool
+from ..services.opening import open_invocation
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
 from ..tools.tool_calls import Tool
@@ -164,7 +165,7 @@ class AnswerChecks:
             (plan, arguments), place = found, RunPlace(session, path, path)
         async with self._preparing.open_scope(prepared, await self._preparing.load_identity(stored.id, prepared)):
             invocation = Invocation(plan, self._host, arguments, place=place)
-            await invocation.open()
+            await open_invocation(invocation)
         return invocation.toolset.stored(waiting.call.tool_name)
 
     def _decode_inner_call(

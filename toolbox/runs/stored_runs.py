@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
 from ..events import Listeners
-from ..services.invocation import ServiceHost
+from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..tools.codec import printable

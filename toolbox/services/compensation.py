@@ -305,7 +305,7 @@ def _limit_behind(error: BaseException, invocation: Invocation) -> BaseException
         if invocation.refused is not None:
             return invocation.refused
         if invocation.context.deadline is not None and time.monotonic() >= invocation.context.deadline:
-            return invocation.timed_out()
+            return invocation.make_timeout_error()
     return error
 
 

@@ -36,8 +36,12 @@ from ..models.fallbacks import is_worth_another_model
 from ..tools.codec import SUCCESS
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
-from .invocation import Invocation, Perform, abandon_runs, call_with_beans
-from .layers import around, within
+from .abandoned_runs import abandon_runs
+from .bean_calls import call_with_beans
+from .interruptions import within_limits
+from .invocation import Invocation, Perform
+from .invocation_records import note_in_records
+from .layers import enter_layers
 from .loop import (
     AnswerChecked,
     CallModel,
@@ -58,7 +62,9 @@ from .loop import (
     with_early_call,
 )
 from .model_calls import ask_model, model_stream
+from .opening import open_invocation
 from .outputs import ANSWER_TOOL, Shape
+from .plans import AnswerWithoutModel
 from .tool_tasks import News, ToolTasks
 from .usage_layers import counted, limited
 
@@ -79,7 +85,7 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
-    sent = sent_tools(effect, invocation)
+    sent = find_sent_tools(effect, invocation)
     if invocation.pieces is None:
         return ModelReplied(await ask_model(invocation, effect.request), sent=sent)
     invocation.environment.sent = sent  # tools may start before the reply is complete
@@ -91,7 +97,7 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
     raise no_response(invocation.model)
 
 
-def sent_tools(effect: CallModel, invocation: Invocation) -> tuple[str, ...]:
+def find_sent_tools(effect: CallModel, invocation: Invocation) -> tuple[str, ...]:
     """Return the names of the tools in a request that goes to the model; the answer tool is not one."""
     specifications, rules = effect.request.tool_specifications, invocation.rules
     if specifications is rules.specifications:
@@ -99,7 +105,7 @@ def sent_tools(effect: CallModel, invocation: Invocation) -> tuple[str, ...]:
     return tuple([each.name for each in specifications if each.name != ANSWER_TOOL])
 
 
-def layered(invocation: Invocation) -> Perform:
+def wrap_perform(invocation: Invocation) -> Perform:
     """Return the function that performs the effects of an open invocation: `perform` inside the layers it needs."""
     performing: Perform = perform
     if invocation.account is not None:
@@ -116,17 +122,23 @@ def layered(invocation: Invocation) -> Perform:
 
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
-    with invocation.host.running.task(invocation.plan.where):
+    with invocation.host.running.task(invocation.where):
         return await _run(invocation, None)
 
 
 async def stream(invocation: Invocation, send: Send) -> None:
-    """Run an invocation and send its events. It pauses at each event until `send` returns."""
+    """Run an invocation and send its events. It pauses at each event until `send` returns.
+
+    A stream does what a call does, in one task: its deadline, its limits and its layers are around all of its rounds,
+    while the reader's code runs in the reader's task. The time that the reader takes counts for the deadline.
+    """
 
     async def send_in_time(event: ServiceEvent) -> None:
         await send(event)
-        if invocation.is_late:  # the reader took the time
-            raise invocation.timed_out()
+        # A reader that has blocked the loop requests the next event before the timer of the deadline can run. Without
+        # this check, the call would go on to its next effect.
+        if invocation.is_late:
+            raise invocation.make_timeout_error()
 
     await _run(invocation, send_in_time)
 
@@ -136,53 +148,24 @@ async def _run(invocation: Invocation, send: Send | None) -> Any:
     # Not a method of the invocation: timers of its requests keep this context, and would keep its model.
     caller = current_bean_caller.set(partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner))
     try:
-        async with within(invocation):
-            async with around(invocation):
-                await _perform_effects(invocation, send)
+        async with within_limits(invocation):
+            async with enter_layers(invocation):
+                await Rounds(invocation, send).run()
             if send is not None:
                 await _send_end(invocation, send)
         return invocation.value() if send is None else None
     except BaseException as error:
+        # Tools on threads, and calls that they have started on other loops, end by this. A suspended run that the error
+        # names is of a service that code of this invocation called, such as a guardrail: nobody will continue it.
         invocation.context.cancellation.cancel()
-        await _abandon_runs(error, invocation)
+        own = invocation.place.run_id if invocation.place is not None else None
+        await abandon_runs(error, invocation.host.cancel_run, own)
         raise
     finally:
-        invocation.note()
+        if invocation.has_begun:
+            note_in_records(invocation.state)
         current_bean_caller.reset(caller)
         current_invocation.reset(token)
-
-
-async def _perform_effects(invocation: Invocation, send: Send | None) -> None:
-    """Perform one effect after the other, up to the last one."""
-    rounds: Rounds | None = None
-    cancellations = CancellationsHere()
-    try:
-        effect = await invocation.open()
-        rounds = Rounds(invocation, send, cancellations)
-        while True:
-            if isinstance(effect, CallModel):
-                effect = await rounds.ask_model_or_fallback(effect)
-            elif isinstance(effect, RunTools):
-                effect = await rounds.run_tools(effect)
-            elif isinstance(effect, CheckAnswer):
-                effect = await rounds.check_answer(effect)
-            else:
-                break
-        await _end(effect, invocation)
-    finally:
-        if rounds is not None:
-            await rounds.cancel_tools()
-
-
-async def _end(effect: Effect, invocation: Invocation) -> None:
-    """End the invocation with its last effect. Raises the error of a `Fail`."""
-    if isinstance(effect, Fail):
-        raise effect.error
-    if isinstance(effect, Finish) and invocation.before_end is not None and not effect.is_fallback:
-        invocation.before_end(effect)
-    invocation.end = effect
-    if isinstance(effect, Suspend):
-        await invocation.suspend()
 
 
 async def _send_end(invocation: Invocation, send: Send) -> None:
@@ -208,17 +191,6 @@ def _immediate_texts(invocation: Invocation) -> Iterator[str]:
             yield text
 
 
-async def _abandon_runs(error: BaseException, invocation: Invocation) -> None:
-    """Cancel the suspended runs of services that code of this invocation called, such as a guardrail."""
-    own = invocation.place.run_id if invocation.place is not None else None
-    await abandon_runs(error, invocation.host.cancel_run, own)
-
-
-def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> bool:
-    tool = invocation.environment.tools.get(request.name)
-    return tool is not None and bool(tool.progress_names)
-
-
 # --- rounds
 
 
@@ -226,58 +198,80 @@ class Rounds:
     """Performs the effects of one invocation: model requests, tool calls, and checks of the answer.
 
     Each method performs one effect, passes the result to the loop, and returns the next effect. In a stream, they also
-    send the events. A round and its events are in one place, so that a stream does what a call does.
+    send the events to the reader. A round and its events are in one place, so that a stream does what a call does.
     """
 
-    def __init__(self, invocation: Invocation, send: Send | None, cancellations: CancellationsHere) -> None:
-        self._invocation, self._performing = invocation, layered(invocation)
-        self._stream_to, self._cancellations = send, cancellations
-        self._tasks: ToolTasks | None = None  # of calls that run at the same time
-        self._delayed: IntermediateResponse | None = None  # for a round that may be the last
+    _perform: Perform
+    _tasks: ToolTasks | None = None  # of calls that run at the same time
+    _delayed: IntermediateResponse | None = None  # for a round that may be the last
+    _has_pieces = False  # the current reply sent events
+    _has_sent_text = False  # a part of an answer reached the reader
+    _has_sent_pieces = False  # a part of the current reply did
+
+    def __init__(self, invocation: Invocation, send: Send | None) -> None:
+        self._invocation, self._reader = invocation, send
+        self._cancellations = CancellationsHere()
         self._held: HeldText | None = None
-        self._has_pieces = False  # the current reply sent events
-        self._has_sent_text = False  # a part of an answer reached the reader
-        self._has_sent_pieces = False  # a part of the current reply did
         if send is not None:
             invocation.pieces = self
             self._held = HeldText() if invocation.plan.layers.check_answer is not None else None
 
-    async def ask_model_or_fallback(self, effect: CallModel) -> Effect:
-        """Ask the model; if none answers, the method's `@fallback` ends the invocation."""
-        answer = self._invocation.plan.fallback
+    async def run(self) -> None:
+        """Open the invocation, perform one effect after the other, and end with the last one."""
+        effect = await open_invocation(self._invocation)
+        self._perform = wrap_perform(self._invocation)
         try:
-            return await self.ask_model(effect)
-        except ModelError as error:
-            # A reader who has a part of an answer must not get another one.
-            has_sent = self._has_sent_text or self._has_sent_pieces
-            if answer is None or has_sent or not is_worth_another_model(error):
-                raise
-            failure = error
-        finished: Finish = await answer.give(failure, self._invocation)
-        if self._cancellations.came:
-            raise asyncio.CancelledError("cancelled; a fallback caught the first CancelledError")
-        if (text := finished.response.ai_message.text) and self._invocation.plan.output.shape is not Shape.ITEM_STREAM:
-            await self._send(PartialResponse(text))
-        return finished
+            while True:
+                if isinstance(effect, CallModel):
+                    effect = await self._ask_model(effect)
+                elif isinstance(effect, RunTools):
+                    effect = await self._run_tools(effect)
+                elif isinstance(effect, CheckAnswer):
+                    effect = await self._check_answer(effect)
+                else:
+                    break
+            await self._end(effect)
+        finally:
+            if self._tasks is not None:
+                await self._tasks.cancel()
 
-    async def ask_model(self, effect: CallModel) -> Effect:
-        """Ask the model. The pieces of its reply arrive at `put` in the meantime."""
+    async def _ask_model(self, effect: CallModel) -> Effect:
+        """Ask the model; the pieces of its reply arrive at `put` in the meantime. If none answers, use `@fallback`."""
         if self._delayed is not None:
             await self._send(self._delayed)
         self._tasks = self._delayed = None
         self._has_pieces = self._has_sent_pieces = False
         if self._held is not None:
             self._held.clear()  # of an answer that could not be read
-        replied: Any = await self._performing(effect, self._invocation)
-        if self._stream_to is not None and not self._has_pieces and self._performing is not perform:
-            for event in events_of(replied.response):  # a layer replied without asking the model
-                if not isinstance(event, CompleteResponse):
-                    await self.put(event)
+        failure: ModelError | None = None
+        replied: Any = None
+        try:
+            replied = await self._perform(effect, self._invocation)
+        except ModelError as error:
+            # A reader who has a part of an answer must not get another one.
+            has_sent = self._has_sent_text or self._has_sent_pieces
+            if self._invocation.plan.fallback is None or has_sent or not is_worth_another_model(error):
+                raise
+            failure = error
+        if failure is not None:
+            return await self._use_fallback(self._invocation.plan.fallback, failure)
+        if self._reader is not None and not self._has_pieces and self._perform is not perform:
+            await self._send_whole(replied.response)
         self._invocation.environment.sent = replied.sent
         following = self._advance(replied)
-        if self._stream_to is not None and not isinstance(following, Fail):
+        if self._reader is not None and not isinstance(following, Fail):
             await self._send_round(replied.response)
         return following
+
+    async def _use_fallback(self, answer: AnswerWithoutModel | None, failure: ModelError) -> Effect:
+        """Let the method's `@fallback` end the invocation."""
+        assert answer is not None
+        finished: Finish = await answer.give(failure, self._invocation)
+        if self._cancellations.came:
+            raise asyncio.CancelledError("cancelled; a fallback caught the first CancelledError")
+        if (text := finished.response.ai_message.text) and self._invocation.plan.output.shape is not Shape.ITEM_STREAM:
+            await self._send(PartialResponse(text))
+        return finished
 
     async def put(self, event: StreamEvent) -> None:
         """Send a piece of the model's reply, and what happens in tools that it starts."""
@@ -294,7 +288,7 @@ class Rounds:
                 self._invocation.state, _ = advance(self._invocation.rules, self._invocation.state, news)
             await self._send_news(news)
 
-    async def check_answer(self, effect: CheckAnswer) -> Effect:
+    async def _check_answer(self, effect: CheckAnswer) -> Effect:
         """Check the model's answer with the method's guardrails, then send the text that was held back."""
         check = self._invocation.plan.layers.check_answer
         assert check is not None
@@ -305,7 +299,7 @@ class Rounds:
             await self._send(each)
         return following
 
-    async def run_tools(self, effect: RunTools) -> Effect:
+    async def _run_tools(self, effect: RunTools) -> Effect:
         """Run the next call alone, or wait for the next result of calls that run at the same time."""
         invocation = self._invocation
         request = effect.pending[effect.first].request
@@ -313,25 +307,27 @@ class Rounds:
         if self._tasks is None:
             invocation.runner.together = invocation.together and len(effect.pending) > 1
         if self._tasks is not None or invocation.runner.together:
-            tasks = self._tasks = self._tasks or self._new_tasks()
+            tasks = self._tasks = self._tasks or self._make_tasks()
             tasks.start_all(effect)
             result = await self._next_result(tasks)
-        elif self._stream_to is not None and _reports_progress(request, invocation):
-            tasks = self._tasks = self._new_tasks()
+        elif self._reader is not None and self._reports_progress(request):
+            tasks = self._tasks = self._make_tasks()
             tasks.start(effect.first, request)
             result = await self._next_result(tasks)
             self._tasks = None
         else:
-            await self._send_news(RunTool(effect.first, request))
-            result = await self._performing(RunTool(effect.first, request), invocation)
+            call = RunTool(effect.first, request)
+            if self._reader is not None:
+                await self._send_news(call)
+            result = await self._perform(call, invocation)
         following = self._advance(result)
-        await self._send_news(result)
+        if self._reader is not None:
+            await self._send_news(result)
         return following
 
-    async def cancel_tools(self) -> None:
-        """Cancel the calls that run, and wait for them."""
-        if self._tasks is not None:
-            await self._tasks.cancel()
+    def _reports_progress(self, request: ToolExecutionRequest) -> bool:
+        tool = self._invocation.environment.tools.get(request.name)
+        return tool is not None and bool(tool.progress_names)
 
     def _advance(self, event: Event) -> Effect:
         """Pass a result to the loop. Return the next effect.
@@ -345,16 +341,27 @@ class Rounds:
             raise asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")
         return following
 
+    async def _end(self, effect: Effect) -> None:
+        """End the invocation with its last effect. Raises the error of a `Fail`."""
+        invocation = self._invocation
+        if isinstance(effect, Fail):
+            raise effect.error
+        if isinstance(effect, Finish) and invocation.before_end is not None and not effect.is_fallback:
+            invocation.before_end(effect)
+        invocation.end = effect
+        if isinstance(effect, Suspend) and invocation.place is not None:
+            await invocation.place.session.suspend(invocation)
+
     def _start_early(self, request: ToolExecutionRequest) -> None:
         """Start a tool call before the reply is complete, unless the reply may still be refused."""
         invocation = self._invocation
         invocation.state, index = with_early_call(invocation.rules, invocation.state, request)
         if index is not None:
-            self._tasks = self._tasks or self._new_tasks()
+            self._tasks = self._tasks or self._make_tasks()
             self._tasks.start(index, request)
 
-    def _new_tasks(self) -> ToolTasks:
-        return ToolTasks(self._invocation, self._performing, progress=self._stream_to is not None)
+    def _make_tasks(self) -> ToolTasks:
+        return ToolTasks(self._invocation, self._perform, progress=self._reader is not None)
 
     async def _next_result(self, tasks: ToolTasks) -> ToolFinished | ToolSuspended:
         """Return the next result of calls that run at the same time; send what happens before it."""
@@ -362,12 +369,12 @@ class Rounds:
             await self._send_news(news)
         return news
 
-    # --- events
+    # --- events, which only a stream has a reader for
 
     async def _send(self, event: ServiceEvent) -> None:
-        if self._stream_to is not None:
+        if self._reader is not None:
             self._has_sent_text = self._has_sent_text or isinstance(event, PartialResponse)
-            await self._stream_to(event)
+            await self._reader(event)
 
     async def _send_news(self, news: News) -> None:
         """Send the event of a call that begins, reports or ends; none for a call that is suspended."""
@@ -377,6 +384,12 @@ class Rounds:
             await self._send(news)
         elif isinstance(news, ToolFinished):
             await self._send(ToolExecuted(news.outcome.execution))
+
+    async def _send_whole(self, response: ChatResponse) -> None:
+        """Send the events of a reply that a layer gave without asking the model."""
+        for event in events_of(response):
+            if not isinstance(event, CompleteResponse):
+                await self.put(event)
 
     async def _send_round(self, response: ChatResponse) -> None:
         """Send the response of a round with tool calls, later if one of its tools may end the invocation."""

@@ -6,9 +6,8 @@ Such a request has limits, events, fallbacks and a deadline like one of a servic
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
@@ -23,15 +22,27 @@ from ..context import (
     current_invocation,
     current_limit,
 )
-from ..errors import InvocationTimeoutError
 from ..events import ModelSkippedEvent
 from ..execution.runners import LoopRunner
 from ..execution.threads import Workers
-from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
-from .invocation import Deadline, StepOfTask, call_with_beans
-from .layers import within
+from ..limits import Account, CostEstimator, current_account
+from .bean_calls import call_with_beans
+from .host_needs import HostModels
+from .interruptions import InterruptibleCall, find_deadlines, within_limits
 from .model_calls import AskingHost, ask_model, is_inside_model, model_stream
 from .usage_layers import CountingHost, count_reply, refuse_exceeded, reserve_request, reserve_tool_calls
+
+
+class InjectableModels(HostModels, Protocol):
+    """The models that a container injects."""
+
+    def own_model(self, name: str, made: ChatModel | None) -> ChatModel:
+        """Return the model with this name; `made` is the one that a producer has made."""
+        ...
+
+    async def with_fallbacks(self, name: str, made: ChatModel | None, context: InvocationContext | None) -> ChatModel:
+        """Return the own model, or a chain of it and its fallbacks. `context` is that of their events."""
+        ...
 
 
 class InjectingHost(AskingHost, CountingHost, Protocol):
@@ -40,12 +51,9 @@ class InjectingHost(AskingHost, CountingHost, Protocol):
     workers: Workers
     scope: ActiveScope
 
-    def own_model(self, name: str, made: ChatModel | None) -> ChatModel:
-        """Return the model with this name; `made` is the one that a producer has made."""
-        ...
-
-    async def with_fallbacks(self, name: str, model: ChatModel, context: InvocationContext | None) -> ChatModel:
-        """Return the model, or a chain of it and its fallbacks. `context` is that of their events."""
+    @property
+    def models(self) -> InjectableModels:
+        """The models of the container."""
         ...
 
 
@@ -62,7 +70,7 @@ class InjectedModel(ChatModel):
     @property
     def own_model(self) -> ChatModel:
         """The model itself, without limits, events and fallbacks."""
-        return self._host.own_model(self._name, self._made)
+        return self._host.models.own_model(self._name, self._made)
 
     @property
     def model(self) -> str:
@@ -87,22 +95,22 @@ class InjectedModel(ChatModel):
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Return the whole reply. Raises `ModelError`, and `UsageLimitExceededError` for a limit around the call."""
         if is_inside_model():
-            return await (await self._chain()).chat(request)
+            return await (await self.with_fallbacks()).chat(request)
         call = _DirectCall(self._name, self._host, request)
         async with call.open(), call.part():
-            return await call.ask(await self._chain(call.context))
+            return await call.ask(await self.with_fallbacks(call.context))
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Yield the reply as events; the last is `CompleteResponse`. Raises the errors of `chat`."""
         if is_inside_model():
-            async with aclosing(answer_stream(await self._chain(), request)) as events:
+            async with aclosing(answer_stream(await self.with_fallbacks(), request)) as events:
                 async for event in events:
                     yield event
             return
         call = _DirectCall(self._name, self._host, request)
         async with call.open():
             async with call.part():
-                call.model = await self._chain(call.context)
+                call.model = await self.with_fallbacks(call.context)
                 estimator = await call.begin()
             async with aclosing(model_stream(call, request)) as events:
                 while True:
@@ -115,13 +123,9 @@ class InjectedModel(ChatModel):
                         return
                     yield following
 
-    async def _chain(self, context: InvocationContext | None = None) -> ChatModel:
-        return await self._host.with_fallbacks(self._name, self.own_model, context)
-
-
-def own_model_of(model: ChatModel) -> ChatModel:
-    """Return the model itself behind an injected one."""
-    return model.own_model if isinstance(model, InjectedModel) else model
+    async def with_fallbacks(self, context: InvocationContext | None = None) -> ChatModel:
+        """Return the model itself, or a chain of it and its fallbacks. `context` is that of their events."""
+        return await self._host.models.with_fallbacks(self._name, self._made, context)
 
 
 def tell_skipped(host: AskingHost, context: InvocationContext | None) -> Callable[[str, datetime], None]:
@@ -143,23 +147,17 @@ def context_here() -> InvocationContext:
     return InvocationContext(ChatModel, "chat", attributes=current_attributes.get(), deadline=deadline)
 
 
-class _DirectCall:
+class _DirectCall(InterruptibleCall):
     """One request to an injected model. It has what limits and the deadline need of a call, as `Invocation` has."""
 
     model: ChatModel
-    refused: UsageLimitExceededError | None = None
-    deadline: Deadline | None = None
-    limit: asyncio.Timeout | None = None
     where = "ChatModel.chat"
-    _step: StepOfTask | None = None
 
     def __init__(self, name: str, host: InjectingHost, request: ChatRequest) -> None:
         self.model_name, self.host, self._request = name, host, request
         self.runner = LoopRunner(host.workers)
-        around, limit = current_invocation.get(), current_limit.get()
         self.context = context_here()
-        if limit is not None and limit.within is around:  # an invocation enforces those around it
-            self.deadline = Deadline(limit.deadline, limit.seconds)
+        self.deadline, _ = find_deadlines(None, current_invocation.get())
         account = current_account.get()
         self.account = None if account is None else Account(None, account, self)
 
@@ -171,26 +169,6 @@ class _DirectCall:
     def count_tool_calls(self, response: ChatResponse) -> int:
         """Return the number of tool calls in a reply."""
         return len(response.ai_message.tool_execution_requests)
-
-    # --- what can end it
-
-    def timed_out(self) -> InvocationTimeoutError:
-        """Return the error for a deadline that has passed."""
-        return InvocationTimeoutError("ChatModel", "chat", self.deadline.limit if self.deadline is not None else 0.0)
-
-    def end_with(self, error: UsageLimitExceededError) -> None:
-        """End the request with `error`, from any thread."""
-        self.refused = self.refused or error
-        if (step := self._step) is not None:
-            step.interrupt()
-
-    def during(self, step: StepOfTask | None) -> None:
-        """Set the step that runs now."""
-        self._step = step
-
-    def step(self) -> AbstractAsyncContextManager[None]:
-        """Run a step in the current task, inside the block: `end_with` can interrupt it."""
-        return StepOfTask(self)
 
     # --- the request
 
@@ -217,7 +195,7 @@ class _DirectCall:
                 call = partial(call_with_beans, scope=self.host.scope, runner=self.runner)
                 caller = current_bean_caller.set(call)
                 after.callback(current_bean_caller.reset, caller)
-            await after.enter_async_context(within(self))
+            await after.enter_async_context(within_limits(self))
             yield
 
     async def ask(self, model: ChatModel) -> ChatResponse:

@@ -1,7 +1,7 @@
-"""The built-in layers: roles, the turn and memory of a conversation, event listeners, and the deadline.
+"""The layers around an invocation: listeners, roles, the turn in a conversation and its memory, the check of the input.
 
 A layer of an invocation is an async context manager, so that it works for coroutines and streams. Not here: the types
-of layers (`plans`), layers of tools (`tools.pipeline`), limits (`usage_layers`).
+of layers (`plans`), layers of tools (`tools.pipeline`), deadlines (`interruptions`), limits (`usage_layers`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from contextlib import (
     nullcontext,
 )
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from ..context import current_invocation
-from ..errors import AsyncBeanError, ConversationSuspendedError, InvocationTimeoutError
+from ..errors import AsyncBeanError, ConversationSuspendedError
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
@@ -28,19 +28,20 @@ from ..events import (
     ServiceStartedEvent,
     ServiceSuspendedEvent,
 )
-from ..limits import Account
 from ..security import identity_in, identity_now
-from .invocation import Deadline, Invocation
+from .interruptions import NOTHING, within_limits
+from .invocation import Invocation
 from .loop import Finish, Suspend
 from .memory import ChatMemories, ChatMemoryKey
 from .model_calls import reported
 from .usage_layers import in_account
 
-NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
+def enter_layers(invocation: Invocation) -> AbstractAsyncContextManager[None]:
+    """Enter the layers of an invocation: account, listeners, roles, compensation, conversation, check of the input.
 
-def around(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    """Return the layers of an invocation: account, listeners, roles, compensation, conversation, check of the input."""
+    Their order is that of `capabilities`. Those that the call does not need are not there.
+    """
     layers = [
         *([in_account] if invocation.account is not None else ()),
         *([observed] if invocation.host.listeners is not None else ()),
@@ -49,13 +50,11 @@ def around(invocation: Invocation) -> AbstractAsyncContextManager[None]:
         *([in_conversation] if invocation.memory_key is not None else ()),
         *([with_checked_input] if invocation.needs_check_of_input else ()),
     ]
-    if not layers:
-        return NOTHING
-    return layers[0](invocation) if len(layers) == 1 else _all_around(layers, invocation)
+    return _enter_all(layers, invocation) if layers else NOTHING
 
 
 @asynccontextmanager
-async def _all_around(layers: list[Any], invocation: Invocation) -> AsyncIterator[None]:
+async def _enter_all(layers: list[Any], invocation: Invocation) -> AsyncIterator[None]:
     async with AsyncExitStack() as entered:
         for layer in layers:
             await entered.enter_async_context(layer(invocation))
@@ -93,10 +92,8 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
 async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
     """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
-    place = invocation.place
-    is_recorded = place is not None and place.session.generation is not None
     async with AsyncExitStack() as entered:
-        with _uncounted(invocation) if is_recorded else nullcontext():
+        with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
             await entered.enter_async_context(memories.turn(key, invocation))
         yield
 
@@ -111,60 +108,8 @@ async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
     await host.cancel_run(run_id, "a new call began in its conversation")
 
 
-# --- the deadline
-
-
-class TimedCall(Protocol):
-    """A call with a deadline, and with an account if it has limits."""
-
-    deadline: Deadline | None
-    account: Account | None
-    limit: asyncio.Timeout | None
-
-    def step(self) -> AbstractAsyncContextManager[None]:
-        """Run a step of the call in the current task, inside the block: a limit can interrupt it."""
-        ...
-
-    def timed_out(self) -> InvocationTimeoutError:
-        """Return the error for a deadline that has passed."""
-        ...
-
-
-def within(invocation: TimedCall) -> AbstractAsyncContextManager[None]:
-    """Raise `InvocationTimeoutError` inside the block when the invocation's deadline passes.
-
-    A stream uses it for each step, because its reader's task runs between two steps.
-    """
-    if invocation.deadline is None:
-        return NOTHING if invocation.account is None else invocation.step()
-    if invocation.account is None:
-        return _until(invocation.deadline.at, invocation)
-    return _until_in_step(invocation.deadline.at, invocation)
-
-
-@asynccontextmanager
-async def _until_in_step(deadline: float, invocation: TimedCall) -> AsyncIterator[None]:
-    async with _until(deadline, invocation), invocation.step():
-        yield
-
-
-@asynccontextmanager
-async def _until(deadline: float, invocation: TimedCall) -> AsyncIterator[None]:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise invocation.timed_out()
-    limit = invocation.limit = asyncio.timeout(left)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if limit.expired():
-            raise invocation.timed_out() from None
-        raise
-
-
 @contextmanager
-def _uncounted(invocation: Invocation) -> Iterator[None]:
+def _stop_clock(invocation: Invocation) -> Iterator[None]:
     """Move the deadline by the time that the block takes."""
     limit = invocation.limit
     if limit is None or limit.expired():
@@ -234,7 +179,7 @@ async def check_input_first(invocation: Invocation) -> None:
     token = current_invocation.set(invocation.context)
     began = perf_counter()
     try:
-        async with within(invocation), _limited_by(invocation):
+        async with within_limits(invocation), _limited_by(invocation):
             if key is not None and plan.window is not None:
                 invocation.history = await (await invocation.host.memories()).load(key, plan.window)
             async with with_checked_input(invocation):
@@ -265,10 +210,9 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
     try:
         yield
     except BaseException as error:
-        late = invocation.deadline is not None and time.monotonic() >= invocation.deadline.at
         failure = reported(error)
         if isinstance(error, asyncio.CancelledError):
-            failure = invocation.refused or (invocation.timed_out() if late else error)
+            failure = invocation.refused or (invocation.make_timeout_error() if invocation.is_late else error)
         listeners.tell(ServiceFailedEvent(context, failure, perf_counter() - began))
         raise
     end = invocation.end

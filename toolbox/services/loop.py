@@ -219,10 +219,11 @@ def begin(
     *,
     prompted: UserMessage | None = None,
     mode: OutputMode = "prompt",
-) -> tuple[State, Effect]:
+    model: str | None = None,
+) -> tuple[State, CallModel]:
     """Return the first state and the first effect of an invocation; without a user message, the history has it."""
     messages = () if user_message is None else (user_message,)
-    state = State(system, tuple(history), messages, prompted, mode, rules.names)
+    state = State(system, tuple(history), messages, prompted, mode, rules.names, model=model)
     return state, CallModel(request_of(rules, state))
 
 

@@ -17,7 +17,8 @@ from ..context import given_up_with_outer
 from ..execution.threads import refuse_on_event_loop
 from ..tools.marks import OWN_TOOL_CALLS, SERVICE_MARK
 from .driver import run
-from .invocation import Invocation, ServiceHost, is_part_of_run
+from .host_needs import ServiceHost
+from .invocation import Invocation, is_part_of_run
 from .layers import admit
 from .plans import MethodPlan
 from .streams import stream_of_method

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
 from ..chat_streams import answer_stream, no_response, response_of
@@ -24,6 +24,7 @@ from ..execution.cancellation import own_code
 from ..execution.markers import EXECUTION_MARK, execution_of
 from ..execution.runners import Runner
 from ..models.pools import ConnectionPools, current_pools
+from .host_needs import HostModels
 
 
 class AskingHost(Protocol):
@@ -36,8 +37,9 @@ class AskingHost(Protocol):
         """The connections that the models of a container share; None without a container."""
         ...
 
-    def watching(self, name: str, model: ChatModel) -> AbstractContextManager[Callable[[], None]]:
-        """Note if a model fails in the block. It gives a function that says that the model has answered."""
+    @property
+    def models(self) -> HostModels:
+        """The models of the host."""
         ...
 
 
@@ -59,33 +61,35 @@ class ModelCall(Protocol):
         ...
 
 
-async def _prepare(call: ModelCall) -> None:
-    """Call what beans want to do before a model request, one after the other. Raises what they raise.
+async def _call_hook(hook: Callable[[], Any], call: ModelCall) -> None:
+    """Call what a bean wants to do before a model request. Raises what it raises.
 
     One that returns a class of events has it sent: a database session knows no listeners.
     """
-    for hook in request_hooks():
-        execution = execution_of(hook, getattr(hook, EXECUTION_MARK, None))
-        done = await call.runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
-        is_event = isinstance(done, type) and issubclass(done, InvocationEvent)
-        if is_event and call.host.listeners is not None:
-            call.host.listeners.tell(done(call.context))
+    execution = execution_of(hook, getattr(hook, EXECUTION_MARK, None))
+    done = await call.runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
+    is_event = isinstance(done, type) and issubclass(done, InvocationEvent)
+    if is_event and call.host.listeners is not None:
+        call.host.listeners.tell(done(call.context))
 
 
 async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
     """Return the reply of the call's model, and send the events of the request. Raises what the model raises."""
-    await _prepare(call)
+    for hook in request_hooks():
+        await _call_hook(hook, call)
     model, context, listeners = call.model, call.context, call.host.listeners
     began = perf_counter()
     if listeners is not None:
         listeners.tell(ModelRequestEvent(context, request, model, streaming=False))
     try:
-        with call.host.watching(call.model_name, model), _inside_model(call):
+        with _inside_model(call):
             response = response_of(model, await own_code(model.chat(request)))
     except BaseException as error:
+        call.host.models.note_error(call.model_name, model, error)
         if listeners is not None:
             listeners.tell(ModelFailedEvent(context, request, error, perf_counter() - began))
         raise
+    call.host.models.note_answer(call.model_name, model)
     if listeners is not None:
         listeners.tell(ModelResponseEvent(context, request, response, perf_counter() - began))
     return response
@@ -93,28 +97,30 @@ async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
 
 async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
     """Yield the reply of the call's model as events, the last of which is `CompleteResponse`; else as `ask_model`."""
-    await _prepare(call)
+    for hook in request_hooks():
+        await _call_hook(hook, call)
     model, context, listeners = call.model, call.context, call.host.listeners
     began, first = perf_counter(), None
     response: ChatResponse | None = None
     if listeners is not None:
         listeners.tell(ModelRequestEvent(context, request, model, streaming=True))
     try:
-        with call.host.watching(call.model_name, model) as note_answer:
-            async with aclosing(answer_stream(model, request)) as events:
-                while (event := await _next_event(events, call)) is not None:
-                    if first is None:
-                        first = perf_counter() - began
-                        note_answer()
-                    if isinstance(event, CompleteResponse):
-                        response = response_of(model, event.response)
-                        if listeners is not None:
-                            taken = perf_counter() - began
-                            listeners.tell(ModelResponseEvent(context, request, response, taken, first))
-                    yield event
-            if response is None:
-                raise no_response(model)
+        async with aclosing(answer_stream(model, request)) as events:
+            while (event := await _next_event(events, call)) is not None:
+                if first is None:
+                    first = perf_counter() - began
+                    call.host.models.note_answer(call.model_name, model)
+                if isinstance(event, CompleteResponse):
+                    response = response_of(model, event.response)
+                    if listeners is not None:
+                        taken = perf_counter() - began
+                        listeners.tell(ModelResponseEvent(context, request, response, taken, first))
+                yield event
+        if response is None:
+            raise no_response(model)
     except BaseException as error:
+        if first is None:
+            call.host.models.note_error(call.model_name, model, error)
         if response is None and listeners is not None:
             listeners.tell(ModelFailedEvent(context, request, reported(error), perf_counter() - began))
         raise

@@ -1,7 +1,7 @@
 """Decides which tools each model request offers: those of dynamic providers, and those that a search has found.
 
 Two layers around model requests. Not here: the search strategies (`toolbox.search`), the tools that every request of an
-invocation offers (`invocation`).
+invocation offers (`opening`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..tools.sources import AiServiceTool, read_tools
 from ..tools.tool_calls import Tool
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
+from .opening import add_dynamic_tools
 from .plans import EffectLayer, Toolset
 
 FOUND_TOOLS = "found_tools"
@@ -37,7 +38,7 @@ def refreshing(perform: Perform) -> Perform:
     """Ask the dynamic tool providers before each model request, and add their tools to the invocation."""
 
     async def refreshed(effect: CallModel | RunTool, invocation: Invocation) -> Any:
-        if isinstance(effect, CallModel) and await invocation.add_dynamic_tools(effect.request.messages):
+        if isinstance(effect, CallModel) and await add_dynamic_tools(invocation, effect.request.messages):
             effect = CallModel(request_of(invocation.rules, invocation.state))
         return await perform(effect, invocation)
 

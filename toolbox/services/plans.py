@@ -22,9 +22,11 @@ from pydantic_core import to_json
 
 from ..chat import ChatRequestParameters, ToolExecutionResultMessage, ToolSpecification, UserMessage
 from ..context import InvocationContext, current_invocation
-from ..errors import IllegalConfigurationError, ModelError, Problem, RunSuspendedError
+from ..errors import IllegalConfigurationError, ModelError, Problem
 from ..execution.markers import Execution
 from ..introspection import Unresolved, type_name
+from ..models.routing import router_in
+from ..models.selection import DEFAULT_NAME
 from ..security import Access, SecurityIdentity
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors
@@ -233,6 +235,9 @@ class MethodPlan:
     checks_suspended: bool = field(init=False, default=False)
     _in_run: list[MethodPlan] = field(init=False, default_factory=list, repr=False, compare=False)
     access: Access | None = None
+    model_name: str | None = field(init=False)
+    output_mode: OutputMode | None = field(init=False)
+    continues_history: bool = field(init=False)
     where: str = field(init=False)
     is_async: bool = field(init=False)
     has_handlers: bool = field(init=False)
@@ -246,6 +251,8 @@ class MethodPlan:
 
         `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
         `has_handlers` is True if the service sets error handlers. `access` is None if everyone may call the method.
+        `model_name` is None if a router chooses the model of each call, `output_mode` if the model decides by what it
+        supports. With `continues_history`, the messages of a parameter are all that is sent, without a user message.
 
         `settle` sets `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service that is a tool
         has a tool provider, and `checks_suspended`, if its conversations may have a suspended run.
@@ -257,6 +264,11 @@ class MethodPlan:
         object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
         object.__setattr__(self, "has_handlers", self.failures != ToolErrors())
+        model = self.options.model
+        object.__setattr__(self, "model_name", None if router_in(model) is not None else str(model or DEFAULT_NAME))
+        object.__setattr__(self, "output_mode", self._choose_output_mode())
+        continues = bool(self.history) and self.user is None and not self.spoken
+        object.__setattr__(self, "continues_history", continues)
         object.__setattr__(self, "rules", self.rules_for(toolset))
 
     @property
@@ -270,10 +282,11 @@ class MethodPlan:
             self._in_run.append(plan)
         return self._in_run[0]
 
-    @property
-    def continues_history(self) -> bool:
-        """Return True if the messages of a parameter are all that is sent: the method has no user message."""
-        return bool(self.history) and self.user is None and not self.spoken
+    def _choose_output_mode(self) -> OutputMode | None:
+        if self.output.structure is None:
+            return "prompt"
+        mode = self.options.output_mode
+        return None if mode == "tool" and self.output.is_stream else mode
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a call by name, with defaults.
@@ -412,15 +425,6 @@ def _inner_plan(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> Me
     if not tool.is_service:
         return None
     return plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
-
-
-def suspensions_in(error: BaseException) -> Iterator[RunSuspendedError]:
-    """Yield the suspensions in an exception, which may be a group."""
-    if isinstance(error, RunSuspendedError):
-        yield error
-    elif isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from suspensions_in(each)
 
 
 def plan_behind(tool: Tool) -> MethodPlan | None:

@@ -18,7 +18,8 @@ from ..context import given_up_with_outer
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
 from .driver import stream
-from .invocation import Invocation, ServiceHost
+from .host_needs import ServiceHost
+from .invocation import Invocation
 from .loop import Finish
 from .memory import Caller, caller_here
 from .outputs import ItemReader, Shape, TokenStream

@@ -1,0 +1,164 @@
+"""What ends a call from outside: its deadline, and limits that interrupt the step that it is at.
+
+Not here: callers that leave (`toolbox.callers`), the usage that limits count (`usage_layers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from ..context import InvocationContext, current_limit
+from ..errors import InvocationTimeoutError
+from ..execution.cancellation import CancellationsHere
+from ..execution.threads import call_on
+from ..limits import Account, UsageLimitExceededError
+
+NOTHING: AbstractAsyncContextManager[None] = nullcontext()
+
+
+class InterruptibleCall:
+    """A call that its deadline or a limit can end: an invocation, or one request of a program to a model."""
+
+    where: str
+    """The place of the call, `Service.method`, for messages."""
+    account: Account | None = None
+    """Counts the usage, if the call or one around it has limits."""
+    refused: UsageLimitExceededError | None = None
+    """The error of the limit that ends the call."""
+    deadline: Deadline | None = None
+    limit: asyncio.Timeout | None = None
+    """The timeout that ends the call at its deadline, while it runs."""
+    _step: StepOfTask | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """True if the deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline.at
+
+    def make_timeout_error(self) -> InvocationTimeoutError:
+        """Return the error for a deadline that has passed."""
+        service, _, method = self.where.rpartition(".")
+        return InvocationTimeoutError(service, method, self.deadline.seconds if self.deadline is not None else 0.0)
+
+    def end_with(self, error: UsageLimitExceededError) -> None:
+        """End the call with `error`, from any thread: cancel the task that runs its current step."""
+        if self.refused is None:
+            self.refused = error
+        if (step := self._step) is not None:
+            step.interrupt()
+
+    def enter_step(self, step: StepOfTask | None) -> None:
+        """Set the step that runs now, which `end_with` interrupts."""
+        self._step = step
+
+
+# --- deadlines
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The deadline of a call in `time.monotonic()` seconds, and the seconds that it had, for the error."""
+
+    at: float
+    seconds: float
+
+    @classmethod
+    def after(cls, left: float, seconds: float) -> Deadline:
+        """Return a deadline that passes `left` seconds from now."""
+        return cls(time.monotonic() + left, seconds)
+
+
+def find_deadlines(own: Deadline | None, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
+    """Return the deadline that a call inside of `outer` enforces, and the earliest one that is known.
+
+    The limit of a `time_limit` block is enforced by the calls directly in the block; they cancel the calls within.
+    """
+    around, enforced = current_limit.get(), own
+    if around is not None and around.within is outer and (own is None or around.deadline < own.at):
+        enforced = Deadline(around.deadline, around.seconds)
+    earliest = None if enforced is None else enforced.at
+    for known in (outer, around):
+        if known is not None and known.deadline is not None and (earliest is None or known.deadline < earliest):
+            earliest = known.deadline
+    return enforced, earliest
+
+
+def within_limits(call: InterruptibleCall) -> AbstractAsyncContextManager[None]:
+    """Let the deadline and the limits of a call end the block: it raises their error in place of a `CancelledError`."""
+    if call.deadline is None:
+        return NOTHING if call.account is None else StepOfTask(call)
+    return _within_deadline(call.deadline.at, call)
+
+
+@asynccontextmanager
+async def _within_deadline(deadline: float, call: InterruptibleCall) -> AsyncIterator[None]:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise call.make_timeout_error()
+    limit = call.limit = asyncio.timeout(left)
+    try:
+        async with limit, NOTHING if call.account is None else StepOfTask(call):
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise call.make_timeout_error() from None
+        raise
+
+
+# --- limits
+
+
+class StepOfTask(AbstractAsyncContextManager[None]):
+    """A step of a limited call in the current task, which a limit can interrupt from any thread.
+
+    Like a timeout, the limit cancels the task, and the `CancelledError` becomes the error of the limit. Unlike one, it
+    may find that the code in between has swallowed the cancellation, or that it is still to come because the code has
+    just ended. And others may have cancelled the task at the same time: then it stays cancelled.
+    """
+
+    def __init__(self, call: InterruptibleCall) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._cancellations = CancellationsHere()
+        assert self._cancellations.task is not None, "a limited call runs in a task"
+        self._task: asyncio.Task[Any] = self._cancellations.task
+        self._context = copy_context()  # in which it cancels: for the code in between this comes from outside
+        self._is_interrupted = self._has_ended = False
+
+    def interrupt(self) -> None:
+        """Cancel the task, from any thread."""
+        call_on(self._loop, self._cancel)
+
+    def _cancel(self) -> None:
+        if not (self._has_ended or self._is_interrupted):
+            self._is_interrupted = True
+            self._context.run(self._task.cancel)
+
+    async def __aenter__(self) -> None:
+        if self._call.refused is not None:
+            raise self._call.refused
+        self._call.enter_step(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_ended = True
+        self._call.enter_step(None)
+        refused = self._call.refused
+        if refused is None:
+            return
+        if self._is_interrupted:
+            if kind is None or not issubclass(kind, asyncio.CancelledError):
+                with suppress(asyncio.CancelledError):  # other code has swallowed it, or it is still to come
+                    await asyncio.sleep(0)
+            if not self._cancellations.take_back() and kind is asyncio.CancelledError:
+                return  # other code cancelled the task as well
+        if error is not refused and not isinstance(error, GeneratorExit):
+            raise refused from None

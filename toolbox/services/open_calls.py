@@ -1,0 +1,88 @@
+"""Tracks the calls of a host that are under way, and the streams that wait for their readers, until it stops.
+
+Not here: running a call (`driver`), reading a stream (`streams`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Protocol
+
+
+class Closable(Protocol):
+    """A stream that can be closed."""
+
+    async def aclose(self) -> None:
+        """Cancel the stream."""
+        ...
+
+
+class Running:
+    """Tracks the tasks of invocations, and the streams that wait for their readers."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
+        self._streams: dict[int, tuple[weakref.ref[Closable], asyncio.Task[None]]] = {}
+        self._numbers = count()
+        self._ended = asyncio.Event()
+
+    @contextmanager
+    def task(self, label: str) -> Iterator[None]:
+        """Track the current task as the task of an invocation inside the block."""
+        number = next(self._numbers)
+        self._tasks[number] = (label, asyncio.current_task())
+        try:
+            yield
+        finally:
+            del self._tasks[number]
+            self._ended.set()
+
+    def open_stream(self, stream: Closable, task: asyncio.Task[None]) -> None:
+        """Track an open stream until its task ends, with a weak reference: a stream that is dropped ends its task."""
+        number = next(self._numbers)
+        self._streams[number] = (weakref.ref(stream), task)
+        task.add_done_callback(lambda _: self._streams.pop(number, None))
+
+    async def stop(self, timeout: float) -> list[str]:
+        """Wait up to `timeout` seconds for the invocations, then cancel them; close the open streams.
+
+        Returns the labels of the cancelled invocations.
+        """
+        await self._wait_for_the_end(timeout)
+        late = self._under_way()
+        for _, task in late:
+            if task is not None:
+                task.cancel()
+        if late:
+            await self._wait_for_the_end(1.0)
+        closing = [asyncio.create_task(_close(*each)) for each in list(self._streams.values())]
+        if closing:
+            _, late_to_close = await asyncio.wait(closing, timeout=max(timeout, 1.0))
+            for each in late_to_close:
+                each.cancel()
+            for each in set(closing) - late_to_close:
+                each.result()
+        return sorted(label for label, _ in late)
+
+    def _under_way(self) -> list[tuple[str, asyncio.Task[object] | None]]:
+        current = asyncio.current_task()
+        return [(label, task) for label, task in self._tasks.values() if task is not current]
+
+    async def _wait_for_the_end(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._under_way():
+                    self._ended.clear()
+                    await self._ended.wait()
+
+
+async def _close(stream: weakref.ref[Closable], task: asyncio.Task[None]) -> None:
+    """Close a stream, or wait for the end of one that was dropped a moment ago."""
+    if (open_stream := stream()) is not None:
+        await open_stream.aclose()
+    elif task.get_loop() is asyncio.get_running_loop():
+        await asyncio.wait([task])

@@ -1,0 +1,204 @@
+"""Opens an invocation: finds its model and its tools, makes its messages, and begins or resumes the tool loop.
+
+Not here: tools that are added to those of the method (`added_tools`), performing the first effect (`driver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..bean_references import BeanReference
+from ..chat import ChatModel, ChatRequest, ChatRequestParameters, Message, UserMessage
+from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError
+from ..execution.markers import EXECUTION_MARK, execution_of
+from ..models.routing import names_of_router
+from ..tools.tool_calls import ToolEnvironment
+from .added_tools import find_dynamic_tools, find_toolset
+from .answers import restored_result
+from .call_messages import make_system_message
+from .invocation import Invocation
+from .loop import CallModel, Effect, Rules, begin, next_effect, request_of
+from .outputs import OutputMode
+from .plans import Toolset
+from .state import State
+
+
+async def open_invocation(invocation: Invocation) -> Effect:
+    """Find the model and the tools of an invocation, and begin or resume it. Returns its first effect."""
+    if invocation.plan.call_options is not None:
+        invocation.call_options = _read_call_options(invocation, invocation.plan.call_options)
+    await _find_model(invocation)
+    await _find_tools(invocation)
+    stored = invocation.stored_state
+    return await (_begin(invocation) if stored is None else _resume(invocation, stored))
+
+
+def _read_call_options(invocation: Invocation, parameter: str) -> ChatRequestParameters | None:
+    """Return the options of this call. Raises `TypeError` for a value of another type."""
+    given = invocation.arguments[parameter]
+    if given is not None and not isinstance(given, ChatRequestParameters):
+        where = f"{invocation.where}(): {parameter}"
+        raise TypeError(f"{where} must be a ChatRequestParameters or None, got {type(given).__name__}")
+    return given
+
+
+# --- the model
+
+
+async def _find_model(invocation: Invocation) -> None:
+    """Find the model that was recorded, that the call chose, or of the method. A router chooses later, by the request.
+
+    A run keeps the model with which it began, also if the call chose it.
+    """
+    plan, options, stored = invocation.plan, invocation.call_options, invocation.stored_state
+    recorded = stored.model if stored is not None else None
+    chosen = options.model if options is not None else None
+    if recorded is not None and recorded != plan.model_name:
+        invocation.model_name, invocation.model = recorded, await _find_recorded(recorded, invocation)
+    elif chosen is not None and recorded is None:
+        model = await invocation.host.models.choose(chosen, invocation.where, invocation.context)
+        invocation.model_name, invocation.model = chosen, model
+    elif plan.model_name is not None:
+        invocation.model_name = plan.model_name
+        invocation.model = await invocation.host.models.find(plan.model_name, invocation.context)
+
+
+async def _find_recorded(name: str, invocation: Invocation) -> ChatModel:
+    """Return the model of a stored invocation. Raises `RunIncompatibleError` if this program has lost it."""
+    try:
+        return await invocation.host.models.choose(name, invocation.where, invocation.context)
+    except IllegalConfigurationError as error:
+        if invocation.place is None:
+            raise
+        raise RunIncompatibleError(invocation.place.session.id, error.problems[0].what) from error
+
+
+async def _route(invocation: Invocation, request: ChatRequest) -> None:
+    """Take the model that the router chooses, or has chosen before this process continued the run."""
+    place = invocation.place
+    recorded = None if place is None else place.session.model_at(place.path)
+    if recorded is not None:
+        invocation.model_name, invocation.model = recorded, await _find_recorded(recorded, invocation)
+        return
+    name = await _ask_router(invocation, request)
+    invocation.model_name, invocation.model = name, await invocation.host.models.find(name, invocation.context)
+    if place is not None:
+        await place.session.record_model(place.path, name)
+
+
+async def _ask_router(invocation: Invocation, request: ChatRequest) -> str:
+    """Return the name of the model that the router chooses. Raises `IllegalConfigurationError` for one it lacks."""
+    bean = await BeanReference.to(invocation.plan.options.model).find(invocation.host.scope)
+    choose = bean.choose
+    execution = execution_of(choose, getattr(choose, EXECUTION_MARK, None))
+    place = f"{type(bean).__name__}.choose"
+    name = await invocation.runner.run(execution, lambda: choose(request, invocation.context), place)
+    if name not in names_of_router(bean):
+        known = ", ".join(names_of_router(bean))
+        fact = f"it chose the model {name!r}, which is not one of its names: {known}"
+        raise IllegalConfigurationError([Problem(place, fact, "add it to `names`, or choose one of them")])
+    return str(name)
+
+
+# --- the tools
+
+
+async def _find_tools(invocation: Invocation) -> None:
+    """Find the tools, the rules of the loop for them, and what they need to run."""
+    host, toolset = invocation.host, invocation.plan.toolset
+    if invocation.added or invocation.plan.providers or toolset.is_restricted:
+        toolset = await find_toolset(invocation)
+    plan = invocation.plan  # another one, if the tools may suspend the call
+    invocation.toolset, invocation.rules = toolset, _rules_for(toolset, invocation)
+    invocation.environment = ToolEnvironment(
+        tools=toolset.by_name,
+        context=invocation.context,
+        scope=host.scope,
+        runner=invocation.runner,
+        failures=plan.failures.over(host.failures) if plan.has_handlers else host.failures,
+        max_result_chars=plan.call_limits.max_result_chars,
+        on_unknown_outcome=plan.options.on_unknown_outcome,
+        listeners=host.listeners,
+        loop=host.running_loop,
+        ran={},
+        abandon_runs=host.abandon_runs,
+        model=host.models.find,
+    )
+
+
+def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:
+    plan, options = invocation.plan, invocation.call_options
+    rules = plan.rules if toolset is plan.toolset else plan.rules_of(toolset)
+    return rules if options is None else plan.rules_of_call(rules, options)
+
+
+async def add_dynamic_tools(invocation: Invocation, messages: Sequence[Message]) -> bool:
+    """Ask the dynamic providers, and add tools with new names. Returns True if there are any."""
+    toolset = await find_dynamic_tools(invocation, messages)
+    if toolset is invocation.toolset:
+        return False
+    invocation.toolset, invocation.rules = toolset, _rules_for(toolset, invocation)
+    invocation.environment.tools = toolset.by_name
+    invocation.state = invocation.state.changed(offered=invocation.rules.names)
+    return True
+
+
+# --- the state
+
+
+async def _begin(invocation: Invocation) -> Effect:
+    """Begin with the messages of the arguments. Without a model by now, the router chooses it by the first request."""
+    plan = invocation.plan
+    system = None
+    if plan.system is not None:
+        host, context = invocation.host, invocation.context
+        system = await make_system_message(plan, invocation.arguments, context, host.scope, invocation.runner)
+    history = invocation.conversation if plan.history else invocation.history
+    asked: UserMessage | None = invocation.user_message
+    if plan.continues_history:
+        asked = None
+        if invocation.ends_with_user_message:
+            history = (*history, invocation.user_message)
+
+    def begin_in(mode: OutputMode) -> tuple[State, CallModel]:
+        structure, prompted = plan.output.structure, None
+        if structure is not None and mode == "prompt":
+            user = invocation.user_message if invocation.ends_with_user_message else UserMessage(())
+            prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
+        return begin(
+            invocation.rules, system, history, asked, prompted=prompted, mode=mode, model=invocation.model_name
+        )
+
+    mode = plan.output_mode
+    if not invocation.model_name:
+        await _route(invocation, begin_in(mode or "schema")[1].request)
+    if mode is None:
+        mode = "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
+    invocation.state, effect = begin_in(mode)
+    invocation.has_begun = True
+    return effect
+
+
+async def _resume(invocation: Invocation, stored: State) -> Effect:
+    """Continue from a stored state. Raises the failure of the invocation that was recorded, if there is one."""
+    toolset, place = invocation.toolset, invocation.place
+    found = (toolset.stored(name) for name in stored.offered)
+    # Those of the stored request come first, and then what only this version of the program has.
+    names = [*(tool.name for tool in found if tool is not None), *invocation.rules.names]
+
+    def restore(name: str, written: Any) -> Any:
+        """Return the stored result of a tool in the tool's return type, if this program still has the tool."""
+        tool = invocation.toolset.stored(name)
+        return written if tool is None else restored_result(tool.returns, written)
+
+    invocation.state = stored.with_results(restore).changed(offered=tuple(dict.fromkeys(names)))
+    invocation.has_begun = True
+    invocation.environment.sent = invocation.state.sent
+    if invocation.dynamic_providers:  # the state may use their tools
+        await add_dynamic_tools(invocation, [*invocation.state.history, *invocation.state.messages])
+    if place is not None:
+        place.session.raise_failure(place.path)
+    if not invocation.model_name:  # the state is of a version without a router
+        await _route(invocation, request_of(invocation.rules, invocation.state))
+    return next_effect(invocation.rules, invocation.state)
