@@ -1,7 +1,9 @@
 """Scopes of beans: which instance code gets, and what happens after a scope has ended."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -135,8 +137,8 @@ async def test_tasks_and_threads_of_a_request_share_its_beans() -> None:
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(ask()) for _ in range(5)]
-        found = [task.result() for task in tasks] + await asyncio.gather(ask(), asyncio.to_thread(c.get, Basket))
-        assert len(set(map(id, found))) == 1
+        others = await asyncio.gather(ask(), asyncio.to_thread(c.get, Basket))
+        assert len({id(each) for each in (*(task.result() for task in tasks), *others)}) == 1
 
 
 async def test_anyio_tasks_of_a_request_share_its_beans() -> None:
@@ -216,6 +218,18 @@ async def test_lookups_in_a_request_scope_that_has_ended_are_rejected() -> None:
             errors = await task
         assert len(errors) == 4
         assert "request scope has ended" in str(errors[0])
+
+
+async def test_a_request_scope_and_its_beans_are_freed_when_it_ends() -> None:
+    async with container() as c:
+        gc.disable()
+        try:
+            async with c.request_scope() as scope:
+                freed = [weakref.ref(scope), weakref.ref(c.get(Basket))]
+            del scope
+            assert [each() for each in freed] == [None, None]
+        finally:
+            gc.enable()
 
 
 async def test_a_bean_that_is_created_too_late_is_closed() -> None:

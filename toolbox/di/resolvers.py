@@ -22,10 +22,11 @@ provider (`home.overridden`). Not here: providers (`providers`), what async code
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .awaited import Planner
+from .awaited import Plan, Planner
 from .beans import MISSING, BeanDefinition, FactoryKind, Stop
 from .decorators import Scope
 from .graph import DEFAULT, Bean, BeanDict, BeanGraph, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
@@ -35,11 +36,25 @@ Resolver: TypeAlias = Callable[[OpenScope], Any]
 """Returns a value for a scope; it can raise `MustAwait`. An async one returns an awaitable of the value."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How to get a value: async code creates the beans of `plan`, then a function returns the value for a scope.
+
+    This is `aget` for a value that needs `await` itself, and `get` for all others. `get` can raise `MustAwait`.
+    """
+
+    value: Value
+    plan: Plan
+    get: Resolver
+    aget: Callable[[OpenScope], Awaitable[Any]] | None
+
+
 class Resolvers:
     """The functions of one started container, until a bean is overridden or an override ends.
 
     `store_of` returns the scope that stores an application bean. `seeded` are beans that request scopes have in their
     `seeds`; a container has one set of functions for each such combination, and `plain` is the set without seeds.
+    `lookups` has what was looked up before, by type, name, and whether it may be missing.
     """
 
     def __init__(
@@ -55,7 +70,8 @@ class Resolvers:
         self.graph, self.planner, self.store_of, self.later = graph, planner, store_of, later
         self.seeded, self._plain = seeded, plain or self
         self._lock = threading.RLock()
-        self._of_value: dict[tuple[Value, bool], Resolver] = {}
+        self.lookups: dict[tuple[Any, str | None, bool], Lookup] = {}
+        self._of_value: dict[Value, Lookup] = {}
         self._names: dict[str, Any] = {
             "MISSING": MISSING,
             "application": home.application,
@@ -63,16 +79,22 @@ class Resolvers:
             "without_none": without_none,
         }
 
-    def resolver(self, value: Value, awaiting: bool = False) -> Resolver:
-        """Return a function that returns the value for the active scope."""
+    def lookup(self, value: Value) -> Lookup:
+        """Return how to get a value."""
         try:
-            if (known := self._of_value.get((value, awaiting))) is not None:
+            if (known := self._of_value.get(value)) is not None:
                 return known
         except TypeError:  # a default that cannot be hashed
-            return self._new_resolver(value, awaiting)
-        return self._of_value.setdefault((value, awaiting), self._new_resolver(value, awaiting))
+            return self._new_lookup(value)
+        return self._of_value.setdefault(value, self._new_lookup(value))
 
-    def _new_resolver(self, value: Value, awaiting: bool) -> Resolver:
+    def _new_lookup(self, value: Value) -> Lookup:
+        plan = self.planner.plan(value)
+        aget = None if plan.is_direct else self._new_resolver(value, awaiting=True)
+        return Lookup(value, plan, self._new_resolver(value), aget)
+
+    def _new_resolver(self, value: Value, awaiting: bool = False) -> Resolver:
+        """Return a function that returns the value for the active scope."""
         with self._lock:
             writing = _Writing(self, None, awaiting)
             return self._compile("get", writing, writing.value(value))
@@ -104,9 +126,10 @@ class Resolvers:
         lines = [f"async def {name}(scope):" if writing.awaits else f"def {name}(scope):"]
         if writing.wants_scope:
             lines.append(f"    if scope is application: scope.home.refuse({writing.wants_scope[0]}, scope)")
+        is_in_request = writing.owner is Scope.REQUEST
         if writing.wants_request or writing.may_use_request:
-            lines.append("    request = scope.request")
-        if writing.wants_request:
+            lines.append(f"    request = scope{'' if is_in_request else '.request'}")
+        if writing.wants_request and not is_in_request:
             lines.append(f"    if request is None: scope.home.refuse({writing.wants_request[0]}, scope)")
         lines.append(f"    return {expression}")
         namespace: dict[str, Any] = {}
@@ -135,10 +158,11 @@ class _Writing:
 
     def __init__(self, resolvers: Resolvers, owner: Scope | None, awaits: bool) -> None:
         self._resolvers, self._graph, self._planner = resolvers, resolvers.graph, resolvers.planner
-        self._owner, self.awaits = owner, awaits
+        self.owner, self.awaits = owner, awaits
         self.wants_request: list[int] = []
         self.wants_scope: list[int] = []
         self.may_use_request = False
+        self._nested = 0
 
     def value(self, value: Value) -> str:
         """Return an expression for the value of an injection point."""
@@ -176,8 +200,8 @@ class _Writing:
             if key not in self._planner.asked:
                 return f"scope.home.overridden({key}, scope)"
             return f"(await scope.home.overridden_awaiting({key}, scope))" if self.awaits else f"must_await({key})"
-        if key in self._resolvers.seeded and self._owner is not Scope.APPLICATION:
-            return f"scope.request.seeds[{key}]"
+        if key in self._resolvers.seeded and self.owner is not Scope.APPLICATION:
+            return f"scope.seeds[{key}]"
         if (nobody := self._graph.outside(key)) is not MISSING:
             return self._find_in_request(key, nobody, instead)
         if definition.factory_kind is FactoryKind.SEED and instead is not MISSING:
@@ -225,9 +249,12 @@ class _Writing:
                 return f"(await {self._resolvers.name_maker(bean.key, True)}(scope))"
             if bean.key not in self._planner.asked:
                 return f"must_await({bean.key})"
-        # Written into the call of its holder if it holds only stored beans, so that no function gets long.
-        if not apart and all(self._graph.definitions[held].is_stored for held in bean.held):
-            return self.create(bean)
+        # Written into the call of its holder, but not more than three in each other, so that no function gets long.
+        if not apart and self._nested < 3:
+            self._nested += 1
+            made = self.create(bean)
+            self._nested -= 1
+            return made
         return f"{self._resolvers.name_maker(bean.key, False)}(scope)"
 
     def create(self, bean: Bean) -> str:

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from itertools import chain
 from threading import get_ident
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
@@ -101,12 +100,14 @@ _current_creation: ContextVar[AsyncCreation | None] = ContextVar("toolbox.making
 # Used only while a thread or task waits for another one to create a bean.
 _waiting_lock = threading.Lock()
 _waiting_threads: dict[int, tuple[OpenScope, int]] = {}
+_wakers: dict[tuple[OpenScope, int], list[Callable[[], None]]] = {}
 
 
 def _forget_waiting() -> None:
     global _waiting_lock
     _waiting_lock = threading.Lock()
     _waiting_threads.clear()
+    _wakers.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -121,20 +122,23 @@ class OpenScope:
     """
 
     what = "scope"
+    # Defaults are class attributes: each request and each tool call opens a scope, and few of them have seeds.
+    seeds: Mapping[int, Any] = MappingProxyType({})
+    extras: Mapping[Any, Any] = MappingProxyType({})
+    is_seeded = closing = closed = entered_on_loop = False
+    _token: Token[OpenScope | None] | None = None
 
-    def __init__(self, home: Home, request: OpenScope | None = None, outer: OpenScope | None = None) -> None:
-        self.home, self.request, self.outer = home, request, outer
+    def __init__(self, home: Home, outer: OpenScope | None = None) -> None:
+        self.home, self.outer = home, outer
         self.store: dict[int, Any] = {}
-        self.seeds: dict[int, Any] = {}
-        self.extras: dict[Any, Any] = {}
-        self.prepared: dict[int, list[Any]] = {}
-        self.is_seeded = False
         self.making: dict[int, int | AsyncCreation] = {}
-        self.wakers: dict[int, list[Callable[[], None]]] = {}
+        self.prepared: dict[int, list[Any]] = {}
         self.closers: list[Closer] = []
-        self.closing = self.closed = False
-        self.entered_on_loop = False
-        self._token: Token[OpenScope | None] | None = None
+
+    @property
+    def request(self) -> OpenScope | None:
+        """The request scope that it is or lies in."""
+        return None
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
@@ -142,9 +146,9 @@ class OpenScope:
 
     def beans(self) -> list[Any]:
         """Return the beans that the scope holds: stored ones, seeds, and dependent ones that it closes."""
-        # Copied in one step each: other threads may create beans.
-        kept = [*self.store.values()], [*self.seeds.values()], [*self.extras.values()]
-        return [*chain(*kept), *(each.bean for each in [*self.closers])]
+        # Other threads may create beans during this: each mapping is copied in one step, and a list may grow.
+        closed = [each.bean for each in self.closers]
+        return [*self.store.values(), *self.seeds.values(), *self.extras.values(), *closed]
 
     def around(self) -> Iterator[OpenScope]:
         """Yield the scopes in which one thread can create beans at the same time, longest-lived first."""
@@ -168,7 +172,7 @@ class OpenScope:
             return value
         finally:
             del making[key]
-            if self.wakers:
+            if _wakers:
                 self._wake(key)
 
     def _wait_on_thread(self, key: int, me: int) -> bool:
@@ -214,7 +218,7 @@ class OpenScope:
             return value
         finally:
             del making[key]
-            if self.wakers:
+            if _wakers:
                 self._wake(key)
 
     async def settled(self, key: int) -> None:
@@ -254,11 +258,11 @@ class OpenScope:
     # --- waiting for each other
 
     def _notify(self, key: int, waker: Callable[[], None]) -> None:
-        self.wakers.setdefault(key, []).append(waker)
+        _wakers.setdefault((self, key), []).append(waker)
 
     def _wake(self, key: int) -> None:
         with _waiting_lock:
-            wakers = self.wakers.pop(key, ())
+            wakers = _wakers.pop((self, key), ())
         for wake in wakers:
             wake()
 
@@ -493,8 +497,10 @@ class RequestScope(OpenScope):
     given: Mapping[Any, Any] = MappingProxyType({})
     """The seeds that it was given, by type."""
 
-    def __init__(self, home: Home) -> None:
-        super().__init__(home, request=self)
+    @property
+    def request(self) -> OpenScope:
+        """The scope itself. It has no attribute for this, which would keep it until the next garbage collection."""
+        return self
 
     def __enter__(self) -> RequestScope:
         self._become_active()
@@ -517,7 +523,8 @@ class RequestScope(OpenScope):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.aclose(error)
+            if not self.close_if_empty():
+                await self.aclose(error)
         finally:
             _reset(active, self._token)
 
@@ -535,8 +542,16 @@ class CallScope(OpenScope):
     what = "call scope"
 
     def __init__(self, home: Home, outer: OpenScope | None, request: OpenScope | None) -> None:
-        super().__init__(home, request, outer)
+        super().__init__(home, outer)
+        self._request = request
+        if request is not None:
+            self.seeds = request.seeds
         self._token = active.set(self)
+
+    @property
+    def request(self) -> OpenScope | None:
+        """The request scope that it lies in."""
+        return self._request
 
     def leave(self) -> None:
         """Make the outer scope active again; close nothing."""

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
 from ..introspection import forms_of, plain, type_name
 from ..security import SecurityIdentity
-from .awaited import Plan, Planner
+from .awaited import Planner
 from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, Stop, seed_of
 from .decorators import Instance, Named, Scope
 from .foreign import Opened, fill, holders_in, override_outside
@@ -26,7 +27,6 @@ from .graph import (
     Bean,
     BeanGraph,
     BeanList,
-    Constant,
     LazyBean,
     NotFound,
     SingleBean,
@@ -37,7 +37,7 @@ from .graph import (
 from .overriding import OverrideLayers
 from .providers import Providers, owned_by
 from .registry import problems_in
-from .resolvers import Resolvers
+from .resolvers import Lookup, Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
 
 
@@ -50,7 +50,6 @@ class Wiring(Home):
         self.application = ApplicationScope(self)
         self._layers = OverrideLayers(graph, self)
         self._growing = threading.Lock()
-        self._found: dict[tuple[Any, str | None], Value] = {}
         self._seeding = Seeding(graph)
         self._outside: list[Callable[[], None]] = []
         self._opened = Opened(graph, self)
@@ -71,16 +70,27 @@ class Wiring(Home):
 
     def _resolvers_of(self, scope: OpenScope) -> Resolvers:
         """Return the generated functions for a scope: other ones where seeds replace beans of other scopes."""
-        request = scope.request
-        if request is None or not request.seeds:
+        if not scope.seeds:
             return self._resolvers
-        seeded = frozenset(request.seeds)
+        seeded = frozenset(scope.seeds)
         if (known := self._seeded_resolvers.get(seeded)) is None:
             known = self._seeded_resolvers[seeded] = self._resolvers_with(seeded, self._resolvers)
         return known
 
     def _instance(self, later: LazyBean) -> Instance[Any]:
         return Instance(self.lookup, later.wanted, later.name)
+
+    def follow_graph(self) -> None:
+        """Add providers for beans that the graph gained: settings and generic classes that were requested first."""
+        if self.providers.has_all:
+            return
+        with self._growing:
+            if self.providers.has_all:
+                return
+            if problems := list(problems_in(self.graph)):
+                raise IllegalConfigurationError(problems)
+            self.providers.grow()
+            self._plan_again()
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
@@ -148,55 +158,61 @@ class Wiring(Home):
     def get(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean; create it without await."""
         scope = self.scope()
-        value = self._value_of(wanted, name)
-        if isinstance(value, NotFound):
-            return self._find_extra(scope, wanted, name)
-        return self.get_value(value, scope)
+        lookup = self._find_lookup(scope, wanted, name)
+        return self._find_extra(scope, wanted, name) if lookup is None else self._get(lookup, scope)
 
     async def aget(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean; await async producers."""
         scope = self.scope()
-        value = self._value_of(wanted, name)
-        if isinstance(value, NotFound):
-            return self._find_extra(scope, wanted, name)
-        return await self.aget_value(value, scope)
+        lookup = self._find_lookup(scope, wanted, name)
+        return self._find_extra(scope, wanted, name) if lookup is None else await self._aget(lookup, scope)
 
     def find_now(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean, or None if there is none; create it without await."""
         scope = self.scope()
-        value = self._value_or_none(wanted, name)
-        return find_extra(scope, wanted, None) if isinstance(value, NotFound) else self.get_value(value, scope)
+        lookup = self._find_lookup(scope, wanted, name, may_be_missing=True)
+        return find_extra(scope, wanted, None) if lookup is None else self._get(lookup, scope)
 
     async def find(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean, or None if there is none; await async producers."""
         scope = self.scope()
-        value = self._value_or_none(wanted, name)
-        return find_extra(scope, wanted, None) if isinstance(value, NotFound) else await self.aget_value(value, scope)
+        lookup = self._find_lookup(scope, wanted, name, may_be_missing=True)
+        return find_extra(scope, wanted, None) if lookup is None else await self._aget(lookup, scope)
 
     async def find_bean(self, key: int) -> Any:
         """Return the bean with this key, or None if its producer returns None; await async producers."""
         return await self.aget_value(SingleBean(key, absent=None), self.scope())
 
-    def _value_of(self, wanted: Any, name: str | None) -> Value:
-        """Return the graph's value for a lookup, `NotFound` if no bean matches. Raises `AmbiguousBeanError`."""
-        key = wanted, name
-        try:
-            return self._found[key]
-        except TypeError:  # the metadata of an Annotated cannot be hashed
-            return self.graph.find(wanted, name)
-        except KeyError:
-            value = self.graph.find(wanted, name)
-        if not isinstance(value, NotFound):
-            self._found[key] = value
-            self.follow_graph()
-        return value
+    def get_value(self, value: Value, scope: OpenScope) -> Any:
+        """Return a value; create it without await."""
+        return self._get(self._resolvers_of(scope).lookup(value), scope)
 
-    def _value_or_none(self, wanted: Any, name: str | None) -> Value:
-        """Return the same, for a lookup that gives None for a seed that is absent and for a producer's None."""
-        value = self._value_of(wanted, name)
-        if isinstance(value, SingleBean) and value.absent is MISSING:
-            return replace(value, absent=None)
-        return value
+    async def aget_value(self, value: Value, scope: OpenScope) -> Any:
+        """Return a value; await async producers."""
+        return await self._aget(self._resolvers_of(scope).lookup(value), scope)
+
+    def _find_lookup(
+        self, scope: OpenScope, wanted: Any, name: str | None, may_be_missing: bool = False
+    ) -> Lookup | None:
+        """Return how to get the bean, None if no bean matches. Raises `AmbiguousBeanError`.
+
+        `may_be_missing`: a seed that is absent and a producer's None give None.
+        """
+        key = wanted, name, may_be_missing
+        try:
+            return self._resolvers_of(scope).lookups[key]
+        except (KeyError, TypeError):  # new, or an Annotated whose metadata cannot be hashed
+            value = self.graph.find(wanted, name)
+        if isinstance(value, NotFound):
+            return None
+        if may_be_missing and isinstance(value, SingleBean) and value.absent is MISSING:
+            value = replace(value, absent=None)
+        self.follow_graph()
+        resolvers = self._resolvers_of(scope)
+        lookup = resolvers.lookup(value)
+        with suppress(TypeError):
+            resolvers.lookups[key] = lookup
+        return lookup
 
     def _find_extra(self, scope: OpenScope, wanted: Any, name: str | None) -> Any:
         """Return the seed for a type that no bean provides. Raises `MissingBeanError`."""
@@ -205,24 +221,13 @@ class Wiring(Home):
             raise self.graph.missing(wanted, name)
         return found
 
-    def follow_graph(self) -> None:
-        """Add providers for beans that the graph gained: settings and generic classes that were requested first."""
-        if self.providers.has_all:
-            return
-        with self._growing:
-            if self.providers.has_all:
-                return
-            if problems := list(problems_in(self.graph)):
-                raise IllegalConfigurationError(problems)
-            self.providers.grow()
-            self._plan_again()
-
-    def get_value(self, value: Value, scope: OpenScope) -> Any:
+    def _get(self, lookup: Lookup, scope: OpenScope) -> Any:
         """Return a value without await; use an object from `prepare` first."""
         try:
-            return self._create(value, scope)
+            return lookup.get(scope)
         except MustAwait as error:
             reason = error
+        value = lookup.value
         if self._follow_providers(reason):
             return self.get_value(value, scope)
         prepared = scope.prepared.get(reason.key)
@@ -232,42 +237,41 @@ class Wiring(Home):
         path = [self.label(key) for key in self._planner.path(value, reason.key)]
         raise AsyncBeanError(path[0], chain_text(path))
 
-    def _create(self, value: Value, owner: OpenScope) -> Any:
-        """Return a value for `owner` without await. Raises `MustAwait`."""
-        if isinstance(value, Constant):
-            return value.value
-        return self._resolvers_of(owner).resolver(value)(owner)
-
     # --- looking up, with awaiting
 
-    async def aget_value(self, value: Value, scope: OpenScope) -> Any:
+    async def _aget(self, lookup: Lookup, scope: OpenScope) -> Any:
         """Return a value; await async producers."""
         try:
-            plan = await self._make_ready(value, scope)
-            if plan.is_direct:
-                return self._create(value, scope)
-            return await self._resolvers_of(scope).resolver(value, awaiting=True)(scope)
+            if lookup.plan.awaited or self._is_creating(scope):
+                await self._make_ready(lookup.value, scope)
+                lookup = self._resolvers_of(scope).lookup(lookup.value)  # an override may have begun
+            return lookup.get(scope) if lookup.aget is None else await lookup.aget(scope)
         except MustAwait as error:
             reason = error
         if self._follow_providers(reason):
-            return await self.aget_value(value, scope)
+            return await self.aget_value(lookup.value, scope)
         raise ScopeNotActiveError(self.label(reason.key), "its scope ended during the lookup")
 
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         """Create the async parts of a bean, so that `get` can create the rest on any thread."""
-        value = self._value_of(wanted, name)
-        if isinstance(value, NotFound):
-            return
-        scope = self.scope()
         self._follow_providers()
-        await self._make_ready(value, scope)
-        is_seed = isinstance(value, SingleBean) and value.bean in (scope.request or scope).seeds
-        if isinstance(value, SingleBean) and self._planner.is_made_for_one(value.bean) and not is_seed:
+        scope = self.scope()
+        lookup = self._find_lookup(scope, wanted, name)
+        if lookup is None:
+            return
+        value = lookup.value
+        if lookup.plan.awaited or self._is_creating(scope):
+            await self._make_ready(value, scope)
+        if isinstance(value, SingleBean) and lookup.aget is not None and value.bean not in scope.seeds:
             # A new instance per lookup: store it for the next `get`.
-            made = await self._resolvers_of(scope).resolver(self.graph.single(value.bean), awaiting=True)(scope)
+            made = await self.aget_value(self.graph.single(value.bean), scope)
             scope.prepared.setdefault(value.bean, []).append(made)
 
-    async def _make_ready(self, value: Value, scope: OpenScope) -> Plan:
+    def _is_creating(self, scope: OpenScope) -> bool:
+        """Return True if a thread or task creates a bean in a scope that a lookup in `scope` can use."""
+        return bool(scope.making or self.application.making or (scope.request or scope).making)
+
+    async def _make_ready(self, value: Value, scope: OpenScope) -> None:
         """Create the stored beans of a value that async code must create."""
         # Do not create beans that a seed replaces, nor beans that only those need.
         request = scope.request
@@ -277,10 +281,6 @@ class Wiring(Home):
             plan = self._planner.plan_outside(value)
         else:
             plan = self._planner.plan(value)
-        await self._follow(plan, scope)
-        return plan
-
-    async def _follow(self, plan: Plan, scope: OpenScope) -> None:
         if plan.goal is not None and plan.goal in self.place_of(plan.goal, scope).store:
             return
         for key in plan.awaited:
@@ -291,9 +291,8 @@ class Wiring(Home):
             if key not in place.store:
                 await place.create_awaiting(key, self._resolvers_of(place).maker(key, awaiting=True))
         # Await beans that a thread is creating, so that the loop is not blocked.
-        request = scope.request or scope
-        if scope.making or request.making or self.application.making:
-            for place in {self.application, scope, request}:
+        if self._is_creating(scope):
+            for place in {self.application, scope, scope.request or scope}:
                 for key in plan.others.intersection(place.making):
                     await place.settled(key)
 
@@ -356,7 +355,7 @@ class Wiring(Home):
         if (args or kwargs) and isinstance(value, SingleBean) and self._takes_arguments(value.bean):
             return self._create_with(self.graph[value.bean], scope, args, kwargs or {})
         try:
-            return self._create(value, scope)
+            return self._resolvers_of(scope).lookup(value).get(scope)
         except MustAwait as error:
             self._follow_providers(error)
             return self.aget_value(value, scope)
@@ -370,9 +369,9 @@ class Wiring(Home):
         named = dict(kwargs)
         for point, value in bean.needs:
             if point.positional:
-                given.append(point.default if value == DEFAULT else self._create(value, scope))
+                given.append(point.default if value == DEFAULT else self._resolvers_of(scope).lookup(value).get(scope))
             elif point.parameter not in kwargs and value != DEFAULT:
-                named[point.parameter] = self._create(value, scope)
+                named[point.parameter] = self._resolvers_of(scope).lookup(value).get(scope)
         definition = bean.definition
         made = definition.factory(*given, *args, **named)
         if definition.factory_kind is FactoryKind.GENERATOR:
@@ -478,7 +477,7 @@ class Seeding:
 
     def _put(self, scope: RequestScope, form: Any, key: int | None, value: Any) -> None:
         if key is None:
-            scope.extras[plain(form)] = value
+            scope.extras = {**scope.extras, plain(form): value}
             return
         definition = self._graph.definitions[key]
         value = definition.adapted(value)
@@ -487,7 +486,7 @@ class Seeding:
             scope.is_seeded = True
         else:
             # No lookup of this bean looks in the request's store.
-            scope.seeds[key] = value
+            scope.seeds = {**scope.seeds, key: value}
             scope.is_seeded = True
 
 
