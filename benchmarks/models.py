@@ -69,7 +69,6 @@ class Peer:
             [sys.executable, "-m", "benchmarks.models_peers", name, base],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
         self.name = name

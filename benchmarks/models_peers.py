@@ -91,6 +91,11 @@ class Assistant(Protocol):
     def stream(self, question: str) -> AsyncIterator[str]: ...
 
 
+@system_message(SYSTEM)
+class AssistantWithRules(Assistant, Protocol):
+    """With a system message."""
+
+
 class Ours:
     """toolbox, with a service."""
 
@@ -98,7 +103,7 @@ class Ours:
         self.model = model
 
     def run(self, tools: int, messages: int) -> Run:
-        service = create_ai_service(system_message(SYSTEM)(Assistant), chat_model=self.model, tools=functions(tools))
+        service = create_ai_service(AssistantWithRules, chat_model=self.model, tools=functions(tools))
         before = [
             (AiMessage if number % 2 else UserMessage)(each["content"]) for number, each in enumerate(history(messages))
         ]

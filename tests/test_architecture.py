@@ -26,6 +26,7 @@ LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
     "toolbox.first_use": 0,
     "toolbox.contents": 0,
+    "toolbox.frozen_copies": 0,
     "toolbox.safe_text": 0,
     "toolbox.introspection": 0,
     "toolbox.json_text": 0,

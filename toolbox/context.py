@@ -16,14 +16,15 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import TypeForm
 
 from .chat import ToolExecutionRequest, UserMessage
+from .frozen_copies import copy_with
 
 T = TypeVar("T")
 
@@ -64,7 +65,8 @@ class InContext(Awaitable[T]):
             try:
                 asked = run(step.send, answer) if error is None else run(step.throw, error)
             except StopIteration as stop:
-                return cast("T", stop.value)
+                result: T = stop.value
+                return result
 
 
 # --- the active scope
@@ -196,14 +198,8 @@ def _new_invocation_id() -> str:
     return f"{_process_id}-{next(_numbers):x}"
 
 
-class _Referable:
-    """Allows weak references to instances of a slotted data class."""
-
-    __slots__ = ("__weakref__",)
-
-
-@dataclass(frozen=True, slots=True)
-class InvocationContext(_Referable):
+@dataclass(frozen=True)
+class InvocationContext:
     """The current service call: a tool parameter of this type, or `InvocationContext.current()`.
 
     - `service`, `method`: the service class and the name of the called method.
@@ -259,7 +255,7 @@ class InvocationContext(_Referable):
 
 def in_tool(context: InvocationContext, request: ToolExecutionRequest, cancellation: Cancellation) -> InvocationContext:
     """Return a copy of a context for one tool call."""
-    return replace(context, request=request, cancellation=cancellation)
+    return copy_with(context, request=request, cancellation=cancellation)
 
 
 def complete_context(context: InvocationContext, **facts: Any) -> None:

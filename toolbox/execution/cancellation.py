@@ -15,8 +15,8 @@ import logging
 import sys
 from collections.abc import Awaitable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from typing import Any, TypeVar
+from contextvars import ContextVar, Token
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -35,18 +35,22 @@ def running(code: object) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # closed in another context, for example by the garbage collector
-            _running.reset(token)
+        _unmark(token)
 
 
-class _Watched:
+def _unmark(token: Token[tuple[object, ...]]) -> None:
+    with suppress(ValueError):  # closed in another context, for example by the garbage collector
+        _running.reset(token)
+
+
+class _Watched(Generic[T]):
     """Awaits `work` in this task, and sees each cancellation of the task.
 
     Afterwards, the task's count has only the cancellations from outside. Before Python 3.13 it also counted one for
     each `TaskGroup` that had failed, for ever: timeouts, limits and anyio then take the task for a cancelled one.
     """
 
-    def __init__(self, work: Awaitable[Any], code: object | None = None) -> None:
+    def __init__(self, work: Awaitable[T], code: object | None = None) -> None:
         self._work = work
         self._code = self if code is None else code
         self._task: asyncio.Task[Any] | None = None
@@ -83,21 +87,22 @@ class _Watched:
             self._seen = self._before
         return self._task
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, T]:
         task, least = self.enter(), 0
         if task is None:
             return (yield from self._work.__await__())
+        token = _running.set((*_running.get(), self._code))
         try:
-            with running(self._code):
-                return (yield from self._steps(task))
+            return (yield from self._steps(task))
         except asyncio.CancelledError:
             least = 1  # code that cancels its own task, and lets the error through, has cancelled it
             raise
         finally:
+            _unmark(token)
             for _ in range(task.cancelling() - self._before - max(self._outside, least)):
                 task.uncancel()
 
-    def _steps(self, task: asyncio.Task[Any]) -> Generator[Any, Any, Any]:
+    def _steps(self, task: asyncio.Task[Any]) -> Generator[Any, Any, T]:
         loop = task.get_loop()
         steps: Any = self._work.__await__()
         thrown: BaseException | None = None
@@ -105,7 +110,8 @@ class _Watched:
             try:
                 waiting = steps.send(None) if thrown is None else steps.throw(thrown)
             except StopIteration as end:
-                return end.value
+                result: T = end.value
+                return result
             thrown = None
             try:
                 if waiting is None or _is_future_of(waiting, loop, task):
@@ -138,7 +144,9 @@ class _Watched:
 class _WatchedWait(asyncio.Future[None]):
     """What a task waits for in place of a future of watched work; without one, for the next iteration of the loop."""
 
-    def __init__(self, watched: _Watched, waiting: asyncio.Future[Any] | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, watched: _Watched[Any], waiting: asyncio.Future[Any] | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
         super().__init__(loop=loop)
         self._watched, self._waiting = watched, waiting
         self.is_held = False
@@ -173,29 +181,29 @@ def _is_future_of(waiting: Any, loop: asyncio.AbstractEventLoop, task: asyncio.T
     return is_future and waiting is not task and waiting.get_loop() is loop
 
 
-class OwnCode(_Watched):
-    """Awaits `work`, code of the program. Its task groups, timeouts and `gather`s that fail cancel nothing.
-
-    `was_cancelled` is True if others have cancelled the task since it began, also if `work` caught the cancellation.
-    """
+class OwnCode(_Watched[T]):
+    """Awaits `work`, code of the program. Its task groups, timeouts and `gather`s that fail cancel nothing."""
 
     @property
     def was_cancelled(self) -> bool:
-        """True if the task was cancelled from outside."""
-        added = 0 if self._task is None else self._task.cancelling() - self._before
-        return added > 0 and (self._outside > 0 or not GROUPS_ARE_COUNTED)
+        """True if others have cancelled the task since it began, also if `work` caught the cancellation."""
+        return self.is_task_cancelled and (self._outside > 0 or not GROUPS_ARE_COUNTED)
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    @property
+    def is_task_cancelled(self) -> bool:
+        """True if the task counts a cancellation since it began, by others or by `work` itself."""
+        return self._task is not None and self._task.cancelling() > self._before
+
+    @property
+    def has_task(self) -> bool:
+        """True if `work` was awaited in a task. Without one, nobody counts cancellations."""
+        return self._task is not None
+
+    def __await__(self) -> Generator[Any, Any, T]:
         if GROUPS_ARE_COUNTED:
             return super().__await__()
         self.enter()
         return self._work.__await__()
-
-
-async def own_code(work: Awaitable[T]) -> T:
-    """Return what `work`, code of the program, returns."""
-    result: T = await OwnCode(work)
-    return result
 
 
 # --- counting
@@ -269,7 +277,7 @@ class Patience:
         return self.until is not None and asyncio.get_running_loop().time() >= self.until
 
 
-class shielded(_Watched):  # noqa: N801 - reads as a verb: `await shielded(work, target, patience)`
+class shielded(_Watched[None]):  # noqa: N801 - reads as a verb: `await shielded(work, target, patience)`
     """Awaits `work`, which closes `target`, to its end in this task, even if the task is cancelled from outside.
 
     Timeouts and task groups of `target` itself work. `asyncio.shield` would run `work` in another task, which cannot

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ..errors import BlockingCallNotAllowedError, IllegalConfigurationError, Problem
-from .cancellation import own_code
+from .cancellation import OwnCode
 from .markers import Execution, awaitable_of
 
 logger = logging.getLogger("toolbox.execution")
@@ -486,7 +486,7 @@ class Workers:
 async def finished(value: Awaitable[T], finish: Finish | None) -> T:
     """Return the awaited value of a call, after `finish`, also if it fails."""
     try:
-        result = await own_code(value)
+        result = await OwnCode(value)
     except BaseException as error:
         if finish is not None:
             await finish(error)

@@ -27,7 +27,7 @@ from ..errors import (
     ToolGuardrailError,
 )
 from ..events import GuardrailExecutedEvent, GuardrailOutcome, Listeners
-from ..execution.cancellation import CancellationsHere, own_code
+from ..execution.cancellation import CancellationsHere, OwnCode
 from ..execution.markers import EXECUTION_MARK, execution_of, is_async
 from ..execution.runners import Runner
 from ..services.invocation import Invocation
@@ -91,7 +91,7 @@ async def _judged(
             guardrail = await named.find(place.scope)
             validate = guardrail.validate
             if is_async(validate):
-                result = await own_code(validate(request))
+                result = await OwnCode(validate(request))
             else:
                 execution = execution_of(validate, getattr(validate, EXECUTION_MARK, None))
                 result = await place.runner.run(

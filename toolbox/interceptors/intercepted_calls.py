@@ -6,8 +6,8 @@ Not here: the order of all layers (`capabilities`), what an interceptor is (`int
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -53,16 +53,17 @@ def _wrapped(step: ToolStep, tool: Tool, named: Sequence[BeanReference], before:
 class _AroundTool:
     """One interceptor around the calls of one tool."""
 
-    __slots__ = ("_changed", "_interceptor", "_step", "_tool")
+    __slots__ = ("_changed", "_copies_arguments", "_interceptor", "_step")
 
     def __init__(self, interceptor: BeanReference, tool: Tool, step: ToolStep, changed: ToolStep) -> None:
-        self._interceptor, self._tool, self._step, self._changed = interceptor, tool, step, changed
+        self._interceptor, self._step, self._changed = interceptor, step, changed
+        self._copies_arguments = not tool.has_immutable_arguments
 
     async def run(self, call: ToolCall) -> Encoded:
         """Run a call inside the interceptor."""
         bean = await self._interceptor.find(call.environment.scope)
         shown = call.visible_arguments()
-        if not self._tool.has_immutable_arguments:
+        if self._copies_arguments:
             shown = _shown(shown)
         place = call.context.place
         replayed = place is not None and place.is_recorded
@@ -73,8 +74,11 @@ class _AroundTool:
             interception.raise_if_over()
             changes = _changes(given, invocation, call)
             running, step = (call.with_changed(changes), self._changed) if changes else (call, self._step)
-            with interception.noting_errors():
+            try:
                 encoded = await _run_step(running, step)
+            except BaseException as error:
+                interception.note_error(error)
+                raise
             results.append((encoded, encoded.as_result()))
             return results[-1][1]
 
@@ -106,7 +110,7 @@ class _Interception:
 
     __slots__ = ("_code", "_ending", "_is_over")
 
-    _code: OwnCode
+    _code: OwnCode[Any]
 
     def __init__(self) -> None:
         self._ending: BaseException | None = None
@@ -133,15 +137,10 @@ class _Interception:
             raise IllegalConfigurationError([problem])
         self._raise_ending()
 
-    @contextmanager
-    def noting_errors(self) -> Iterator[None]:
+    def note_error(self, error: BaseException) -> None:
         """Remember the first error that must end the invocation."""
-        try:
-            yield
-        except BaseException as error:
-            if self._ending is None and _ends_invocation(error):
-                self._ending = error
-            raise
+        if self._ending is None and _ends_invocation(error):
+            self._ending = error
 
     def _raise_ending(self) -> None:
         if self._ending is not None:
@@ -229,8 +228,11 @@ class _AroundModel:
                     fact = "proceed was called with another object than its ModelInvocation, or with another model"
                     fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
                     raise IllegalConfigurationError([Problem(invocation.plan.where, fact, fix)])
-                with interception.noting_errors():
+                try:
                     replied: Any = await perform(CallModel(given.request, effect.recorded), invocation)
+                except BaseException as error:
+                    interception.note_error(error)
+                    raise
                 replies.append(replied)
                 response: ChatResponse = replied.response
                 return response

@@ -20,7 +20,7 @@ from ..chat_streams import answer_stream, no_response, response_of
 from ..context import InvocationContext, current_invocation
 from ..di.scopes import request_hooks
 from ..events import InvocationEvent, Listeners, ModelFailedEvent, ModelRequestEvent, ModelResponseEvent
-from ..execution.cancellation import own_code
+from ..execution.cancellation import OwnCode
 from ..execution.markers import EXECUTION_MARK, execution_of
 from ..execution.runners import Runner
 from ..models.pools import ConnectionPools, current_pools
@@ -83,7 +83,7 @@ async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
         listeners.tell(ModelRequestEvent(context, request, model, streaming=False))
     try:
         with _inside_model(call):
-            response = response_of(model, await own_code(model.chat(request)))
+            response = response_of(model, await OwnCode(model.chat(request)))
     except BaseException as error:
         call.host.models.note_error(call.model_name, model, error)
         if listeners is not None:

@@ -26,6 +26,7 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import TranscriptError
+from ..frozen_copies import copy_with
 from ..tools.tool_calls import ToolOutcome
 from ..transcripts import Json, message_from_dict, message_to_dict, read_field, read_json, write_json
 from .outputs import Compensation, OutputMode, Result
@@ -96,12 +97,8 @@ class State:
     model: str | None = None
 
     def changed(self, **changes: Any) -> State:
-        """Return the state with changed fields; faster than `dataclasses.replace`."""
-        state = object.__new__(State)
-        fields = state.__dict__
-        fields.update(self.__dict__)
-        fields.update(changes)
-        return state
+        """Return the state with changed fields."""
+        return copy_with(self, **changes)
 
     def with_results(self, read: Callable[[str, Any], Any]) -> State:
         """Return the state with other `result_object`s; `read` takes a tool's name and the present one."""

@@ -30,7 +30,7 @@ from ..errors import (
 from ..events import (
     ToolProgressEvent,
 )
-from ..execution.cancellation import CancellationsHere, own_code
+from ..execution.cancellation import OwnCode
 from ..execution.markers import awaitable_of
 from ..execution.threads import call_on
 from ..parameters import (
@@ -49,7 +49,11 @@ from .tool_calls import NoService, Tool, ToolCall, ToolLayer, ToolStep
 
 def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope and encode the result: the step inside all layers."""
-    return _run_reporting(call) if call.tool.progress_names else _run_in_time(call)
+    return _run_reporting(call) if call.tool.progress_names else _run_function(call)
+
+
+def _run_function(call: ToolCall) -> Awaitable[Encoded]:
+    return _FunctionCall(call).run() if call.tool.timeout is None else _run_in_time(call, call.tool.timeout)
 
 
 def with_layers(tool: Tool, layers: Iterable[ToolLayer]) -> Tool:
@@ -73,7 +77,7 @@ async def _run_reporting(call: ToolCall) -> Encoded:
         hidden = dict.fromkeys(call.tool.progress_names, progress)
         given = call.with_arguments({**(call.arguments or {}), **hidden})
     try:
-        encoded = await _run_in_time(given)
+        encoded = await _run_function(given)
         call.environment.note_ran(call, encoded)  # without the `Progress` among its arguments
         return encoded
     finally:
@@ -104,17 +108,14 @@ def _reporter(call: ToolCall) -> Callable[[float, float | None, str | None], Non
 # --- within the timeout
 
 
-async def _run_in_time(call: ToolCall) -> Encoded:
-    """Run the tool within its timeout; waiting for beans or for a thread does not count.
+async def _run_in_time(call: ToolCall, timeout: float) -> Encoded:
+    """Run the tool within its timeout in seconds; waiting for beans or for a thread does not count.
 
     Raises `ToolTimeoutError`.
     """
-    tool = call.tool
-    if tool.timeout is None:
-        return await _FunctionCall(call).run()
-    late = ToolTimeoutError(tool.name, tool.timeout)
+    late = ToolTimeoutError(call.tool.name, timeout)
     limit = asyncio.timeout(None)
-    run = _FunctionCall(call, _start_of(limit, tool.timeout))
+    run = _FunctionCall(call, _start_of(limit, timeout))
     try:
         async with limit:
             try:
@@ -166,11 +167,8 @@ class _FunctionCall:
         on_loop = tool.execution.is_coroutine or (tool.execution.is_non_blocking and environment.runner.is_for_loop)
         self._opened = environment.scope.open_call_scope()
         try:
-            try:
+            if tool.bean is not None or tool.injected:
                 await self._prepare_beans()
-            except BaseException as error:
-                await self._close(error)
-                raise
             encoded = await (self._run_here() if on_loop else self._run_elsewhere())
             environment.note_ran(self._call, encoded)
             return encoded
@@ -183,14 +181,18 @@ class _FunctionCall:
     async def _prepare_beans(self) -> None:
         """Create, on the loop, the beans that must be awaited."""
         tool, scope = self._call.tool, self._call.environment.scope
-        if tool.bean is not None:
-            await scope.prepare(tool.bean)
-        for each in tool.injected:
-            try:
-                await scope.prepare(each.wanted)
-            except ScopeNotActiveError:
-                if each.wanted is not SecurityIdentity:  # it is anonymous outside its scope
-                    raise
+        try:
+            if tool.bean is not None:
+                await scope.prepare(tool.bean)
+            for each in tool.injected:
+                try:
+                    await scope.prepare(each.wanted)
+                except ScopeNotActiveError:
+                    if each.wanted is not SecurityIdentity:  # it is anonymous outside its scope
+                        raise
+        except BaseException as error:
+            await self._close(error)
+            raise
 
     # --- on the loop
 
@@ -198,17 +200,20 @@ class _FunctionCall:
         """Run the function in the current task."""
         tool = self._call.tool
         try:
-            began = perf_counter()
-            value = self._call_function()
-            if not tool.execution.is_coroutine:
+            if tool.execution.is_coroutine:
+                value = await self._result_of(self._call_function())
+            else:
+                began = perf_counter()
+                value = self._call_function()
                 self._call.environment.runner.warn_if_slow(tool.name, began)
-            if (awaited := awaitable_of(value)) is not None:
-                value = await self._result_of(awaited)
+                if (awaited := awaitable_of(value)) is not None:
+                    value = await self._result_of(awaited)
             encoded = tool.encode(value)
         except BaseException as error:
             await self._close(error)
             raise
-        await self._close(None)
+        if not self._opened.close_if_empty():
+            await self._close(None)
         return encoded
 
     async def _result_of(self, value: Awaitable[Any]) -> Any:
@@ -217,12 +222,12 @@ class _FunctionCall:
         A `CancelledError` of a task or future that the tool awaited is a failure of the tool, if nobody cancelled the
         call.
         """
-        cancellations = CancellationsHere()
+        code = OwnCode(value)
         try:
-            return await own_code(value)
+            return await code
         except asyncio.CancelledError as error:
             is_cancelled = self._call.environment.context.cancellation.cancelled
-            if cancellations.task is None or cancellations.came or is_cancelled:
+            if not code.has_task or code.is_task_cancelled or is_cancelled:
                 raise
             raise RuntimeError("something that the tool awaited was cancelled, but not the call itself") from error
 

@@ -325,7 +325,7 @@ class ToolEnvironment:
         return self.tools.get(request.name) if self.was_sent(request.name) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolOutcome:
     """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model.
 
@@ -338,7 +338,7 @@ class ToolOutcome:
     contents: Sequence[Content] = ()
     failed: bool = False
     ran: bool = False
-    arguments: Mapping[str, Any] | None = field(default=None, hash=False)
+    arguments: Mapping[str, Any] | None = None
 
     @property
     def message(self) -> ToolExecutionResultMessage:
