@@ -34,17 +34,8 @@ from .di.beans import (
 from .di.conditions import LeftOut, conditions_of
 from .di.decorating import decorates_mark_of
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
-from .di.graph import (
-    DEFAULT,
-    BeanDescription,
-    BeanGraph,
-    Binding,
-    Registration,
-    Value,
-    describe,
-    describe_function,
-    provider_names,
-)
+from .di.descriptions import BeanDescription, describe, describe_function, provider_names
+from .di.graph import BeanGraph, Binding, Registration
 from .di.registry import (
     Reader,
     Registered,
@@ -58,6 +49,7 @@ from .di.registry import (
     settings_in,
 )
 from .di.scopes import CallScope, RequestScope
+from .di.values import DEFAULT, Value
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution.threads import FORKED, LoopThread, keep_inherited, renewed_after_fork
 from .introspection import type_name
@@ -901,31 +893,31 @@ class ContainerInternals:
         return self._container.request_scope()
 
     def request_scope(self, seeds: Mapping[Any, Any]) -> RequestScope:
-        """See `Container.request_scope`."""
+        """Return a new request scope with these seeds."""
         return self._container.request_scope(seeds)
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """See `Container.get`."""
+        """Return the bean from the active scope; create it without await."""
         return self._container._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # as there
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """See `Container.aget`."""
+        """Return the bean from the active scope; await async producers."""
         return await self._container._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as there
 
     async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        """See `ActiveScope.find`."""
+        """Return the bean as `aget` does, or None if nothing provides it."""
         return await self._container._started(wanted).find(wanted, name)  # type: ignore[no-any-return]  # as there
 
     def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        """See `ActiveScope.find_now`."""
+        """Return the bean as `get` does, or None if nothing provides it."""
         return self._container._started(wanted).find_now(wanted, name)  # type: ignore[no-any-return]  # as there
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
-        """See `ActiveScope.prepare`."""
+        """Create the async parts of a bean, so that `get` can create the rest on any thread."""
         await self._container._started(wanted).prepare(wanted, name)
 
     def open_call_scope(self) -> CallScope:
-        """See `ActiveScope.open_call_scope`."""
+        """Return a new scope for one tool call, inside the active scope; it is active until `leave` is called."""
         return self._container._started("open_call_scope").open_call_scope()
 
     @property

@@ -14,7 +14,9 @@ from typing import Any, Final, TypeAlias
 
 from .bean_references import is_rest_client
 from .di.beans import InjectionPoint
-from .di.graph import BeanDescription, BeanGraph, LazyBean, beans_in
+from .di.descriptions import BeanDescription
+from .di.graph import BeanGraph
+from .di.values import LazyBean, beans_in
 from .errors import IllegalConfigurationError
 from .introspection import class_of
 from .runs.exactly_once import ExactlyOnce, exactly_once_of

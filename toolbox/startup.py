@@ -20,8 +20,9 @@ from .called_functions import (
     values_missing,
 )
 from .di.beans import point_of
-from .di.graph import BeanGraph, Registration, SingleBean
+from .di.graph import BeanGraph, Registration
 from .di.scopes import outside_scopes
+from .di.values import SingleBean
 from .errors import Problem
 from .execution.runners import LoopRunner
 from .execution.threads import Workers

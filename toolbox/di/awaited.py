@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .beans import MISSING
-from .graph import BeanGraph, SingleBean, Value, beans_in
+from .graph import BeanGraph
 from .scopes import OpenScope
+from .values import SingleBean, Value, beans_in
 
 
 @dataclass(frozen=True, slots=True)

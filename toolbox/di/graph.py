@@ -1,20 +1,18 @@
-"""Finds the bean for each injection point: definitions become a graph, which can also be described as data.
+"""Finds the bean for each injection point: definitions and bindings become a graph.
 
-For a missing bean: fixes, with similar beans and objects to register. Not here: checks of the whole graph (`registry`),
-creating beans (`scopes`, `resolvers`).
+Not here: checks of the whole graph (`graph_checks`), fixes for missing beans (`problem_texts`), the graph as data
+(`descriptions`), creating beans (`resolvers`, `scopes`).
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, Protocol, TypeAlias, get_args, get_origin, overload
+from typing import Any, Protocol, get_args, get_origin
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from ..introspection import (
@@ -45,8 +43,18 @@ from .beans import (
     read_class,
 )
 from .conditions import LeftOut
-from .decorating import BeanDecorator, Decorations, decorates_mark_of
+from .decorating import BeanDecorator, Decorations
 from .decorators import Scope
+from .problem_texts import (
+    NearMisses,
+    find_similar,
+    find_wider_producer,
+    left_out_fix,
+    suggest_fix,
+    wanted_text,
+    web_request_fix,
+)
+from .values import DEFAULT, BeanDict, BeanList, Constant, LazyBean, NotFound, SingleBean, Value, beans_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,72 +99,7 @@ class NamedType(Protocol):
         ...
 
 
-# --- values of injection points
-
-
-@dataclass(frozen=True, slots=True)
-class SingleBean:
-    """The bean with this key; `absent` replaces a seed that the request scope does not have, and a producer's None."""
-
-    bean: int
-    absent: Any = MISSING
-
-
-@dataclass(frozen=True, slots=True)
-class BeanList:
-    """All beans with these keys, as a list or a tuple; None is left out."""
-
-    beans: tuple[int, ...]
-    as_tuple: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BeanDict:
-    """Beans by their names, as a dict; None is left out."""
-
-    beans: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A fixed object."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class LazyBean:
-    """An `Instance` that looks up the bean later; `found` are the beans that match now."""
-
-    wanted: Any
-    name: str | None
-    found: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NotFound:
-    """No bean matches, or several do: `candidates`."""
-
-    candidates: tuple[int, ...] = ()
-
-
-Value: TypeAlias = SingleBean | BeanList | BeanDict | Constant | LazyBean | NotFound
-
-DEFAULT = Constant(MISSING)
-"""The parameter is omitted, so its default applies."""
-
 _NOTHING = (NotFound(), BeanList(()), BeanList((), as_tuple=True), BeanDict(()))
-
-
-def beans_in(value: Value) -> tuple[int, ...]:
-    """Return the beans that must exist for this value; none for an `Instance`."""
-    if isinstance(value, SingleBean):
-        return (value.bean,)
-    if isinstance(value, BeanList):
-        return value.beans
-    if isinstance(value, BeanDict):
-        return tuple(bean for _, bean in value.beans)
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,8 +547,8 @@ class BeanGraph:
         fix = web_request_fix(point.wants)
         if absent := self.left_out_for(point.wants):
             fix = "; ".join(map(str, absent))
-        elif _wider(point.wants, self.definitions) is not None:
-            fix = suggestion(point, (), self.definitions)
+        elif find_wider_producer(point.wants, self.definitions) is not None:
+            fix = suggest_fix(point, (), self.definitions)
         near = NearMisses(lambda: self.near_misses(point))
         return MissingBeanError(_lookup_text(point), near, point.where if point.parameter else "", fix)
 
@@ -646,12 +589,12 @@ class BeanGraph:
             yield Problem(point.where, f"multiple beans provide {wanted}: {names}", fix)
         elif isinstance(value, NotFound) and (absent := self.left_out_for(point.wants)):
             what = f"no bean provides {wanted_text(point)}: {'; '.join(map(str, absent))}"
-            yield Problem(point.where, what, _left_out_fix(point, absent))
+            yield Problem(point.where, what, left_out_fix(point, absent))
         elif isinstance(value, NotFound):
             yield Problem(
                 point.where,
                 f"no bean provides {wanted_text(point)}",
-                suggestion(point, self.near_misses(point), self.definitions),
+                suggest_fix(point, self.near_misses(point), self.definitions),
             )
 
     def left_out_for(self, wanted: Any) -> list[LeftOut]:
@@ -672,7 +615,7 @@ class BeanGraph:
         """Return similar beans: same type with another name, same members, or a similar name."""
         inner = point_of(point.wants, point.where) if point.shape is PointShape.INSTANCE else point
         otherwise_named = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
-        return tuple(dict.fromkeys([*otherwise_named, *alike(inner.wants, self.definitions)]))
+        return tuple(dict.fromkeys([*otherwise_named, *find_similar(inner.wants, self.definitions)]))
 
 
 def _point_of_lookup(wanted: Any, name: str | None) -> InjectionPoint:
@@ -684,46 +627,6 @@ def _lookup_text(point: InjectionPoint) -> str:
     return repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
 
 
-def _left_out_fix(point: InjectionPoint, absent: Sequence[LeftOut]) -> str:
-    fixes = dict.fromkeys(each.fix for each in absent)
-    return f"{', or '.join(fixes)}, or use `{type_name(point.wants)} | None`"
-
-
-class NearMisses(Sequence[str]):
-    """Similar beans for "did you mean", found when somebody reads them: many lookups expect that a bean is missing."""
-
-    def __init__(self, find: Callable[[], tuple[str, ...]]) -> None:
-        self._find = find
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return self._find()
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
-        return self._names[place]
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        return repr(self._names)
-
-    def __eq__(self, other: object) -> bool:
-        return self._names == (other._names if isinstance(other, NearMisses) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._names)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (self._names,)
-
-
 def _concrete(point: InjectionPoint) -> Any:
     """Return the `list[T]` or `dict[str, T]` that a `Sequence[T]` or `Mapping[str, T]` can be."""
     return GenericAlias(dict, (str, point.wants)) if point.shape is PointShape.DICT else GenericAlias(list, point.wants)
@@ -733,231 +636,3 @@ def _only(keys: Iterable[int]) -> SingleBean | NotFound:
     """Return the only bean of these, or the candidates."""
     found = tuple(keys)
     return SingleBean(found[0]) if len(found) == 1 else NotFound(found)
-
-
-# --- names of providers
-
-
-def provider_names(graph: BeanGraph, first: int = 0, taken: Iterable[str] = ()) -> list[str]:
-    """Return the names of the providers of the beans from key `first` on; `taken` are those of earlier ones.
-
-    A bean's own name, else its type's in snake_case. Where the types of several beans give the same name, all of them
-    get the parts of their module in front, the smallest number of parts that makes them unique, then a number. A name
-    that was given never changes, nor does that of an implicit bean or a template, which may have none.
-    """
-    definitions = graph.definitions[first:]
-    names = graph.short_names[first : first + len(definitions)]
-    alike: dict[str, list[int]] = {}
-    for place, (name, definition) in enumerate(zip(names, definitions, strict=True)):
-        if definition.name is None and not definition.implicit and first + place not in graph.templates:
-            alike.setdefault(name, []).append(place)
-    for name, places in alike.items():
-        if len(places) > 1 or name in taken:
-            others = {*taken, *(each for place, each in enumerate(names) if place not in places)}
-            moved = _unique_names(name, [definitions[place] for place in places], others)
-            for place, each in zip(places, moved, strict=True):
-                names[place] = each
-    return names
-
-
-def _unique_names(name: str, definitions: Sequence[BeanDefinition], others: set[str]) -> list[str]:
-    """Return unique names, none of them in `others`, for beans that would all be called `name`."""
-    choices = [[name] * len(definitions)]
-    # The modules of the types first; those of producers tell apart several beans of one type.
-    for modules in (
-        [_module_of(class_of(each.provides)) for each in definitions],
-        [_module_of(each.source) for each in definitions],
-    ):
-        for count in range(1, max(map(len, modules)) + 1):
-            choices.append(["_".join([*module[-count:], name]) for module in modules])
-    for choice in choices[1:]:
-        if len(set(choice)) == len(choice) and not others & set(choice):
-            return choice
-    # No choice is unique: use the best one, and number the duplicates.
-    best = max(choices, key=lambda choice: len({*choice} - others))
-    numbered: dict[str, None] = {}
-    for each in best:
-        free, number = each, 1
-        while free in numbered or free in others:
-            number += 1
-            free = f"{each}_{number}"
-        numbered[free] = None
-    return list(numbered)
-
-
-def _module_of(source: object) -> list[str]:
-    module = getattr(source, "__module__", None) or ""
-    parts = [re.sub(r"\W+", "_", part).strip("_").lower() for part in str(module).split(".")]
-    return [part for part in parts if part]
-
-
-@dataclass(frozen=True, slots=True)
-class BeanDescription:
-    """A bean as `toolbox graph` prints it; `dependencies` maps parameters to the names of the beans they get."""
-
-    name: str
-    type: str
-    scope: Scope
-    made_by: str
-    source: object
-    dependencies: Mapping[str, tuple[str, ...]]
-    lazy: Mapping[str, tuple[str, ...]]
-
-
-def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
-    """Return all beans of a graph in registration order; `lazy` has the beans behind an `Instance`."""
-    names = provider_names(graph)
-
-    def named(keys: Iterable[int]) -> tuple[str, ...]:
-        return tuple(names[key] for key in keys)
-
-    return tuple(
-        BeanDescription(
-            name=names[bean.key],
-            type=type_name(bean.definition.provides),
-            scope=bean.definition.scope,
-            made_by=_made_by(bean.definition),
-            source=bean.definition.source,
-            dependencies={
-                point.parameter: named(beans_in(value)) for point, value in bean.needs + bean.behind if beans_in(value)
-            },
-            lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, LazyBean)},
-        )
-        for bean in graph.beans
-    )
-
-
-def describe_function(
-    graph: BeanGraph,
-    where: str,
-    made_by: str,
-    source: object,
-    points: Iterable[InjectionPoint],
-    bean: int | None = None,
-) -> BeanDescription:
-    """Return a function that gets beans in a request scope, as `describe` returns beans; `bean` has the method."""
-    values = {point.parameter: graph.value_of(point) for point in points}
-    names = provider_names(graph)  # after the values, which may add beans
-    holds: dict[str, tuple[str, ...]] = {} if bean is None else {"self": (names[bean],)}
-    lazy: dict[str, tuple[str, ...]] = {}
-    for parameter, value in values.items():
-        if isinstance(value, LazyBean):
-            lazy[parameter] = tuple(names[key] for key in value.found)
-        elif keys := beans_in(value):
-            holds[parameter] = tuple(names[key] for key in keys)
-    return BeanDescription(f"{where}()", where, Scope.REQUEST, made_by, source, holds, lazy)
-
-
-def _made_by(definition: BeanDefinition) -> str:
-    if (mark := decorates_mark_of(definition.source)) is not None:
-        return f"decorator of {type_name(mark.wanted)}"
-    if definition.factory_kind is FactoryKind.SEED:
-        return "seed"
-    source = definition.source
-    if isinstance(source, type) or get_origin(source) is not None:
-        return "class"
-    return f"{definition.factory_kind} {type_name(source)}" if inspect.isroutine(source) else "instance"
-
-
-# --- fixes for missing beans
-
-
-def wanted_text(point: InjectionPoint) -> str:
-    """Return the requested type and name of an injection point, for messages."""
-    text = type_name(point.wants if point.shape is PointShape.INSTANCE else point.whole)
-    return f"{text} named {point.name!r}" if point.name is not None else text
-
-
-def chain_text(labels: Sequence[str]) -> str:
-    """Return a chain of beans as text; shorten long chains in the middle."""
-    if len(labels) > 16:
-        labels = [*labels[:10], f"({len(labels) - 15} more)", *labels[-5:]]
-    return " -> ".join(labels)
-
-
-def suggestion(point: InjectionPoint, near: Sequence[str], definitions: Sequence[BeanDefinition]) -> str:
-    """Return the fix for an injection point without a bean; `near` are similar beans."""
-    wanted = wanted_text(point)
-    if wide := _wider(point.wants, definitions):
-        where, produced = type_name(wide.source), type_name(wide.provides)
-        return f"if {where} returns {wanted}, annotate it so: it says {produced}; else request {produced}"
-    if found := [each for each in look_alikes(point.wants, definitions) if each in near]:
-        return f"{found[0]} has the same methods: call bind({wanted}, {found[0]}) if you mean it"
-    cls = class_of(point.wants)
-    module = getattr(cls, "__module__", "")
-    if module == "builtins" and cls not in (list, dict):
-        return f"add a default value, inject a BaseSettings class that has it, or use Annotated[{wanted}, Named(…)]"
-    path = f"{module}.{getattr(cls, '__qualname__', '')}"
-    optional = f"`{type_name(point.wants)} | None`"
-    if fix := web_request_fix(point.wants):
-        return fix
-    one = _READY_MADE.get(path, "") or _to_register(cls)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    return f"register {one}{hint}, add it to Container(seeds=…) if request scopes receive it, or use {optional}"
-
-
-_READY_MADE = {
-    "sqlalchemy.ext.asyncio.engine.AsyncEngine": "toolbox.sql.engine",
-    "sqlalchemy.ext.asyncio.session.AsyncSession": "toolbox.sql.session",
-    "sqlalchemy.engine.base.Engine": "toolbox.sql.sync_engine",
-    "sqlalchemy.orm.session.Session": "toolbox.sql.sync_session",
-    "redis.asyncio.client.Redis": "toolbox.redis.client",
-}
-"""Our producers for types of other libraries, by name, so that these libraries are not loaded."""
-
-_OF_WEB_REQUESTS = frozenset(
-    {"starlette.requests.HTTPConnection", "starlette.requests.Request", "starlette.websockets.WebSocket"}
-)
-"""Types that only `toolbox_fastapi` provides."""
-
-
-def web_request_fix(wanted: Any) -> str:
-    """Return the fix for a missing `Request` or `WebSocket`, which cannot be registered; "" for other types."""
-    cls = class_of(wanted)
-    if f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}" not in _OF_WEB_REQUESTS:
-        return ""
-    serve = "serve it with FastAPI: toolbox_fastapi.install(app, container) provides it in requests"
-    return f"{serve}; if this also runs outside requests, use `{type_name(wanted)} | None`"
-
-
-def _to_register(cls: Any) -> str:
-    """Return the object to register for a type: the class itself, or an implementation of an interface."""
-    is_marked = isinstance(cls, type) and any(name.startswith("__toolbox_") for name in vars(cls))
-    return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "an implementation"
-
-
-def _wider(wanted: Any, definitions: Sequence[BeanDefinition]) -> BeanDefinition | None:
-    """Return a producer that says that it returns a base class of the wanted type."""
-    bases = forms_of(wanted)[1:]
-    return next((each for each in definitions if inspect.isroutine(each.source) and each.provides in bases), None)
-
-
-def alike(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
-    """Return similar beans: same members, or a similar name."""
-    labels = {type_name(class_of(each.provides)): each.label for each in definitions}
-    sounding = difflib.get_close_matches(type_name(class_of(wanted)), labels, n=3, cutoff=0.7)
-    return [*look_alikes(wanted, definitions), *(labels[each] for each in sounding)]
-
-
-def look_alikes(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
-    """Return the beans that have all members of a Protocol or abstract class, but do not inherit from it."""
-    cls = class_of(wanted)
-    members = {each for each in _members_of(cls) if not each.startswith("_")}  # most classes have `__iter__` and others
-    if not members:
-        return []
-    return [
-        each.label
-        for each in definitions
-        if not each.implicit
-        and isinstance(class_of(each.provides), type)
-        and cls not in class_of(each.provides).__mro__
-        and all(hasattr(class_of(each.provides), member) for member in members)
-    ]
-
-
-def _members_of(cls: Any) -> set[str]:
-    if getattr(cls, "_is_protocol", False):
-        members = {name for base in cls.__mro__ if getattr(base, "_is_protocol", False) for name in vars(base)}
-        members |= {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
-        return {name for name in members if not name.startswith("_")}
-    return set(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) and inspect.isabstract(cls) else set()

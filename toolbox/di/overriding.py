@@ -15,8 +15,9 @@ from ..introspection import type_name
 from .beans import point_of
 from .closing import running_loop
 from .decorators import Scope
-from .graph import BeanGraph, NotFound, SingleBean
+from .graph import BeanGraph
 from .scopes import ApplicationScope, Home
+from .values import NotFound, SingleBean
 
 
 class Overridable(Protocol):

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 from dependency_injector import containers, providers
 
-from .graph import DEFAULT, BeanGraph, Constant, SingleBean, Value, beans_in, provider_names
+from .descriptions import provider_names
+from .graph import BeanGraph
 from .scopes import OpenScope
+from .values import DEFAULT, Constant, SingleBean, Value, beans_in
 
 
 class Started(Protocol):

@@ -29,8 +29,9 @@ from typing import Any, TypeAlias
 from .awaited import Plan, Planner
 from .beans import MISSING, BeanDefinition, FactoryKind, Stop
 from .decorators import Scope
-from .graph import DEFAULT, Bean, BeanDict, BeanGraph, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
+from .graph import Bean, BeanGraph
 from .scopes import ApplicationScope, Home, MustAwait, OpenScope
+from .values import DEFAULT, BeanDict, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
 
 Resolver: TypeAlias = Callable[[OpenScope], Any]
 """Returns a value for a scope; it can raise `MustAwait`. An async one returns an awaitable of the value."""

@@ -1,7 +1,8 @@
-"""Beans of a started container: lookup by type and name, creation in scopes, and seeds.
+"""Beans of a started container: lookups by type and name, what providers answer, start, stop and overrides.
 
-Not here: reading registered objects (`registry`), start and stop (`container`), generated functions (`resolvers`), the
-instances of beans during an override (`overriding`).
+A lookup takes the active scope, finds how to get the bean (a `Lookup`, kept until an override begins or ends), and
+calls its function. Not here: reading registered objects (`registry`), these functions (`resolvers`), which beans are
+created with await (`awaited`), the instances of beans during an override (`overriding`).
 """
 
 from __future__ import annotations
@@ -12,33 +13,24 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
-from ..introspection import forms_of, plain, type_name
-from ..security import SecurityIdentity
+from ..introspection import type_name
 from .awaited import Planner
-from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, Stop, seed_of
-from .decorators import Instance, Named, Scope
+from .beans import MISSING, FactoryKind, InjectionPoint, Stop
+from .decorators import Instance, Scope
 from .foreign import Opened, fill, holders_in, override_outside
-from .graph import (
-    DEFAULT,
-    Bean,
-    BeanGraph,
-    BeanList,
-    LazyBean,
-    NotFound,
-    SingleBean,
-    Value,
-    chain_text,
-    web_request_fix,
-)
+from .graph import Bean, BeanGraph
+from .graph_checks import find_problems
 from .overriding import OverrideLayers
+from .problem_texts import chain_text, web_request_fix
 from .providers import Providers, owned_by
-from .registry import problems_in
 from .resolvers import Lookup, Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
+from .seeds import Seeding, find_extra, find_given
+from .values import DEFAULT, BeanList, LazyBean, NotFound, SingleBean, Value
 
 
 class Wiring(Home):
@@ -87,7 +79,7 @@ class Wiring(Home):
         with self._growing:
             if self.providers.has_all:
                 return
-            if problems := list(problems_in(self.graph)):
+            if problems := list(find_problems(self.graph)):
                 raise IllegalConfigurationError(problems)
             self.providers.grow()
             self._plan_again()
@@ -124,21 +116,8 @@ class Wiring(Home):
         return scope
 
     def given_seeds(self) -> dict[Any, Any]:
-        """Return the seeds and the identity of the active request scope; outside, the anonymous identity.
-
-        They are those that the scope was given, and those that are found now, such as the `Request`.
-        """
-        seeds: dict[Any, Any] = {}
-        request = self.scope().request
-        for key, definition in enumerate(self.graph.definitions):
-            if definition.factory_kind is FactoryKind.SEED and (found := definition.factory()) is not MISSING:
-                seeds[_form_of(definition)] = found
-            elif request is not None and definition.provides is SecurityIdentity and key in request.store:
-                seeds[_form_of(definition)] = request.store[key]
-        if request is None:
-            return {SecurityIdentity: SecurityIdentity.anonymous(), **seeds}
-        assert isinstance(request, RequestScope)
-        return {**seeds, **request.given}
+        """Return the seeds and the identity of the active request scope; outside, the anonymous identity."""
+        return find_given(self.graph, self.scope().request)
 
     def open_call_scope(self) -> CallScope:
         """Return a new call scope inside the active scope. It is the active scope until `leave` is called."""
@@ -448,57 +427,3 @@ class Wiring(Home):
             left = self._layers.end(key)
             self._plan_again()
             self._layers.close(left)
-
-
-def _form_of(definition: BeanDefinition) -> Any:
-    """Return the type under which a seed of this bean is given."""
-    return definition.provides if definition.name is None else Annotated[definition.provides, Named(definition.name)]
-
-
-# --- seeds
-
-
-class Seeding:
-    """Stores seeds where lookups find them."""
-
-    def __init__(self, graph: BeanGraph) -> None:
-        self._graph = graph
-        self._keys: dict[Any, int | None] = {}
-
-    def give(self, scope: RequestScope, seeds: Mapping[Any, Any]) -> None:
-        """Add seeds, by type, to a scope that is not entered yet."""
-        scope.given = seeds
-        for form, value in seeds.items():
-            if form not in self._keys:
-                wanted = seed_of(form)
-                found = self._graph.choose(wanted.provides, wanted.name)
-                self._keys[form] = found.bean if isinstance(found, SingleBean) else None
-            self._put(scope, form, self._keys[form], value)
-
-    def _put(self, scope: RequestScope, form: Any, key: int | None, value: Any) -> None:
-        if key is None:
-            scope.extras = {**scope.extras, plain(form): value}
-            return
-        definition = self._graph.definitions[key]
-        value = definition.adapted(value)
-        if definition.is_stored and definition.scope is Scope.REQUEST:
-            scope.store[key] = value
-            scope.is_seeded = True
-        else:
-            # No lookup of this bean looks in the request's store.
-            scope.seeds = {**scope.seeds, key: value}
-            scope.is_seeded = True
-
-
-def find_extra(scope: OpenScope, wanted: Any, instead: Any) -> Any:
-    """Return the seed for a type that no bean provides, or `instead` if there is none."""
-    request = scope.request
-    if request is None or not request.extras:
-        return instead
-    form = plain(wanted)
-    for given, value in request.extras.items():
-        if form == given or form in forms_of(given):
-            if request.closing:
-                raise ScopeNotActiveError(str(form), "its request scope has ended")
-            return value
-    return instead

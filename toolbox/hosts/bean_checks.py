@@ -13,7 +13,9 @@ from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
 from ..di.beans import MISSING, point_of
 from ..di.decorators import Named, Scope
-from ..di.graph import BeanGraph, NotFound, SingleBean, beans_in, look_alikes
+from ..di.graph import BeanGraph
+from ..di.problem_texts import find_look_alikes
+from ..di.values import NotFound, SingleBean, beans_in
 from ..errors import Problem
 from ..events import EventListener
 from ..introspection import class_of, may_be_marked_in, method_takes, type_name
@@ -160,7 +162,7 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
     point = point_of(ChatMemoryStore | None, "the store of the conversations")
     yield from graph.problems_of(point)
     value = graph.value_of(point)
-    if not isinstance(value, SingleBean) and (near := look_alikes(ChatMemoryStore, graph.definitions)):
+    if not isinstance(value, SingleBean) and (near := find_look_alikes(ChatMemoryStore, graph.definitions)):
         fix = f"inherit from ChatMemoryStore, or call bind(ChatMemoryStore, {near[0]})"
         yield Problem(point.where, f"{near[0]} has the methods of a ChatMemoryStore but is not used as one", fix)
     if isinstance(value, SingleBean) and (definition := graph.definitions[value.bean]).scope in (

@@ -22,9 +22,11 @@ from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import Names, Stop, point_of, read_class
 from ..di.decorators import Scope
-from ..di.graph import BeanGraph, Registration, SingleBean, look_alikes
+from ..di.graph import BeanGraph, Registration
+from ..di.problem_texts import find_look_alikes
 from ..di.registry import Fallback
 from ..di.scopes import outside_scopes
+from ..di.values import SingleBean
 from ..errors import (
     ContainerNotStartedError,
     Problem,
@@ -219,13 +221,13 @@ class ContainerHost(ServiceHosting):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """See `ServiceHost.loop`."""
+        """The event loop on which the container was started. Raises `ContainerNotStartedError`."""
         if self.running_loop is None:
             raise ContainerNotStartedError("a call of a service", self._forked)
         return self.running_loop
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
-        """See `ServiceHost.sync_loop`."""
+        """Return the event loop for synchronous methods: that of the container."""
         return self.loop
 
     async def execute(
@@ -274,7 +276,7 @@ class ContainerHost(ServiceHosting):
         return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
 
     async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """See `MemoryHost.on_own_loop`. The container waits for this work when it stops."""
+        """Await `work()` on the loop of the container, which waits for it when it stops."""
 
         async def counted() -> T:
             with self.running.task("a use of a conversation"):
@@ -286,7 +288,7 @@ class ContainerHost(ServiceHosting):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counted(), home))
 
     def class_behind(self, cls: type[Any]) -> type[Any]:
-        """See `ServiceHost.class_behind`."""
+        """Return the class of the bean that provides `cls`: a subclass, or `cls` itself."""
         return cls if self._graph is None else self._graph.class_behind(cls)
 
     async def open_stores(self) -> None:
@@ -376,7 +378,7 @@ class ContainerHost(ServiceHosting):
         self.offered_by = functools.cache(services_offered_by)
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """See `ServiceHosting.unknown_beans`."""
+        """Yield problems with the beans that a tool needs. Without a graph, there is nothing to check yet."""
         if self._graph is not None:
             yield from tool_bean_problems(where, tool, self._graph)
 
@@ -476,7 +478,7 @@ class _Service:
         bounds = self._options.limits
         if isinstance(bounds, UsageLimits) and bounds.cost is not None and not self._host.has_cost_estimator:
             yield no_estimator(
-                f"{self._cls.__name__}, limits=", next(iter(look_alikes(CostEstimator, graph.definitions)), "")
+                f"{self._cls.__name__}, limits=", next(iter(find_look_alikes(CostEstimator, graph.definitions)), "")
             )
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)

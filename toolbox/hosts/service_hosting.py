@@ -61,7 +61,7 @@ class ServiceHosting(ABC):
         """Yield problems with the beans that a tool needs."""
 
     def class_behind(self, cls: type[Any]) -> type[Any]:
-        """See `ServiceHost.class_behind`."""
+        """Return `cls`: a service that is used without a container has no beans that provide it."""
         return cls
 
     async def application_bean(self, wanted: Any) -> Any:
@@ -70,11 +70,11 @@ class ServiceHosting(ABC):
             return await self.scope.find(wanted)
 
     async def cost_estimator(self) -> CostEstimator | None:
-        """See `ServiceHost.cost_estimator`."""
+        """Return the bean that estimates costs, if there is one."""
         return await self.scope.aget(CostEstimator) if self.has_cost_estimator else None
 
     async def memories(self) -> ChatMemories:
-        """See `ServiceHost.memories`. Uses the `ChatMemoryStore` bean, or the memory of this process without one."""
+        """Return the conversations: in the `ChatMemoryStore` bean, or in the memory of this process without one."""
         if self._memories is None:
             # Conversations outlive requests.
             store: ChatMemoryStore | None = await self.application_bean(ChatMemoryStore)
@@ -83,11 +83,11 @@ class ServiceHosting(ABC):
         return self._memories
 
     def tool_may_suspend(self, tool: Tool) -> bool:
-        """See `ServiceHost.tool_may_suspend`."""
+        """Return True if a call of this tool may be suspended, also inside of a service that it calls."""
         return call_may_suspend(tool, self.plans)
 
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """See `ServiceHost.tool_problems`."""
+        """Yield problems with a tool: its approval, an unknown executor, and beans that it cannot get."""
         where = f"{where}, tool {tool.specification.name}"
         if tool.requires_approval is not False:
             yield from load("checks of approved arguments")(where, tool)
@@ -113,7 +113,7 @@ class ServiceHosting(ABC):
         return self._runs
 
     def new_run(self, run_id: str | None) -> PlaceInRun:
-        """See `ServiceHost.new_run`."""
+        """Return the place of the outermost invocation of a new run; without an id, it gets one."""
         place: PlaceInRun = load("a new run")(run_id).root
         return place
 
@@ -138,13 +138,13 @@ class ServiceHosting(ABC):
         return self._run_store
 
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
-        """See `ServiceHost.suspended_run`."""
+        """Return the id of the suspended run of a conversation, or None."""
         return await self.runs.suspended_in(key)
 
     async def cancel_run(self, run_id: str, reason: str) -> str:
-        """See `ServiceHost.cancel_run`."""
+        """Cancel a suspended run. Return the qualified name of its service."""
         return str((await self.runs.cancel(run_id, reason)).service)
 
     async def abandon_runs(self, error: BaseException) -> list[str]:
-        """See `ServiceHost.abandon_runs`."""
+        """Cancel the runs of a `RunSuspendedError` that left a tool. Return the names of their services."""
         return await abandon_runs(error, self.cancel_run)

@@ -161,7 +161,7 @@ class _Host(ServiceHosting):
 
     @asynccontextmanager
     async def open_request(self, seeds: Mapping[Any, Any]) -> AsyncIterator[None]:
-        """See `RunsHost.open_request`. The seeds replace the beans of their types, such as that of `identity=`."""
+        """Use the seeds in place of the instances of their types, such as that of `identity=`, inside the block."""
         with self._instances.seeded(seeds):
             yield
 
@@ -227,7 +227,7 @@ class _Host(ServiceHosting):
             yield from problems or self._instances.add(each.reference, each.where)
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """See `ServiceHosting.unknown_beans`."""
+        """Yield a problem for each bean that the tool needs; only its interceptors need no container."""
         if tool.bean is not None:
             yield Problem(where, "is a method of a class, which needs a container", "pass an instance of the class")
         yield from self.problems_of(named_at_tool(tool))

@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Any
 
 from ..di.beans import InjectionPoint, point_of
-from ..di.graph import BeanGraph, SingleBean
+from ..di.graph import BeanGraph
+from ..di.values import SingleBean
 from ..tools.tool_calls import Tool
 from ..transaction_recorder import DATABASE_MARK, SESSION_MARK, TRANSACTIONAL_MARK, SessionNeed
 from .store import RunStore

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 from ..bean_references import BeanReference
 from ..di.beans import point_of
 from ..di.decorators import Scope
-from ..di.graph import BeanGraph, SingleBean
+from ..di.graph import BeanGraph
+from ..di.values import SingleBean
 from ..errors import Problem
 from ..introspection import type_name
 from ..security import SecurityIdentity
