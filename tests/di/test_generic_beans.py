@@ -1,0 +1,147 @@
+"""Generic types as beans: each list of arguments is a bean of its own."""
+
+from collections.abc import Callable
+from typing import Generic, List, NewType, Protocol, TypeVar  # noqa: UP035
+
+import pytest
+
+from tests.di.payments import Order, User
+from toolbox import AmbiguousBeanError, Container, MissingBeanError, application_scoped, dependent, produces
+
+pytestmark = pytest.mark.anyio
+
+
+T = TypeVar("T")
+
+K = TypeVar("K")
+
+
+# --- generics
+
+
+class Repository(Generic[T]):
+    pass
+
+
+class UserRepository(Repository[User]):
+    pass
+
+
+class OrderRepository(Repository[Order]):
+    pass
+
+
+@dependent
+class Uses(Generic[T]):
+    def __init__(self, repository: Repository[T]) -> None:
+        self.repository = repository
+
+
+async def test_generic_types_with_different_arguments_are_different_beans() -> None:
+    class Service:
+        def __init__(self, users: Repository[User], orders: Repository[Order], every: list[Repository[User]]) -> None:
+            self.users, self.orders, self.every = users, orders, every
+
+    async with Container().register(UserRepository, OrderRepository, Service) as c:
+        service = c.get(Service)
+        assert isinstance(service.users, UserRepository)
+        assert isinstance(service.orders, OrderRepository)
+        assert [type(each) for each in service.every] == [UserRepository]
+        assert [type(each) for each in c.get(list[Repository])] == [UserRepository, OrderRepository]  # type: ignore[type-arg]  # the raw class
+        with pytest.raises(AmbiguousBeanError):
+            c.get(Repository)
+        with pytest.raises(MissingBeanError):
+            c.get(Repository[int])
+
+
+async def test_producers_of_generic_types() -> None:
+    @produces(scope="application")
+    def users() -> Repository[User]:
+        return Repository()
+
+    @produces(scope="application")
+    def orders() -> Repository[Order]:
+        return Repository()
+
+    @produces(scope="application")
+    def prices() -> dict[str, int]:
+        return {"a": 1}
+
+    @produces(scope="application")
+    def words() -> list[str]:
+        return ["a", "b"]
+
+    @produces(scope="application")
+    def double() -> Callable[[int], int]:
+        return lambda value: value * 2
+
+    async with Container().register(users, orders, prices, words, double) as c:
+        assert c.get(Repository[User]) is not c.get(Repository[Order])
+        assert c.get(dict[str, int]) == {"a": 1}
+        assert c.get(list[str]) == ["a", "b"]
+        assert c.get(List[str]) == ["a", "b"]  # noqa: UP006
+        assert c.get(Callable[[int], int])(4) == 8
+
+
+@application_scoped
+class Cache(Generic[K, T]):
+    def __init__(self, key: Repository[K]) -> None:
+        self.key = key
+
+
+async def test_a_generic_class_is_a_bean_for_each_of_its_arguments() -> None:
+    class Service:
+        def __init__(self, users: Uses[User], cache: Cache[User, int]) -> None:
+            self.users, self.cache = users, cache
+
+    async with Container().register(Uses, UserRepository, OrderRepository, Cache, Service) as c:
+        assert isinstance(c.get(Service).users.repository, UserRepository)
+        assert c.get(Service).cache is c.get(Cache[User, int])
+        assert c.get(Cache[User, int]) is not c.get(Cache[Order, int])
+        assert isinstance(c.get(Uses[Order]).repository, OrderRepository)
+
+
+async def test_a_generic_class_can_be_registered_with_arguments() -> None:
+    async with Container().register(Uses[User], Uses[Order], UserRepository, OrderRepository) as c:
+        assert isinstance(c.get(Uses[User]).repository, UserRepository)
+        assert isinstance(c.get(Uses[Order]).repository, OrderRepository)
+        assert len(c.get(list[Uses])) == 2  # type: ignore[type-arg]  # the raw class
+
+
+async def test_type_arguments_reach_inherited_constructors() -> None:
+    class OfOrders(Uses[Order]):
+        pass
+
+    async with Container().register(OfOrders, UserRepository, OrderRepository) as c:
+        assert isinstance(c.get(OfOrders).repository, OrderRepository)
+        assert isinstance(c.get(Uses[Order]), OfOrders)
+
+
+async def test_generic_protocols_are_bean_types() -> None:
+    class Store(Protocol[T]):
+        def load(self) -> T: ...
+
+    class UserStore(Store[User]):
+        def load(self) -> User:
+            return User()
+
+    class OrderStore(Store[Order]):
+        def load(self) -> Order:
+            return Order()
+
+    async with Container().register(UserStore, OrderStore) as c:
+        assert isinstance(c.get(Store[Order]), OrderStore)
+
+
+UserId = NewType("UserId", int)
+
+
+async def test_new_types_are_separate_bean_types() -> None:
+    @produces()
+    def user_id() -> UserId:
+        return UserId(3)
+
+    async with Container().register(user_id) as c:
+        assert c.get(UserId) == 3
+        with pytest.raises(MissingBeanError):
+            c.get(int)

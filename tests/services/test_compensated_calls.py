@@ -1,0 +1,214 @@
+"""Compensation when the whole call fails, is cancelled, or was changed by an interceptor; services as tools."""
+
+import asyncio
+from typing import Any, Protocol
+
+import pytest
+
+from tests.conftest import Clock
+from tests.services.bank import CREDIT, WITHDRAW, Bank, assistant, book, results, rolled_back
+from toolbox import (
+    AiMessage,
+    Container,
+    ToolAbort,
+    ToolExecuted,
+    ToolExecution,
+    ToolExecutionResult,
+    ToolRoundsExceededError,
+    compensate_for,
+    register_ai_service,
+    tool,
+)
+from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+# --- the whole call fails
+
+
+ON_FAILURE = {"compensate_on_tool_errors": False, "compensate_on_failure": True}
+
+
+async def test_an_error_of_the_model_undoes_everything_in_reverse_order() -> None:
+    service, _, bank = assistant(CREDIT, book("car"), ConnectionError("down"), **ON_FAILURE)
+    with pytest.raises(ConnectionError):
+        await service.ask("q")
+    assert [each[0] for each in bank.undone] == ["car", "credit"]
+
+
+async def test_a_failed_tool_alone_undoes_nothing_when_the_call_succeeds() -> None:
+    service, model, bank = assistant(CREDIT, WITHDRAW, "sorry", **ON_FAILURE)
+    await service.ask("q")
+    assert bank.undone == []
+    assert results(model)[0] == ("TX-ada", False)
+
+
+async def test_a_limit_undoes_everything() -> None:
+    service, _, bank = assistant(CREDIT, CREDIT, max_tool_rounds=1, **ON_FAILURE)
+    with pytest.raises(ToolRoundsExceededError):
+        await service.ask("q")
+    assert len(bank.undone) == 1
+
+
+async def test_an_abort_undoes_the_finished_tools_of_the_same_round() -> None:
+    class Stop:
+        @tool
+        async def stop(self) -> str:
+            raise ToolAbort("stop")
+
+    for together in (False, True):
+        bank = Bank()
+        calls = AiMessage(None, [CREDIT, tool_call("stop")])
+        service, _, _ = assistant(calls, tools=[bank, Stop()], concurrent_tools=together, **ON_FAILURE)
+        with pytest.raises(ToolAbort):
+            await service.ask("q")
+        assert len(bank.undone) <= 1
+        if not together:
+            assert len(bank.undone) == 1
+
+
+async def test_both_options_undo_each_success_once() -> None:
+    service, _, bank = assistant(CREDIT, WITHDRAW, ConnectionError("down"), compensate_on_failure=True)
+    with pytest.raises(ConnectionError):
+        await service.ask("q")
+    assert len(bank.undone) == 1
+
+
+# --- services as tools
+
+
+@register_ai_service(tools=Bank, compensate_on_failure=True)
+class Clerk(Protocol):
+    @tool
+    async def transfer(self, text: str) -> str: ...
+
+
+async def office(*replies: Any) -> tuple[object, list[Any], list[str]]:
+    """Call a service with the clerk as a tool. Returns its answer or error, what the bank undid, undone transfers."""
+    bank, undone = Bank(), []
+
+    @compensate_for("transfer")
+    def take_back(execution: ToolExecution) -> None:
+        undone.append(execution.result)
+
+    @register_ai_service(tools=[Clerk, take_back], compensate_on_failure=True)
+    class Office(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel(replies)}).register(Office, Clerk)
+    async with container.register_instance(bank):
+        try:
+            answer: object = await container.get(Office).ask("q")
+        except ConnectionError as error:
+            answer = error
+    return answer, bank.undone, undone
+
+
+TRANSFER = tool_call("transfer", {"text": "10 to ada"})
+
+
+async def test_a_service_that_fails_as_a_tool_undoes_its_tools_although_the_caller_goes_on() -> None:
+    answer, bank, undone = await office(TRANSFER, CREDIT, ConnectionError("down"), "try tomorrow")
+    assert (answer, [each[0] for each in bank], undone) == ("try tomorrow", ["credit"], [])
+
+
+async def test_a_service_whose_model_answers_after_a_failed_tool_undoes_nothing() -> None:
+    answer, bank, undone = await office(TRANSFER, CREDIT, WITHDRAW, "half of it worked", "done")
+    assert (answer, bank, undone) == ("done", [], [])
+
+
+async def test_a_call_of_a_service_that_succeeded_is_undone_by_its_own_compensation() -> None:
+    answer, bank, undone = await office(TRANSFER, CREDIT, "transferred", ConnectionError("down"))
+    assert isinstance(answer, ConnectionError)
+    assert (bank, undone) == ([], ["transferred"])
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+
+    @tool
+    async def wait_for_ever(self) -> str:
+        self.started.set()
+        await asyncio.Event().wait()
+        return ""
+
+
+async def test_cancelling_the_caller_undoes_everything() -> None:
+    bank, waiting = Bank(), Waiting()
+    service, _, _ = assistant(CREDIT, tool_call("wait_for_ever"), tools=[bank, waiting], **ON_FAILURE)
+    task = asyncio.create_task(service.ask("q"))
+    await waiting.started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(bank.undone) == 1
+
+
+async def test_a_deadline_undoes_everything(clock: Clock) -> None:
+    bank, waiting = Bank(), Waiting()
+    service, _, _ = assistant(CREDIT, tool_call("wait_for_ever"), tools=[bank, waiting], timeout=100, **ON_FAILURE)
+    task = asyncio.create_task(service.ask("q"))
+    await waiting.started.wait()
+    clock.advance(101)
+    with pytest.raises(TimeoutError):
+        await task
+    assert len(bank.undone) == 1
+
+
+async def test_leaving_a_stream_undoes_everything() -> None:
+    service, _, bank = assistant(CREDIT, "x", **ON_FAILURE)
+    stream = service.events("q")
+    async for event in stream:
+        if isinstance(event, ToolExecuted):
+            break
+    await stream.aclose()
+    assert len(bank.undone) == 1
+
+
+async def test_a_stream_that_is_read_to_its_end_undoes_nothing() -> None:
+    service, _, bank = assistant(CREDIT, "x", **ON_FAILURE)
+    assert [type(each).__name__ async for each in service.events("q")][-1] == "CompleteResponse"
+    assert bank.undone == []
+
+
+async def test_a_failed_call_is_not_remembered() -> None:
+    service, model, _ = assistant(CREDIT, ConnectionError("down"), "again", **ON_FAILURE)
+    with pytest.raises(ConnectionError):
+        await service.chat("room", "a")
+    await service.chat("room", "b")
+    assert len(model.requests[-1].messages) == 1
+
+
+# --- interceptors
+
+
+class Skipping(ToolInterceptor):
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        if call.specification.name == "credit":
+            return ToolExecutionResult("from a cache")
+        return await proceed(call)
+
+
+class Changing(ToolInterceptor):
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        if call.specification.name == "book":
+            await proceed(call.with_arguments(what="bus"))
+            return ToolExecutionResult("refused", is_error=True)
+        return await proceed(call)
+
+
+async def test_a_tool_that_an_interceptor_skipped_is_not_undone() -> None:
+    service, model, bank = assistant(AiMessage(None, [CREDIT, WITHDRAW]), "x", interceptors=[Skipping])
+    await service.ask("q")
+    assert bank.undone == []
+    assert results(model)[0] == ("from a cache", False)
+
+
+async def test_a_tool_that_ran_with_other_arguments_is_undone_with_these() -> None:
+    service, model, bank = assistant(AiMessage(None, [book("car"), WITHDRAW]), "x", interceptors=[Changing])
+    await service.ask("q")
+    assert bank.undone == [("bus", 1)]
+    assert results(model)[0] == rolled_back("book")

@@ -1,0 +1,234 @@
+"""Compensation over suspensions and processes: which tools ran is part of the stored state."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.services.bank import CREDIT, WITHDRAW, Bank, Seen, Trips, book, results, rolled_back, trips
+from toolbox import (
+    AiMessage,
+    Compensation,
+    Container,
+    Result,
+    ToolboxSettings,
+    ToolExecution,
+    ToolExecutionResult,
+    compensate_for,
+    register_ai_service,
+    tool,
+)
+from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
+from toolbox.runs import InMemoryRunStore, RunStore, approve
+from toolbox.services.state import State
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+# --- the state
+
+
+def test_failures_and_compensations_are_part_of_the_stored_state() -> None:
+    from toolbox import UserMessage
+
+    state = State(None, (), (UserMessage("q"),), failed=frozenset({1}), undone=frozenset({0}))
+    assert State.from_json(state.to_json()) == state
+
+
+# --- suspended runs
+
+
+class Approved:
+    @tool(requires_approval=True)
+    async def pay(self) -> str:
+        return "paid"
+
+    @compensate_for(pay)
+    async def pay_back(self) -> None: ...
+
+
+async def test_cancelling_a_suspended_run_undoes_what_ran_before() -> None:
+    @register_ai_service(tools=[Bank, Approved], compensate_on_failure=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    bank = Bank()
+    models = {"default": ScriptedChatModel([CREDIT, tool_call("pay")])}
+    container = Container(models=models).register(Desk).register_instance(bank)
+    async with container:
+        result = await container.get(Desk).ask("q")
+        assert result.pending
+        assert bank.undone == []
+        assert result.run_id is not None
+        await container.runs.cancel(result.run_id)
+        assert [each[0] for each in bank.undone] == ["credit"]
+        await container.runs.cancel(result.run_id)
+    assert len(bank.undone) == 1
+
+
+async def test_a_suspended_call_that_continues_undoes_nothing() -> None:
+    from toolbox.runs import approve, reject
+
+    @register_ai_service(tools=[Bank, Approved], compensate_on_failure=True, compensate_on_tool_errors=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    for answer in (approve(), reject("no")):
+        bank = Bank()
+        models = {"default": ScriptedChatModel([CREDIT, tool_call("pay"), "done"])}
+        async with Container(models=models).register(Desk).register_instance(bank) as container:
+            result = await container.get(Desk).ask("q")
+            assert result.run_id is not None
+            ended = await container.runs.resume(result.run_id, {result.pending[0].id: answer})
+        assert ended.content == "done"
+        assert bank.undone == []
+
+
+async def test_a_tool_that_fails_after_the_call_was_resumed_undoes_earlier_tools() -> None:
+    from toolbox.runs import approve
+
+    class Failing:
+        @tool(requires_approval=True)
+        async def pay(self) -> str:
+            raise ValueError("no money")
+
+    @register_ai_service(tools=[Bank, Failing], compensate_on_tool_errors=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    bank = Bank()
+    model = ScriptedChatModel([CREDIT, tool_call("pay"), "sorry"])
+    async with Container(models={"default": model}).register(Desk).register_instance(bank) as container:
+        result = await container.get(Desk).ask("q")
+        assert result.run_id is not None
+        await container.runs.resume(result.run_id, {result.pending[0].id: approve()})
+    assert [each[0] for each in bank.undone] == ["credit"]
+    assert results(model) == [rolled_back("credit", "pay"), ("no money", True)]
+
+
+class Hiding(ToolInterceptor):
+    """Answers for `credit`, and lets the model believe that `book` failed."""
+
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        if call.specification.name == "credit":
+            return ToolExecutionResult("from a cache")
+        result = await proceed(call)
+        return ToolExecutionResult("refused", is_error=True) if call.specification.name == "book" else result
+
+
+async def test_a_resumed_call_undoes_what_ran_and_not_what_the_model_read() -> None:
+    from toolbox.runs import approve
+
+    class Failing:
+        @tool(requires_approval=True)
+        async def pay(self) -> str:
+            raise ValueError("no money")
+
+    @register_ai_service(tools=[Bank, Failing], compensate_on_tool_errors=True)
+    @interceptors(Hiding)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    bank = Bank()
+    model = ScriptedChatModel([AiMessage(None, [CREDIT, book("car")]), tool_call("pay"), "sorry"])
+    async with Container(models={"default": model}).register(Desk, Hiding).register_instance(bank) as container:
+        result = await container.get(Desk).ask("q")
+        assert result.run_id is not None
+        await container.runs.resume(result.run_id, {result.pending[0].id: approve()})
+    assert bank.undone == [("car", 1)]
+    assert results(model) == [("from a cache", False), rolled_back("book", "pay"), ("no money", True)]
+
+
+def test_a_state_of_an_earlier_version_has_run_what_succeeded() -> None:
+    def execution(is_error: bool) -> ToolExecution:
+        return ToolExecution(CREDIT, "text", None, is_error, datetime.now(UTC), 0.0)
+
+    executions = (execution(False), execution(True), execution(False))
+    written = json.loads(State(None, (), (), executions=executions, failed=frozenset({2})).to_json())
+    assert written.pop("ran") == []
+    assert State.from_json(json.dumps(written)).ran == {0}
+
+
+async def test_a_durable_run_that_another_process_continues_undoes_each_tool_once(tmp_path: Path) -> None:
+    from toolbox.sql import SqlRunStore, open_engine
+
+    @register_ai_service(tools=Bank, compensate_on_tool_errors=True, compensate_on_failure=True, durable=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    asked = asyncio.Event()
+
+    class Stuck(ScriptedChatModel):
+        async def chat(self, request: Any) -> Any:
+            if len(self.requests) == 2:
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().chat(request)
+
+    bank = Bank()
+
+    def container(model: Any, engine: Any) -> Container:
+        settings = ToolboxSettings(stop_timeout=0.05)
+        made = Container(models={"default": model}, settings=settings).register(Desk).register_instance(bank)
+        return made.register_instance(SqlRunStore(engine, lease=1.0), as_type=RunStore)
+
+    url = f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}"
+    async with open_engine(url) as engine, container(Stuck([CREDIT, WITHDRAW]), engine) as first:
+        run = await first.runs.start(first.get(Desk).ask, "q")
+        await asyncio.wait_for(asked.wait(), 60)
+        assert len(bank.undone) == 1
+    model = ScriptedChatModel(["sorry"])
+    async with open_engine(url) as engine, container(model, engine) as second:
+        assert await second.runs.result(run, timeout=60) == "sorry"
+    assert len(bank.undone) == 1
+    assert results(model) == [rolled_back("credit"), ("bob has no money", True)]
+
+
+async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_path: Path) -> None:
+    from toolbox.sql import SqlRunStore, open_engine
+
+    asked, undone = asyncio.Event(), asyncio.Event()
+
+    class Watched(Bank):
+        @compensate_for("credit")
+        async def uncredit(self, execution: ToolExecution) -> None:  # type: ignore[override]  # async, too
+            undone.set()
+
+    @register_ai_service(tools=Watched, compensate_on_failure=True, durable=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    class Stuck(ScriptedChatModel):
+        async def chat(self, request: Any) -> Any:
+            if len(self.requests) == 1:
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().chat(request)
+
+    async with open_engine(f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}") as engine:
+        container = Container(models={"default": Stuck([CREDIT])}).register(Desk).register_instance(Watched())
+        container.register_instance(SqlRunStore(engine, lease=0.6), as_type=RunStore)
+        async with container:
+            run = await container.runs.start(container.get(Desk).ask, "q")
+            await asyncio.wait_for(asked.wait(), 60)
+            await container.runs.cancel(run.id)
+            await asyncio.wait_for(undone.wait(), 60)
+
+
+# --- what is said about compensations
+
+
+async def test_a_run_that_waited_undoes_with_the_arguments_that_ran() -> None:
+    store, seen = InMemoryRunStore(), Seen()
+    async with trips(tool_call("book", {"seats": 2}), tool_call("sign", {}), store=store) as here:
+        run_id = (await here.get(Trips).plan("x")).run_id or ""
+    async with trips("failed", seen=seen, store=store) as there:
+        result = await there.runs.resume(run_id, {"1": approve()})
+
+        assert result.compensations == (Compensation("book", {"seats": 4}),)
+        assert [(each.tool_name, each.arguments) for each in seen.events] == [("book", {"seats": 4})]
+        assert await there.runs.result(run_id) == result
