@@ -4,10 +4,11 @@ The format has a version, and texts of earlier versions stay readable. Not here:
 (`models`).
 """
 
-# The fields are written and read by hand, here and for the states and documents of runs. Pydantic would change what is
-# stored: it writes NaN as null, sets as lists and objects as dictionaries, where an error tells the caller that a value
-# would be lost; it refuses values that are nested more than 255 levels deep; and it reads "yes" as True. Its errors do
-# not name the place in the words of this format.
+# These fields are written and read by hand, unlike those of states and documents of runs (`stored_forms`). Their form
+# is not that of the classes: a message has a "type" and no empty fields, and bytes have another name than base64.
+# Pydantic could only learn that from annotations at public classes, which would also apply to messages in a program's
+# own models. And it is not strict enough for texts from outside: it reads "yes" as True, and writes objects as
+# dictionaries.
 
 from __future__ import annotations
 
@@ -74,18 +75,18 @@ def message_to_dict(message: Message) -> Json:
     match message:
         case SystemMessage(text, role, name, attributes):
             about: Json = {} if role == "system" else {"role": role}
-            return {"type": "system", "text": text, **about, **_name(name), **_attributes(attributes)}
+            return {"type": "system", "text": text, **about, **_name_to_dict(name), **_attributes_to_dict(attributes)}
         case UserMessage(contents, name, attributes):
             parts = [_content_to_dict(each) for each in contents]
-            return {"type": "user", "contents": parts, **_name(name), **_attributes(attributes)}
+            return {"type": "user", "contents": parts, **_name_to_dict(name), **_attributes_to_dict(attributes)}
         case AiMessage(text, requests, reasoning, attributes, name):
-            calls = [_request_to_dict(each) for each in requests]
+            calls = [request_to_dict(each) for each in requests]
             fields: Json = {"text": text, "tool_execution_requests": calls, "reasoning": reasoning}
-            return {"type": "ai", **_without_empty(fields), **_name(name), **_attributes(attributes)}
+            return {"type": "ai", **_without_empty(fields), **_name_to_dict(name), **_attributes_to_dict(attributes)}
         case ToolExecutionResultMessage(id, tool_name, text, is_error, attributes, contents):
             more: Json = {"is_error": is_error, "contents": [_content_to_dict(each) for each in contents]}
             required = {"type": "tool_result", "id": id, "tool_name": tool_name, "text": text}
-            return {**required, **_without_empty(more), **_attributes(attributes)}
+            return {**required, **_without_empty(more), **_attributes_to_dict(attributes)}
     raise TranscriptError("", f"expected a message, got {type(message).__name__}")
 
 
@@ -101,7 +102,7 @@ def message_from_dict(written: Any, path: str = "") -> Message:
     return read(written, path)
 
 
-def _system(written: Json, path: str) -> Message:
+def _read_system(written: Json, path: str) -> Message:
     role = read_field(written, "role", str, path, "system")
     if role not in ("system", "developer"):
         raise TranscriptError(_at(path, "role"), f"unknown role {role!r}; use one of: system, developer")
@@ -113,50 +114,52 @@ def _system(written: Json, path: str) -> Message:
     )
 
 
-def _user(written: Json, path: str) -> Message:
+def _read_user(written: Json, path: str) -> Message:
     return UserMessage(
-        _contents(written, path),
+        _read_contents(written, path),
         read_field(written, "name", (str, type(None)), path, None),
         read_field(written, "attributes", dict, path, {}),
     )
 
 
-def _ai(written: Json, path: str) -> Message:
+def _read_ai(written: Json, path: str) -> Message:
     calls = read_field(written, "tool_execution_requests", list, path, [])
     return AiMessage(
         read_field(written, "text", (str, type(None)), path, None),
-        [_request(each, f"{_at(path, 'tool_execution_requests')}.{n}") for n, each in enumerate(calls)],
+        [request_from_dict(each, f"{_at(path, 'tool_execution_requests')}.{n}") for n, each in enumerate(calls)],
         read_field(written, "reasoning", (str, type(None)), path, None),
         read_field(written, "attributes", dict, path, {}),
         read_field(written, "name", (str, type(None)), path, None),
     )
 
 
-def _tool_result(written: Json, path: str) -> Message:
+def _read_tool_result(written: Json, path: str) -> Message:
     return ToolExecutionResultMessage(
         read_field(written, "id", str, path),
         read_field(written, "tool_name", str, path),
         read_field(written, "text", str, path),
         read_field(written, "is_error", bool, path, False),
         read_field(written, "attributes", dict, path, {}),
-        _contents(written, path),
+        _read_contents(written, path),
     )
 
 
 _READERS: dict[str, Callable[[Json, str], Message]] = {
-    "system": _system,
-    "user": _user,
-    "ai": _ai,
-    "tool_result": _tool_result,
+    "system": _read_system,
+    "user": _read_user,
+    "ai": _read_ai,
+    "tool_result": _read_tool_result,
 }
 
 
-def _request_to_dict(request: ToolExecutionRequest) -> Json:
+def request_to_dict(request: ToolExecutionRequest) -> Json:
+    """Return a tool call as a dictionary of JSON values."""
     fields = {"id": request.id, "name": request.name, "arguments": request.arguments}
-    return {**fields, **_attributes(request.attributes)}
+    return {**fields, **_attributes_to_dict(request.attributes)}
 
 
-def _request(written: Any, path: str) -> ToolExecutionRequest:
+def request_from_dict(written: Any, path: str = "") -> ToolExecutionRequest:
+    """Return the tool call that `request_to_dict` wrote. Raises `TranscriptError` if it is invalid."""
     return ToolExecutionRequest(
         read_field(written, "id", str, path),
         read_field(written, "name", str, path),
@@ -188,12 +191,12 @@ def _data_to_dict(data: bytes | str | None) -> Json:
     return {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
 
 
-def _contents(written: Json, path: str) -> list[Content]:
+def _read_contents(written: Json, path: str) -> list[Content]:
     found = read_field(written, "contents", list, path, [])
-    return [_content(each, f"{_at(path, 'contents')}.{number}") for number, each in enumerate(found)]
+    return [_read_content(each, f"{_at(path, 'contents')}.{number}") for number, each in enumerate(found)]
 
 
-def _content(written: Any, path: str) -> Content:
+def _read_content(written: Any, path: str) -> Content:
     kind = read_field(written, "type", str, path)
     if kind == "text":
         return TextContent(read_field(written, "text", str, path))
@@ -270,11 +273,11 @@ def _without_empty(values: Mapping[str, Any]) -> Json:
     return {name: value for name, value in values.items() if value or value == ""}
 
 
-def _name(name: str | None) -> Json:
+def _name_to_dict(name: str | None) -> Json:
     return {"name": name} if name is not None else {}
 
 
-def _attributes(attributes: Mapping[str, Any]) -> Json:
+def _attributes_to_dict(attributes: Mapping[str, Any]) -> Json:
     return {"attributes": dict(attributes)} if attributes else {}
 
 
@@ -291,13 +294,13 @@ def write_json(value: Json) -> str:
 
 
 def read_json(text: str | bytes, reads: int = VERSION) -> Json:
-    """Read a JSON object whose version is `reads`. Raises `TranscriptError`."""
+    """Return a JSON object whose version is `reads`. Raises `TranscriptError`."""
     try:
         written = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TranscriptError("", f"invalid JSON: {error}") from error
     version = read_field(written, "version", int, "")
-    if version != VERSION:
-        raise TranscriptError("version", f"unsupported version {version}; this release reads version {VERSION}")
+    if version != reads:
+        raise TranscriptError("version", f"unsupported version {version}; this release reads version {reads}")
     found: Json = written
     return found

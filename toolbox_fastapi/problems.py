@@ -36,8 +36,8 @@ from toolbox.errors import (
     ToolboxError,
 )
 from toolbox.limits import UsageLimitExceededError
-from toolbox.runs.documents import call_to_dict
 from toolbox.security import ForbiddenError, UnauthenticatedError
+from toolbox.services.stored_forms import fields_to_dict
 
 from .exchanges import (
     ANY_CHALLENGE,
@@ -217,7 +217,7 @@ def challenge(status: int, exchange: ClientExchange | None) -> dict[str, str]:
 
 def suspension(error: RunSuspendedError) -> dict[str, Any]:
     """Return the body of the response for a call that was suspended."""
-    return {"run_id": error.run_id, "pending": [call_to_dict(each) for each in error.pending]}
+    return {"run_id": error.run_id, "pending": [fields_to_dict(each) for each in error.pending]}
 
 
 def is_async_handler(handler: Handler) -> bool:

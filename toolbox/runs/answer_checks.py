@@ -24,8 +24,10 @@ from ..services.opening import open_invocation
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
 from ..tools.tool_calls import Tool
-from .documents import WaitingCall, json_value, person_name, reason_of
+from .documents import WaitingCall
+from .persons import person_name
 from .prepared_runs import PreparedRun, PreparedRuns
+from .program_values import json_value, reason_of
 from .run_session import RunPlace, RunSession
 from .store import KINDS, Answer, AnswerKind, StoredRun
 from .stored_runs import RunsHost, StoredRuns, shortened

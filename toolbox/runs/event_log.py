@@ -9,35 +9,22 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast, get_args
 
 from ..chat import (
-    BeforeToolExecution,
-    ChatResponse,
-    CompleteResponse,
-    CompleteToolCall,
     IntermediateResponse,
     PartialReasoning,
     PartialResponse,
     PartialToolCall,
     RunSuspended,
     ServiceEvent,
-    ToolExecuted,
-    ToolProgress,
 )
 from ..errors import LeaseLostError, TranscriptError
-from ..services.state import (
-    execution_from_dict,
-    execution_to_dict,
-    request_from_dict,
-    request_to_dict,
-    response_from_dict,
-    response_to_dict,
-)
-from ..transcripts import Json, read_json, write_json
+from ..services.stored_forms import execution_from_dict, execution_to_dict, response_from_dict, response_to_dict
+from ..transcripts import Json, read_json, request_from_dict, request_to_dict, write_json
 from .documents import call_from_dict, stored_call_to_dict
 from .run_looks import RunLooks
 from .store import ENDED, RunLook, RunStatus, RunStore, StoredRun
@@ -52,9 +39,26 @@ _PIECES = (PartialResponse, PartialReasoning, PartialToolCall)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ServiceEvent)}
 
 
+_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "request": (request_to_dict, request_from_dict),
+    "response": (response_to_dict, response_from_dict),
+    "execution": (execution_to_dict, execution_from_dict),
+}
+"""How the fields of events with these names are written and read; all others are JSON values."""
+
+
 def event_to_json(event: ServiceEvent) -> str:
     """Write an event as JSON. A tool's `result_object` is written as JSON if possible, or lost."""
-    return write_json({"version": VERSION, "type": type(event).__name__, **_fields(event)})
+    written: Json = {"version": VERSION, "type": type(event).__name__}
+    if isinstance(event, RunSuspended):
+        written |= {"run_id": event.run_id, "pending": [stored_call_to_dict(each) for each in event.pending]}
+        written["started_by"] = event.pending[0].started_by if event.pending else None
+        written["call_ids"] = [each.call_id for each in event.pending]
+        return write_json(written)
+    for each in fields(event):
+        value = getattr(event, each.name)
+        written[each.name] = _FORMS[each.name][0](value) if each.name in _FORMS else value
+    return write_json(written)
 
 
 def event_from_json(text: str) -> ServiceEvent:
@@ -62,48 +66,19 @@ def event_from_json(text: str) -> ServiceEvent:
     written = read_json(text, VERSION)
     try:
         kind = _KINDS[written["type"]]
-        values = {name: value for name, value in written.items() if name not in ("version", "type")}
-        if kind in (CompleteResponse, IntermediateResponse):
-            return cast("ServiceEvent", kind(cast("ChatResponse", response_from_dict(values["response"]))))
-        if kind is ToolExecuted:
-            return ToolExecuted(execution_from_dict(values["execution"]))
         if kind is RunSuspended:
-            started_by, written = values.get("started_by"), values["pending"]  # events of earlier versions have none
-            ids = values.get("call_ids", [""] * len(written))
-            calls = (call_from_dict(each, started_by, id_) for each, id_ in zip(written, ids, strict=True))
-            return RunSuspended(values["run_id"], tuple(calls))
-        if "request" in values:
-            values["request"] = request_from_dict(values["request"])
+            pending, started_by = written["pending"], written.get("started_by")  # earlier versions have none
+            ids = written.get("call_ids", [""] * len(pending))
+            calls = (call_from_dict(each, started_by, id_) for each, id_ in zip(pending, ids, strict=True))
+            return RunSuspended(written["run_id"], tuple(calls))
+        values = {name: value for name, value in written.items() if name not in ("version", "type")}
+        for name in _FORMS.keys() & values.keys():
+            values[name] = _FORMS[name][1](values[name])
         return cast("ServiceEvent", kind(**values))
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, TranscriptError):
             raise
         raise TranscriptError("", f"invalid event of a run: {error!r}") from error
-
-
-def _fields(event: ServiceEvent) -> Json:
-    match event:
-        case PartialResponse() | PartialReasoning():
-            return {"text": event.text}
-        case PartialToolCall():
-            names = ("index", "id", "name", "partial_arguments")
-            return {name: getattr(event, name) for name in names}
-        case CompleteToolCall():
-            return {"index": event.index, "request": request_to_dict(event.request)}
-        case BeforeToolExecution():
-            return {"request": request_to_dict(event.request)}
-        case CompleteResponse() | IntermediateResponse():
-            return {"response": response_to_dict(event.response)}
-        case ToolProgress():
-            values = {"done": event.done, "total": event.total, "message": event.message}
-            return {"request": request_to_dict(event.request), **values}
-        case ToolExecuted():
-            return {"execution": execution_to_dict(event.execution)}
-        case RunSuspended():
-            pending = [stored_call_to_dict(each) for each in event.pending]
-            started_by = event.pending[0].started_by if event.pending else None
-            ids = [each.call_id for each in event.pending]
-            return {"run_id": event.run_id, "pending": pending, "started_by": started_by, "call_ids": ids}
 
 
 # --- writing

@@ -1,6 +1,6 @@
 """`NewRuns`: makes the header of a new run, creates the run once, and refuses a different call with its id.
 
-Not here: executing it (`run_execution`), the values in the header (`documents`).
+Not here: executing it (`run_execution`), the values in the header (`new_documents`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from ..services.layers import check_input_first
 from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools
-from .documents import are_arguments_of, comparable, current_identity, describe, header, refuse_other_type, with_message
+from .documents import are_arguments_of, make_comparable
+from .new_documents import describe_run, new_header, with_message
+from .persons import current_identity
 from .prepared_runs import PreparedRun
+from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, is_storable, read_document
@@ -128,7 +131,7 @@ class NewRuns:
             raise ValueError(f"{plan.where}: the run id must be a string of 1 to 200 characters")
         attributes, added_by = current_attributes.get(), place_of_added_tools()
         left = remaining(current_account.get())
-        described = await describe(plan, self._host, arguments, attributes, added_by, left)
+        described = await describe_run(plan, self._host, arguments, attributes, added_by, left)
         if described.document.unwritten:
             name = described.document.unwritten[0]
             refuse_other_type(plan, name, arguments[name])
@@ -138,7 +141,7 @@ class NewRuns:
         memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
         key = None if plan.window is None or memory_id is None else ChatMemoryKey.of(plan.service, memory_id)
         document = described.document.changed(follows=follows)
-        stored = header(given or uuid4().hex, plan, key, document)
+        stored = new_header(given or uuid4().hex, plan, key, document)
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
         prepared = PreparedRun(plan, described.arguments, described.seeds, document, added)
         return NewRun(stored, prepared, described.document.arguments)
@@ -174,14 +177,14 @@ class NewRuns:
         person, caller = old.identity or {}, now.identity or {}
         if person.get("name") != caller.get("name"):
             return "another identity"
-        attributes = person.get("attributes", {}), comparable(old, caller.get("attributes", {}))
+        attributes = person.get("attributes", {}), make_comparable(old, caller.get("attributes", {}))
         if keys := [each for each in _find_differing(*attributes) if each in self._host.run_identity]:
             return f"other attributes of the identity: {', '.join(keys)}"
-        if now.identity is None and (keys := _find_differing(old.seeds, comparable(old, now.seeds))):
+        if now.identity is None and (keys := _find_differing(old.seeds, make_comparable(old, now.seeds))):
             return f"other seeds: {', '.join(keys)}"
         if not are_arguments_of(old, new.given):
             return "other arguments"
-        if keys := _find_differing(old.attributes, comparable(old, now.attributes)):
+        if keys := _find_differing(old.attributes, make_comparable(old, now.attributes)):
             return f"other invocation attributes: {', '.join(keys)}"
         return None
 

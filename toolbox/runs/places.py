@@ -1,6 +1,6 @@
 """Names the places of a run and the keys of its records.
 
-A place is a text, so that it can be the id of a pending call. Not here: what a record contains (`documents`).
+A place is a text, so that it can be the id of a pending call. Not here: what a record contains (`record_contents`).
 """
 
 from __future__ import annotations
@@ -102,3 +102,8 @@ def place_to_undo(call: str) -> str:
 def is_compensation(place: str) -> bool:
     """Return True for the place of a compensation."""
     return place.endswith(".0")
+
+
+def place_order(path: str) -> tuple[int, ...]:
+    """Return a key that sorts places as calls were made: `0`, `0/1`, `0.2/0`, `2`, `10`."""
+    return tuple(int(part) for step in path.split("/") for part in (*step.split("."), "1")[:2]) if path else ()

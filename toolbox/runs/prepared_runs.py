@@ -19,15 +19,9 @@ from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
 from ..services.plans import MethodPlan, Toolset, plan_behind, tools_added
 from ..tools.tool_calls import Tool
-from .documents import (
-    RunDocument,
-    WaitingCall,
-    output_fingerprint,
-    qualified,
-    read_arguments,
-    read_identity,
-    read_seeds,
-)
+from .documents import RunDocument, WaitingCall
+from .persons import read_identity
+from .program_values import output_fingerprint, qualified, read_arguments, read_seeds
 from .store import StoredRun
 from .stored_runs import RunsHost, read_document
 

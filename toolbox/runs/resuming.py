@@ -18,7 +18,8 @@ from ..errors import RunAnswerError
 from ..events import RunAnsweredEvent
 from ..services.outputs import Result
 from .answer_checks import AnswerChecks
-from .documents import GivenAnswer, RunDocument, WaitingCall, person_name, write_person
+from .documents import GivenAnswer, RunDocument, WaitingCall
+from .persons import person_name, write_person
 from .prepared_runs import PreparedRun, PreparedRuns
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
 from .store import Answer, HistoryEntry, RunChanges

@@ -32,9 +32,12 @@ from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Result, Shape
 from ..tools.failures import message_of
-from .documents import read_identity, read_user_message, type_name_of, write_details, write_value
 from .event_log import EventLog
+from .new_documents import read_user_message
+from .persons import read_identity
 from .prepared_runs import PreparedRun, PreparedRuns
+from .program_values import write_details, write_value
+from .record_contents import type_name_of
 from .run_leases import RunLeases
 from .run_session import RunSession
 from .store import RunChanges, RunLook, RunStatus, StoredRecord, StoredRun

@@ -19,7 +19,7 @@ from ..services.loop import CallModel, ModelReplied, RunTool
 from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.specification import given_or_default
 from ..tools.tool_calls import Tool, ToolCall, ToolStep
-from .documents import read_person
+from .persons import read_person
 from .run_session import RunPlace, RunSession
 from .stored_calls import decode_arguments
 

@@ -1,7 +1,7 @@
 """What is stored of a run, place by place, while this process executes it.
 
 `RunRecords` reads and writes records; `PlaceState` is what a process knows about one place. Not here: when something is
-recorded (`tool_records`, `run_session`), what a record contains (`documents`).
+recorded (`tool_records`, `run_session`), what a record contains (`record_contents`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..services.invocation import Invocation
 from ..services.state import State
 from ..tools.codec import Encoded
 from ..tools.tool_calls import ToolCall
-from .documents import GivenAnswer, RunDocument, WaitingCall, read
+from .documents import GivenAnswer, RunDocument, WaitingCall, read_stored_json
 from .places import RecordKey, is_attempt_of, place_of_attempt
 from .store import RunStore, StoredRecord
 
@@ -186,7 +186,7 @@ class RunRecords:
     def read(self, record: StoredRecord) -> dict[str, Any]:
         """Return the content of a record. Raises `RunIncompatibleError`."""
         with self.reading():
-            return read(record.data)
+            return read_stored_json(record.data)
 
     async def write(self, record: StoredRecord) -> None:
         """Write a record. Raises `LeaseLostError` and `RunStoreError`."""

@@ -21,29 +21,21 @@ from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
-from .documents import (
-    OuterCall,
+from .documents import OuterCall, RunDocument, WaitingCall
+from .event_log import event_to_json
+from .new_documents import StoringHost, current_trace, describe_run, new_header, with_message
+from .places import RecordKey, is_within, place_below, place_order, place_to_undo
+from .program_values import qualified, writable_values
+from .record_contents import (
     RecordedFailureError,
     RecordedToolError,
-    RunDocument,
-    StoringHost,
-    WaitingCall,
-    current_trace,
-    describe,
     failure_to_json,
-    header,
     model_to_json,
-    place_order,
-    qualified,
     reply_from_dict,
     reply_to_json,
     snapshot_to_json,
     state_from_dict,
-    with_message,
-    writable,
 )
-from .event_log import event_to_json
-from .places import RecordKey, is_within, place_below, place_to_undo
 from .run_records import RunRecords
 from .store import RunChanges, RunStore, StoredRecord, StoredRun
 from .stored_calls import find_fault, find_misfit, find_stored_tool, origin_of, tool_that_gives
@@ -382,11 +374,11 @@ class RunSession(RunRecords):
         if account is not None:  # the blocks around the call have ended when the run continues
             left = remaining(account.outer, account.usage if account.limits is not None else None)
         attributes = invocation.context.attributes
-        described = await describe(plan, host, invocation.arguments, attributes, invocation.added_by, left)
+        described = await describe_run(plan, host, invocation.arguments, attributes, invocation.added_by, left)
         self.document = described.document
         if invocation.has_other_message:
             self.document = with_message(self.document, plan, invocation.arguments, invocation.user_message)
-        return header(self.id, plan, invocation.memory_key, self.document)
+        return new_header(self.id, plan, invocation.memory_key, self.document)
 
     async def _store_suspension(self, run: StoredRun | None) -> None:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
@@ -459,7 +451,7 @@ class RunSession(RunRecords):
                 continue
             deadline = invocation.deadline
             left = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
-            notes = writable(invocation.context.notes)
+            notes = writable_values(invocation.context.notes)
             data = snapshot_to_json(invocation.state, place.next_reply, left, notes, usage_of(invocation))
             key = RecordKey(path, "s", len(place.snapshots) + 1)
             records.append(StoredRecord(str(key), "snapshot", data))

@@ -17,10 +17,11 @@ from ..errors import RunStateError
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
-from .documents import conversation_key, is_text, qualified
 from .event_log import RunEvents, number_after
+from .new_documents import conversation_key, is_text
 from .new_runs import NewRuns
 from .prepared_runs import PreparedRuns
+from .program_values import qualified
 from .resuming import ResumedEvents, Resuming
 from .run_execution import RunExecution
 from .store import ENDED, Answer, Run, RunStatus, RunStore, StoredRun, position_of

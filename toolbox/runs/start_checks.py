@@ -20,8 +20,8 @@ from ..introspection import type_name
 from ..security import SecurityIdentity
 from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
+from ..services.stored_forms import adapter_of
 from ..tools.tool_calls import Tool
-from .documents import adapter_of
 from .exactly_once import ExactlyOnce, exactly_once_of
 from .run_engines import RunEngine
 from .store import RunStore

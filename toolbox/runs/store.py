@@ -1,8 +1,8 @@
 """Runs as plain values, with their answers, and stores of runs: the protocol `RunStore`, and `InMemoryRunStore`.
 
-A run has one header (`StoredRun`) and records (`StoredRecord`). Every write of an owner
-names its generation, so that a process that has lost the run writes nothing more. Not here: what a document or a record
-contains (`documents`), checking and applying answers (`resuming`), stores in databases (`toolbox.sql`).
+A run has one header (`StoredRun`) and records (`StoredRecord`). Every write of an owner names its generation, so that a
+process that has lost the run writes nothing more. Not here: what documents and records contain (`documents`,
+`record_contents`), checking and applying answers (`resuming`), stores in databases (`toolbox.sql`).
 """
 
 from __future__ import annotations

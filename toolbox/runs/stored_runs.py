@@ -19,15 +19,9 @@ from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..tools.codec import printable
 from ..tools.tool_calls import Tool
-from .documents import (
-    RunDocument,
-    StoringHost,
-    UnreadableDocumentError,
-    is_text,
-    read_details,
-    read_value,
-    with_restored_results,
-)
+from .documents import RunDocument, UnreadableDocumentError
+from .new_documents import StoringHost, is_text
+from .program_values import read_details, read_value, with_restored_results
 from .run_engines import RunEngine
 from .run_leases import owner_name
 from .run_looks import RunLooks

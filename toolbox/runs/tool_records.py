@@ -26,14 +26,10 @@ from ..services.answers import restored_result, supplied_result
 from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
 from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
 from ..transaction_recorder import current_recorder
-from .documents import (
-    GivenAnswer,
-    WaitingCall,
-    qualified,
-    result_from_dict,
-    result_to_json,
-)
+from .documents import GivenAnswer, WaitingCall
 from .places import RecordKey, is_compensation, place_of_attempt
+from .program_values import qualified
+from .record_contents import result_from_dict, result_to_json
 from .recorder import RecorderInTransaction, find_recordable_function
 from .run_records import PlaceState, RunRecords, Unjudged, describe_store_error
 from .store import Answer, StoredRecord

@@ -38,7 +38,8 @@ from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, ToolFinished, request_of
 from .outputs import Compensation
 from .recording_needs import PlaceInRun
-from .state import State, execution_from_dict, execution_to_dict, identity_of
+from .state import State, identity_of
+from .stored_forms import execution_from_dict, execution_to_dict
 
 logger = logging.getLogger("toolbox.services")
 

@@ -5,33 +5,46 @@ Includes writing and reading it as versioned JSON. Not here: the next state (`lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic_core import to_jsonable_python
+from pydantic import PlainSerializer
 
 from ..chat import (
     AiMessage,
-    ChatResponse,
     FinishReason,
     Message,
     PendingCall,
-    SystemMessage,
     TokenUsage,
     ToolExecution,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
-    UserMessage,
 )
-from ..errors import TranscriptError
 from ..frozen_copies import copy_with
 from ..tools.tool_calls import ToolOutcome
-from ..transcripts import Json, message_from_dict, message_to_dict, read_field, read_json, write_json
+from ..transcripts import (
+    Json,
+    message_from_dict,
+    message_to_dict,
+    read_json,
+    request_from_dict,
+    request_to_dict,
+    write_json,
+)
 from .outputs import Compensation, OutputMode, Result
-
-M = TypeVar("M", bound=Message)
+from .stored_forms import (
+    StoredExecution,
+    StoredForm,
+    StoredMessage,
+    StoredResponse,
+    StoredSystemMessage,
+    StoredUserMessage,
+    execution_from_dict,
+    execution_to_dict,
+    fields_from_dict,
+    fields_to_dict,
+)
 
 VERSION = 1
 
@@ -56,6 +69,41 @@ def identity_of(request: ToolExecutionRequest) -> tuple[str, str, str]:
     return request.id, request.name, request.arguments
 
 
+def _has_run(execution: ToolExecution, failed: bool) -> bool:
+    """Return True if a tool ran, for a state of an earlier version, which did not say so."""
+    return not failed and not execution.is_error
+
+
+def _pending_to_dict(call: PendingToolCall) -> Json:
+    written: Json = {"request": request_to_dict(call.request), "status": call.status, "details": dict(call.details)}
+    if (outcome := call.outcome) is not None:
+        written["execution"] = execution_to_dict(outcome.execution)
+        written["message"] = message_to_dict(outcome.message)
+        written |= {"failed": outcome.failed, "ran": outcome.ran, "arguments": outcome.arguments}
+    return written
+
+
+def _pending_from_dict(written: Any) -> PendingToolCall:
+    outcome = None
+    if "execution" in written:
+        message = message_from_dict(written["message"], "message")
+        assert isinstance(message, ToolExecutionResultMessage)
+        execution, failed = execution_from_dict(written["execution"]), written.get("failed", False)
+        ran = written.get("ran", _has_run(execution, failed))
+        outcome = ToolOutcome(execution, tuple(message.contents), failed, ran, written.get("arguments"))
+    request = request_from_dict(written["request"], "request")
+    return PendingToolCall(request, written["status"], outcome, written["details"])
+
+
+def _arguments_to_pairs(arguments: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+    return [[position, dict(each)] for position, each in arguments.items()]
+
+
+StoredPendingCall: TypeAlias = Annotated[PendingToolCall, StoredForm(_pending_to_dict, _pending_from_dict)]
+StoredArguments: TypeAlias = Annotated[Mapping[int, Mapping[str, Any]], StoredForm(_arguments_to_pairs, dict)]
+Positions: TypeAlias = Annotated[frozenset[int], PlainSerializer(sorted)]
+
+
 @dataclass(frozen=True)
 class State:
     """All data of an invocation.
@@ -74,26 +122,26 @@ class State:
     - `model`: the name of the model; None in states of earlier versions.
     """
 
-    system: SystemMessage | None
-    history: tuple[Message, ...]
-    messages: tuple[Message, ...]
-    prompted: UserMessage | None = None
+    system: StoredSystemMessage | None
+    history: tuple[StoredMessage, ...]
+    messages: tuple[StoredMessage, ...]
+    prompted: StoredUserMessage | None = None
     mode: OutputMode = "prompt"
     offered: tuple[str, ...] = ()
-    unremembered: frozenset[int] = frozenset()
+    unremembered: Positions = frozenset()
     rounds: int = 0
     output_retries: int = 0
     answer_retries: int = 0
-    executions: tuple[ToolExecution, ...] = ()
+    executions: tuple[StoredExecution, ...] = ()
     token_usage: TokenUsage | None = None
-    response: ChatResponse | None = None
-    pending: tuple[PendingToolCall, ...] = ()
-    failed: frozenset[int] = frozenset()
-    ran: frozenset[int] = frozenset()
-    undone: frozenset[int] = frozenset()
+    response: StoredResponse | None = None
+    pending: tuple[StoredPendingCall, ...] = ()
+    failed: Positions = frozenset()
+    ran: Positions = frozenset()
+    undone: Positions = frozenset()
     sent: tuple[str, ...] | None = None
     compensations: tuple[Compensation, ...] = ()
-    arguments: Mapping[int, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    arguments: StoredArguments = field(default_factory=dict, hash=False)
     model: str | None = None
 
     def changed(self, **changes: Any) -> State:
@@ -160,32 +208,11 @@ class State:
 
         Raises `TranscriptError` for attributes that are not JSON values.
         """
-        return write_json(
-            {
-                "version": VERSION,
-                "system": None if self.system is None else message_to_dict(self.system),
-                "history": [message_to_dict(each) for each in self.history],
-                "messages": [message_to_dict(each) for each in self.messages],
-                "prompted": None if self.prompted is None else message_to_dict(self.prompted),
-                "mode": self.mode,
-                "offered": self.offered,
-                "unremembered": sorted(self.unremembered),
-                "rounds": self.rounds,
-                "output_retries": self.output_retries,
-                "answer_retries": self.answer_retries,
-                "executions": [execution_to_dict(each) for each in self.executions],
-                "token_usage": _usage_to_dict(self.token_usage),
-                "response": response_to_dict(self.response),
-                "pending": [_pending_to_dict(each) for each in self.pending],
-                "failed": sorted(self.failed),
-                "ran": sorted(self.ran),
-                "undone": sorted(self.undone),
-                "sent": self.sent,
-                "model": self.model,
-                "compensations": [asdict(each) for each in self.compensations],
-                "arguments": [[position, dict(each)] for position, each in self.arguments.items()],
-            }
-        )
+        return write_json(self.to_dict())
+
+    def to_dict(self) -> Json:
+        """Return the state as the values in the JSON of `to_json`."""
+        return {"version": VERSION, **fields_to_dict(self)}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
@@ -195,146 +222,8 @@ class State:
     @classmethod
     def from_dict(cls, written: Json) -> State:
         """Read a state from the object in a text that `to_json` wrote. Raises `TranscriptError` if it is invalid."""
-        try:
-            executions = tuple(execution_from_dict(each) for each in written["executions"])
-            failed = frozenset(written.get("failed", ()))
-            return cls(
-                system=_of_kind(SystemMessage, written["system"], "system"),
-                history=_messages(written, "history"),
-                messages=_messages(written, "messages"),
-                prompted=_of_kind(UserMessage, written["prompted"], "prompted"),
-                mode=written["mode"],
-                offered=tuple(written["offered"]),
-                unremembered=frozenset(written["unremembered"]),
-                rounds=written["rounds"],
-                output_retries=written["output_retries"],
-                answer_retries=written.get("answer_retries", 0),
-                executions=executions,
-                token_usage=_usage(written["token_usage"]),
-                response=response_from_dict(written["response"]),
-                pending=tuple(_pending(each) for each in written["pending"]),
-                failed=failed,
-                ran=frozenset(written["ran"] if "ran" in written else _guess_ran(executions, failed)),
-                undone=frozenset(written.get("undone", ())),
-                sent=None if (sent := written.get("sent")) is None else tuple(sent),
-                model=written.get("model"),
-                compensations=tuple(Compensation(**each) for each in written.get("compensations", ())),
-                arguments=dict(written.get("arguments", ())),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, TranscriptError):
-                raise
-            raise TranscriptError("", f"invalid invocation state: {error!r}") from error
-
-
-# --- the parts of a state as JSON
-
-
-def _guess_ran(executions: Sequence[ToolExecution], failed: Collection[int]) -> Iterator[int]:
-    """Yield the positions of the tools that ran, for a state of an earlier version, which did not say so."""
-    return (at for at, each in enumerate(executions) if at not in failed and not each.is_error)
-
-
-def _messages(written: Json, name: str) -> tuple[Message, ...]:
-    found: Sequence[Any] = read_field(written, name, list, "")
-    return tuple(message_from_dict(each, f"{name}.{number}") for number, each in enumerate(found))
-
-
-def _of_kind(kind: type[M], written: Any, path: str) -> M | None:
-    read = None if written is None else message_from_dict(written, path)
-    if read is not None and not isinstance(read, kind):
-        raise TranscriptError(path, f"expected {kind.__name__}, got {type(read).__name__}")
-    return read
-
-
-def _usage_to_dict(usage: TokenUsage | None) -> Json | None:
-    return None if usage is None else {name: getattr(usage, name) for name in TokenUsage.__slots__}
-
-
-def _usage(written: Any) -> TokenUsage | None:
-    return None if written is None else TokenUsage(**written)
-
-
-def response_to_dict(response: ChatResponse | None) -> Json | None:
-    """Return a reply as a JSON object."""
-    if response is None:
-        return None
-    others = {name: getattr(response, name) for name in ChatResponse.__slots__}
-    return {
-        **others,
-        "ai_message": message_to_dict(response.ai_message),
-        "token_usage": _usage_to_dict(response.token_usage),
-    }
-
-
-def response_from_dict(written: Any) -> ChatResponse | None:
-    """Read a reply written by `response_to_dict`."""
-    if written is None:
-        return None
-    message = message_from_dict(written["ai_message"], "response")
-    assert isinstance(message, AiMessage)
-    reason = written["finish_reason"]
-    known = {
-        **written,
-        "ai_message": message,
-        "token_usage": _usage(written["token_usage"]),
-        "finish_reason": None if reason is None else FinishReason(reason),
-    }
-    return ChatResponse(**known)
-
-
-def request_to_dict(request: ToolExecutionRequest) -> Json:
-    """Return a tool call as a JSON object."""
-    calls: list[Json] = message_to_dict(AiMessage(None, (request,)))["tool_execution_requests"]
-    return calls[0]
-
-
-def request_from_dict(written: Any) -> ToolExecutionRequest:
-    """Read a tool call written by `request_to_dict`."""
-    message = message_from_dict({"type": "ai", "tool_execution_requests": [written]}, "request")
-    assert isinstance(message, AiMessage)
-    return message.tool_execution_requests[0]
-
-
-def execution_to_dict(execution: ToolExecution) -> Json:
-    """Return an execution as a JSON object; a `result_object` without a JSON form becomes None."""
-    try:
-        value = to_jsonable_python(execution.result_object)
-    except Exception:  # any exception of the value's own serializers
-        value = None
-    return {
-        "request": request_to_dict(execution.request),
-        "result": execution.result,
-        "result_object": value,
-        "is_error": execution.is_error,
-        "started_at": execution.started_at.isoformat(),
-        "duration": execution.duration,
-        "attributes": dict(execution.attributes),
-    }
-
-
-def execution_from_dict(written: Any) -> ToolExecution:
-    """Read an execution written by `execution_to_dict`."""
-    at = datetime.fromisoformat(written["started_at"])
-    return ToolExecution(**{**written, "request": request_from_dict(written["request"]), "started_at": at})
-
-
-def _pending_to_dict(call: PendingToolCall) -> Json:
-    written: Json = {"request": request_to_dict(call.request), "status": call.status, "details": dict(call.details)}
-    if call.outcome is not None:
-        written["execution"] = execution_to_dict(call.outcome.execution)
-        written["message"] = message_to_dict(call.outcome.message)
-        written["failed"], written["ran"] = call.outcome.failed, call.outcome.ran
-        written["arguments"] = call.outcome.arguments
-    return written
-
-
-def _pending(written: Any) -> PendingToolCall:
-    outcome = None
-    if "execution" in written:
-        message = message_from_dict(written["message"], "pending")
-        assert isinstance(message, ToolExecutionResultMessage)
-        execution, failed = execution_from_dict(written["execution"]), written.get("failed", False)
-        ran = written.get("ran", not failed and not execution.is_error)  # earlier versions did not say it
-        outcome = ToolOutcome(execution, tuple(message.contents), failed, ran, written.get("arguments"))
-    return PendingToolCall(request_from_dict(written["request"]), written["status"], outcome, written["details"])
+        state = fields_from_dict(cls, written)
+        if "ran" in written:
+            return state
+        ran = (at for at, each in enumerate(state.executions) if _has_run(each, at in state.failed))
+        return state.changed(ran=frozenset(ran))

@@ -1,0 +1,160 @@
+"""Describes a new run: its document, from the call and the active scope, and its header.
+
+Not here: creating the run once (`new_runs`), the form of a document (`documents`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from ..chat import UserMessage
+from ..context import ActiveScope, headers_of_current_span
+from ..errors import RunIncompatibleError, TranscriptError
+from ..limits import UsageLimits
+from ..services.memory import ChatMemoryKey
+from ..services.plans import MethodPlan, Template
+from ..transcripts import message_from_dict, message_to_dict
+from .documents import RunDocument, digest_of
+from .persons import current_identity, write_identity
+from .program_values import (
+    output_fingerprint,
+    qualified,
+    write_and_read,
+    write_arguments,
+    write_attributes,
+    write_seeds,
+)
+from .store import RunStore, StoredRun
+
+
+class StoringHost(Protocol):
+    """Hosts services, and provides their store of runs."""
+
+    scope: ActiveScope
+    run_seeds: tuple[Any, ...]
+    run_identity: tuple[str, ...]
+
+    async def run_store(self) -> RunStore:
+        """Return the store of the runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedRun:
+    """The document of a new run, with all arguments. `arguments` and `seeds` are what is read from it."""
+
+    document: RunDocument
+    arguments: Mapping[str, Any]
+    seeds: Mapping[Any, Any]
+
+
+async def describe_run(
+    plan: MethodPlan,
+    host: StoringHost,
+    arguments: Any,
+    attributes: Any,
+    added_by: str,
+    limits: UsageLimits | None,
+) -> DescribedRun:
+    """Describe a new run, from the active scope. `added_by` is the endpoint that adds tools to the call.
+
+    `limits` are what is left for the run.
+
+    Raises `IllegalConfigurationError` for seeds and attributes that pydantic cannot write.
+    """
+    written, read_again = write_arguments(plan, arguments)
+    memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
+    written_seeds, seeds = await write_seeds(host.scope, host.run_seeds, plan.where)
+    document = RunDocument(
+        arguments=written,
+        unwritten=tuple(name for name in arguments if name not in read_again),
+        output=output_fingerprint(plan),
+        seeds=written_seeds,
+        identity=write_identity(await current_identity(host.scope)),
+        attributes=write_attributes(attributes, plan.where),
+        added_by=added_by,
+        limits=limits,
+        memory_id=None if memory_id is None else str(memory_id),
+        trace=current_trace(),
+        digest=digest_of(written),
+    )
+    return DescribedRun(document, read_again, seeds)
+
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+def current_trace() -> dict[str, str]:
+    """Return the headers of the current span that identify it, without baggage, which may be about persons."""
+    return {name: value for name, value in headers_of_current_span().items() if name in _TRACE_HEADERS}
+
+
+# --- the message of the user
+
+
+def with_message(
+    document: RunDocument, plan: MethodPlan, arguments: Mapping[str, Any], message: UserMessage
+) -> RunDocument:
+    """Return a document with the message that input guardrails have written in place of the user's.
+
+    What the user has said is not stored then: of the arguments, the document keeps those that are used elsewhere.
+    """
+    system = plan.system.variables if isinstance(plan.system, Template) else frozenset()
+    needed = {plan.memory_parameter, plan.run_id_parameter, plan.call_options, *plan.history, *plan.contents}
+    needed |= {plan.values[each] for each in system}
+    kept = {name: value for name, value in document.arguments.items() if name in needed}
+    if plan.continues_history:
+        name = next(each for each in reversed(plan.history) if arguments[each])
+        kept[name], _ = write_and_read(plan.annotations[name], [*arguments[name][:-1], message])
+    dropped = tuple(name for name in document.arguments if name not in kept)
+    return document.changed(arguments=kept, dropped=dropped, message=message_to_dict(message))
+
+
+def read_user_message(run_id: str, document: RunDocument) -> UserMessage | None:
+    """Return the message of `with_message`; None if the arguments have it. Raises `RunIncompatibleError`."""
+    if document.message is None:
+        return None
+    try:
+        message = message_from_dict(document.message)
+    except TranscriptError as error:
+        raise RunIncompatibleError(run_id, f"its user message cannot be read: {error}") from error
+    assert isinstance(message, UserMessage)
+    return message
+
+
+# --- the header
+
+
+def new_header(run_id: str, plan: MethodPlan, conversation: ChatMemoryKey | None, document: RunDocument) -> StoredRun:
+    """Return the header of a new run."""
+    now = datetime.now(UTC)
+    return StoredRun(
+        id=run_id,
+        service=qualified(plan.service),
+        method=plan.name,
+        status="running",
+        document=document.to_json(),
+        created_at=now,
+        updated_at=now,
+        conversation=None if conversation is None else conversation_key(conversation),
+        started_by=_text_or_none(document.started_by),
+        memory_id=_text_or_none(document.memory_id),
+    )
+
+
+def is_text(given: str) -> bool:
+    """Return True for a text that a database can store."""
+    return "\0" not in given and not any("\ud800" <= each <= "\udfff" for each in given)
+
+
+def _text_or_none(given: str | None) -> str | None:
+    return given if given is not None and is_text(given) else None
+
+
+def conversation_key(key: ChatMemoryKey) -> str:
+    """Return the key of a conversation for stores of runs, which has 64 characters."""
+    return hashlib.sha256(f"{key.service}\0{key.memory_id}".encode()).hexdigest()

@@ -1,0 +1,177 @@
+"""The contents of records as versioned JSON: states, replies of models, results of tools, failures.
+
+Not here: which record is written when (`run_session`, `tool_records`), the fields of a state (`services.state`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from ..chat import ToolExecutionResultMessage
+from ..errors import EndsInvocation, ToolRetry
+from ..services.loop import ModelReplied
+from ..services.state import State
+from ..tools.codec import Encoded, EncodedInFull
+from ..tools.failures import message_of
+from ..transcripts import message_from_dict, message_to_dict
+from .documents import VERSION
+
+# --- states and replies
+
+_WHOLE = ("system", "history", "prompted", "response")
+"""Fields of a state that are large and rarely change: a record leaves them out if they are the same as before."""
+_GROWING = ("messages", "executions")
+"""Fields of a state that grow: a record contains only the new part."""
+
+
+def state_to_json(state: State, before: State | None) -> str:
+    """Write a state as JSON text, without what it shares with `before`."""
+    if before is None:
+        return f'{{"kept":[],"shared":{{}},"state":{state.to_json()}}}'
+    empty: dict[str, Any] = {"history": (), "system": None, "prompted": None, "response": None}
+    kept = [name for name in _WHOLE if getattr(state, name) is getattr(before, name)]
+    changes: dict[str, Any] = {name: empty[name] for name in kept}
+    shared: dict[str, int] = {}
+    for name in _GROWING:
+        now, earlier = getattr(state, name), getattr(before, name)
+        count = len(earlier)
+        if len(now) >= count and all(new is old for new, old in zip(now, earlier, strict=False)):
+            shared[name], changes[name] = count, now[count:]
+    trimmed = state.changed(**changes).to_json()
+    return f'{{"kept":{json.dumps(kept)},"shared":{json.dumps(shared)},"state":{trimmed}}}'
+
+
+def state_from_dict(written: Mapping[str, Any], before: State | None) -> State:
+    """Read a state written by `state_to_json`."""
+    state = State.from_dict(written["state"])
+    if before is None:
+        return state
+    changes: dict[str, Any] = {name: getattr(before, name) for name in written["kept"]}
+    for name, count in written["shared"].items():
+        changes[name] = (*getattr(before, name)[:count], *getattr(state, name))
+    return state.changed(**changes)
+
+
+def reply_to_json(
+    state: State,
+    before: State | None,
+    replied: ModelReplied,
+    usage: Mapping[str, Any] | None = None,
+    unfit: Sequence[int] = (),
+) -> str:
+    """Write the state before a model's reply, the usage counted before it, and the reply.
+
+    `unfit` are the positions of its calls that the program refused when the reply came.
+    """
+    reply = State(None, (), tuple(replied.aside), response=replied.response, sent=replied.sent).to_json()
+    counted = json.dumps(usage)
+    about = f'"version":{VERSION},"usage":{counted},"unfit":{json.dumps([*unfit])}'
+    return f'{{{about},"before":{state_to_json(state, before)},"reply":{reply}}}'
+
+
+def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
+    """Read the reply in a record written by `reply_to_json`."""
+    reply = State.from_dict(written["reply"])
+    assert reply.response is not None
+    return ModelReplied(reply.response, reply.messages, sent=reply.sent)
+
+
+def model_to_json(name: str) -> str:
+    """Write the name of the model that a router has chosen for an invocation."""
+    return json.dumps({"version": VERSION, "model": name})
+
+
+def snapshot_to_json(
+    state: State,
+    replies: int,
+    remaining: float | None,
+    notes: Mapping[str, Any],
+    usage: Mapping[str, Any] | None = None,
+) -> str:
+    """Write an invocation that is suspended.
+
+    `replies` counts the replies of the model so far; `remaining` are the seconds until its deadline.
+    """
+    about = json.dumps({"replies": replies, "remaining": remaining, "notes": dict(notes), "usage": usage})
+    return f'{{"version":{VERSION},"about":{about},"state":{state_to_json(state, None)}}}'
+
+
+# --- results of tools and failures
+
+
+class _RecordedError(Exception):
+    """An exception that was recorded, with the same text. `.type_name` is the name of the original exception's type."""
+
+    def __init__(self, type_name: str, text: str) -> None:
+        super().__init__(type_name, text)
+        self.type_name, self.text = type_name, text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RecordedToolError(_RecordedError):
+    """The exception of a tool call that was recorded; error handlers get it after a restart."""
+
+
+class RecordedFailureError(_RecordedError, EndsInvocation):
+    """An error that had ended an invocation and all outer ones when it was recorded."""
+
+
+def type_name_of(error: BaseException) -> str:
+    """Return the name of an exception's type, or of the recorded type that it replaces."""
+    return error.type_name if isinstance(error, _RecordedError) else type(error).__name__
+
+
+def failure_to_json(error: Exception, undo: list[dict[str, Any]]) -> str:
+    """Write the error that ends an invocation, and the executions to undo."""
+    ends = isinstance(error, EndsInvocation)
+    facts = {"error": type_name_of(error), "text": message_of(error), "ends": ends, "undo": undo}
+    return json.dumps({"version": VERSION, **facts})
+
+
+def result_to_json(
+    result: Encoded | Exception, arguments: Mapping[str, Any] | None = None, *, is_judged: bool = False
+) -> str:
+    """Write the result of a tool call, or its exception.
+
+    `arguments` are those that the tool had, if they are not the model's. `is_judged`: output guardrails have accepted
+    or written the result, so it is what the model reads.
+    """
+    about = {"version": VERSION, "arguments": arguments, "judged": is_judged}
+    if isinstance(result, Exception):
+        kind = "ToolRetry" if isinstance(result, ToolRetry) else type_name_of(result)
+        return json.dumps({**about, "error": kind, "text": message_of(result)})
+    message = ToolExecutionResultMessage(
+        "", "", result.text, result.is_error, dict(result.attributes or {}), tuple(result.contents)
+    )
+    return json.dumps({**about, "message": message_to_dict(message), "value": _json_or_none(result.value)})
+
+
+def result_from_dict(written: Mapping[str, Any]) -> Encoded | Exception:
+    """Return the result in a record written by `result_to_json`, or the exception that was recorded."""
+    if "error" in written:
+        if written["error"] == "ToolRetry":
+            return ToolRetry(written["text"])
+        return RecordedToolError(written["error"], written["text"])
+    message = message_from_dict(written["message"])
+    assert isinstance(message, ToolExecutionResultMessage)
+    return EncodedInFull(
+        message.text,
+        written["value"],
+        is_error=message.is_error,
+        contents=message.contents,
+        attributes=message.attributes,
+    )
+
+
+def _json_or_none(value: object) -> Any:
+    """Return the JSON form of a value; None if it has none."""
+    try:
+        return to_jsonable_python(value, by_alias=True)
+    except Exception:  # any exception of the value's own serializers
+        return None
