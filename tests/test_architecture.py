@@ -66,6 +66,7 @@ LAYERS: dict[str, int] = {
     "toolbox.injected_functions": 6,
     "toolbox.observers": 6,
     "toolbox.startup": 6,
+    "toolbox.registered_program": 6,
     "toolbox.container": 6,
     "toolbox.testing": 7,
     "toolbox.store_checks": 7,

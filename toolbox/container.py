@@ -1,6 +1,6 @@
-"""The container: registers, checks, starts, looks up, overrides and stops beans.
+"""The container: registers, starts, looks up, overrides and stops beans.
 
-Not here: beans and scopes (`di`), tools (`tools`), services (`services`).
+Not here: reading and checking what is registered (`registered_program`), beans and scopes (`di`).
 """
 
 from __future__ import annotations
@@ -8,62 +8,36 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, get_origin, overload
 
 from typing_extensions import TypeForm
 
-from .bean_references import GLOBAL_INTERCEPTOR_MARK, is_rest_client
 from .chat import ChatModel, ToolSpecification
-from .di.beans import (
-    MISSING,
-    BeanDefinition,
-    InjectionPoint,
-    Missing,
-    point_of,
-    points_of,
-    read_class,
-    settings_problem,
-)
-from .di.conditions import LeftOut, conditions_of
-from .di.decorating import decorates_mark_of
-from .di.decorators import Scope, producer_mark_of, scope_mark_of
+from .di.beans import MISSING, InjectionPoint, Missing, point_of, points_of, read_class
+from .di.conditions import LeftOut
+from .di.decorators import Scope
 from .di.descriptions import BeanDescription, describe, describe_function, provider_names
-from .di.graph import BeanGraph, Binding, Registration
-from .di.registry import (
-    Reader,
-    Registered,
-    Registry,
-    bean_reader,
-    decorator_reader,
-    marked_in,
-    producer_problems,
-    read_included,
-    read_instance,
-    settings_in,
-)
+from .di.graph import BeanGraph, Binding
+from .di.registry import marked_in
 from .di.scopes import CallScope, RequestScope
 from .di.values import DEFAULT, Value
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution.threads import FORKED, LoopThread, keep_inherited, renewed_after_fork
 from .introspection import type_name
-from .security import Reach, SecurityIdentity
+from .registered_program import CheckedProgram, RegisteredProgram, call_decorators, is_marked, loaded
+from .security import Reach
 
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
-    from .called_functions import CallDecorator, CalledFunction
-    from .di.overriding import Override
     from .di.wiring import Wiring
     from .events import EventListener
     from .hosts.hosting import ContainerHost
-    from .injected_functions import InjectedFunction
     from .runs.runs_bean import Runs
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
@@ -118,26 +92,24 @@ class Container:
         if models is not None and not isinstance(models, Mapping):
             raise TypeError(f'models= must map names to models: {{"default": {type(models).__name__}(…)}}')
         self.models: dict[str, ChatModel] = dict(models or {})
-        self._executors = dict(executors or {})
-        self._tool_errors, self._settings = tool_errors, settings
+        self._internals = ContainerInternals(self)
+        self._program = RegisteredProgram(
+            self,
+            self._internals,
+            executors=executors or {},
+            tool_errors=tool_errors,
+            settings=settings,
+            seeds=seeds,
+            run_seeds=run_seeds,
+            run_identity=run_identity,
+        )
+        self._takes_over_runs = take_over_runs
         self._host: ContainerHost | None = None
-        self._run_seeds, declared = tuple(run_seeds), list(_types("seeds", seeds))
-        self._registry = Registry([each for each in declared if each is not SecurityIdentity], self._run_seeds)
-        if SecurityIdentity in declared:
-            # A request scope without an identity belongs to an anonymous caller.
-            self._registry.declare_seed(SecurityIdentity, SecurityIdentity.anonymous)
-        self._takes_over_runs, self._run_identity = take_over_runs, _names("run_identity", run_identity)
-        self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._offers: list[Callable[[], Iterable[Offered]]] = []
-        self._tool_finders: list[Callable[[], Mapping[str, Sequence[Tool]]]] = []
-        self._overrides: list[Override] = []
         self._listening: list[EventListener] = []
-        self._injected: list[InjectedFunction] = []
         self._wiring: Wiring | None = None
         self._thread: LoopThread | None = None
         self._forked = ""  # reason why it is not started in a forked process
-        self._read_before: _ReadBefore | None = None
-        self._internals = ContainerInternals(self)
 
     # --- registering
 
@@ -148,7 +120,7 @@ class Container:
         """
         self._refuse_started("register")
         for each in objects:
-            self._registry.add(each)
+            self._program.registry.add(each)
         return self
 
     def register_instance(self, instance: T, as_type: TypeForm[T] | None = None, name: str | None = None) -> Self:
@@ -157,7 +129,7 @@ class Container:
         Returns the container. Raises `IllegalConfigurationError` after the start.
         """
         self._refuse_started("register_instance")
-        self._registry.give(instance, type(instance) if as_type is None else as_type, name)
+        self._program.registry.give(instance, type(instance) if as_type is None else as_type, name)
         return self
 
     def bind(self, interface: TypeForm[T], implementation: type[T] | Callable[..., T], name: str | None = None) -> Self:
@@ -166,7 +138,7 @@ class Container:
         Raises `IllegalConfigurationError` after the start.
         """
         self._refuse_started("bind")
-        self._registry.bind(Binding(interface, implementation, name))
+        self._program.registry.bind(Binding(interface, implementation, name))
         return self
 
     def scan(self, module: ModuleType | str) -> Self:
@@ -174,7 +146,7 @@ class Container:
 
         Imports the submodules, and raises their errors. Raises `IllegalConfigurationError` after the start.
         """
-        return self.register(*marked_in(module, self._is_marked))
+        return self.register(*marked_in(module, is_marked))
 
     def include(self, container: Any) -> Self:
         """Register each provider of a `dependency_injector` container (class or instance) as a bean.
@@ -184,7 +156,7 @@ class Container:
         self._refuse_started("include")
         if isinstance(container, Container) or not hasattr(container, "providers"):
             raise TypeError(f"include(…) expects a dependency_injector container, got {type(container).__name__}")
-        self._registry.include(container)
+        self._program.registry.include(container)
         return self
 
     def _refuse_started(self, what: str, fix: str = "call it before the start") -> None:
@@ -192,188 +164,17 @@ class Container:
             problem = Problem(f"Container.{what}", "the container is already started", fix)
             raise IllegalConfigurationError([problem])
 
-    # --- reading and checking
-
-    @staticmethod
-    def _is_marked(member: object) -> bool:
-        """Return True if `scan` registers this object."""
-        from .services.declaration import service_options_of
-        from .tools.marks import mcp_marked
-        from .tools.sources import bean_types
-
-        if conditions_of(member) or decorates_mark_of(member):
-            return True
-        if isinstance(member, type):
-            marks = (scope_mark_of(member), service_options_of(member))
-            is_marked = any(mark is not None for mark in marks) or GLOBAL_INTERCEPTOR_MARK in vars(member)
-            is_marked = is_marked or is_rest_client(member)
-            # Subclasses offer the tools of an abstract class.
-            offers = bool(bean_types([member])) or bool(mcp_marked(member))
-            offers = offers or any(each.has_methods(member) for each in _call_decorators())
-            return is_marked or (offers and not inspect.isabstract(member))
-        is_called = any(each.mark_of(member) is not None for each in _call_decorators())
-        return is_called or producer_mark_of(member) is not None
-
-    def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
-        """Return the readers of registered objects, in the order to try them."""
-        from .services.planning import named_beans
-
-        def read_client(registered: object) -> Registration | None:
-            if "toolbox.rest" not in sys.modules:
-                return None  # nothing can be a REST client, or settings of one
-            from .rest.clients import read_rest_client
-
-            return with_named(read_rest_client(registered, self._internals, lambda: host.settings))
-
-        def read_service(registered: object) -> Registration | None:
-            return host.read(registered, names)
-
-        def read_bean(registered: object) -> Registration | None:
-            return with_named(read(registered))
-
-        def read_given(registered: object) -> Registration | None:
-            return with_named(read_instance(registered))
-
-        def with_named(registration: Registration | None) -> Registration | None:
-            """Add the classes that decorators name at the provided classes, so that they need no registration."""
-            if registration is None:
-                return None
-            decorator = registration.decorator
-            described = registration.definitions if decorator is None else (decorator.definition,)
-            if not (implied := tuple(named_beans(each.provides for each in described))):
-                return registration
-            return replace(registration, implies=(*registration.implies, *implied))
-
-        def read_decorating(registered: object) -> Registration | None:
-            return with_named(read_decorator(registered))
-
-        def read_called(registered: object) -> Registration | None:
-            called = tuple(found for each in decorators if (found := each.read_function(registered)) is not None)
-            return Registration((), called=called) if called else None
-
-        read, read_decorator, decorators = bean_reader(names), decorator_reader(names), _call_decorators()
-        others = read_given, read_included, read_decorating, read_service, read_client, read_bean
-        return (read_called, *others) if decorators else others
-
-    def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
-        """Read everything registered; also return problems of the library's own settings.
-
-        Reuse the last result if nothing has changed, so that `check()` and the start after it read once.
-        """
-        host, problems = self._new_host()
-        contents, before = self._registry.contents(), self._read_before
-        models = dict(self.models), tuple(host.models.sources.names()), self._overridden_models()
-        given = (contents, models, host.settings)
-        if before is not None and contents is not None and before.given == given:
-            return before.host, before.registered, problems
-        names = self._registry.names()
-
-        def runs_on_request(wanted: object) -> BeanDefinition | None:
-            # Most programs have no runs, and do not import them.
-            runs_bean = sys.modules.get("toolbox.runs.runs_bean")
-            return _own_bean(host.runs) if runs_bean is not None and wanted is runs_bean.Runs else None
-
-        own = [_own_bean(each) for each in (self, host.settings)]
-        registered = self._registry.read(
-            self._readers(names, host), names, own, runs_on_request, host.models, host.settings.profiles
-        )
-        self._read_before = _ReadBefore(given, host, registered)
-        return host, registered, problems
-
-    def _new_host(self) -> tuple[ContainerHost, list[Problem]]:
-        """Return the host of the services, and problems of the library's own settings."""
-        from .hosts.hosting import ContainerHost
-        from .settings import ToolboxSettings
-
-        problems: list[Problem] = []
-        try:
-            settings = self._settings or ToolboxSettings()
-        except ValueError as error:
-            problems.append(settings_problem(ToolboxSettings, error))
-            # With the demo, so that the missing model is not a second problem.
-            settings = ToolboxSettings.model_construct(demo=True)
-        host = ContainerHost(
-            self._internals,
-            models=self.models,
-            overridden=self._overridden_models(),
-            executors=self._executors,
-            tool_errors=self._tool_errors,
-            settings=settings,
-            run_seeds=self._run_seeds,
-            run_identity=self._run_identity,
-        )
-        return host, problems
-
-    def _overridden_models(self) -> tuple[str, ...]:
-        """Return the names of the models that overrides replace: they need not be configured."""
-        return tuple(name for each in self._overrides if (name := each.name_of(ChatModel, "default")) is not None)
-
-    def _added_tools(self) -> Iterator[Sequence[Tool]]:
-        """Yield the tools that each endpoint adds to calls. Invalid ones are reported with their endpoint."""
-        for find in self._tool_finders:
-            with suppress(IllegalConfigurationError):
-                yield from find().values()
+    # --- checking
 
     def check(self, *, models: bool = True) -> list[Problem]:
         """Return all configuration problems without starting the container; an empty list if there are none.
 
         `models=False` does not check the models, for machines without keys, such as build servers.
         """
-        problems = self._checked(models=models).problems
+        problems = self._program.check(models=models).problems
         if problems:  # the program may correct registered objects, not only register more
-            self._read_before = None
+            self._program.forget_reading()
         return problems
-
-    def _checked(self, *, models: bool = True) -> _Checked:
-        """Read everything registered, and check it."""
-        from .hosts.bean_checks import (
-            access_problems,
-            estimator_problems,
-            global_interceptor_problems,
-            identity_problems,
-            key_function_problems,
-            listener_problems,
-            request_hook_problems,
-            restricted_in,
-            tool_problems,
-            tools_of_beans,
-        )
-
-        host, registered, problems = self._read()
-        host.checked(registered.graph)
-        host.models.are_checked, settings_are_read = models, not problems
-        problems += registered.problems()
-        tools = tools_of_beans(registered.graph)
-        problems += tool_problems(registered.graph, tools)
-        problems += host.models.problems(problems)
-        problems += key_function_problems(host.models, registered.graph)
-        problems += host.run_problems(registered.graph, self._added_tools())
-        problems += listener_problems(registered.graph)
-        problems += global_interceptor_problems(registered.graph)
-        problems += request_hook_problems(registered.graph)
-        problems += estimator_problems(registered.graph)
-        problems += access_problems(registered.graph)
-        plans = [plan for service in host.plans.values() for plan in service.values()]
-        problems += identity_problems(registered.graph, restricted_in(registered.graph, plans, tools))
-        for check in self._checks:
-            problems += check(registered.graph)
-        start: tuple[CalledFunction, ...] = ()
-        observers: tuple[CalledFunction, ...] = ()
-        if (startup := _loaded("startup")) is not None:
-            start = startup.start_functions(registered.readings, registered.graph)
-            problems += startup.start_problems(start, registered.graph, host.workers)
-        if (observing := _loaded("observers")) is not None:
-            observers = observing.observing_functions(registered.readings, registered.graph)
-            problems += observing.observer_problems(observers, registered.graph, host.workers)
-        for each in self._injected:
-            problems += each.problems(registered.graph)
-        for override in self._overrides:
-            problems += override.problems(registered.graph)
-        overridden = [key for each in self._overrides if (key := each.key_in(registered.graph)) is not None]
-        settings, failed = settings_in(registered.graph, overridden)
-        if settings_are_read:
-            failed += producer_problems(registered.graph, host.settings, overridden)
-        return _Checked(host, registered.graph, settings, start, observers, list(dict.fromkeys(problems + failed)))
 
     # --- start and stop
 
@@ -450,27 +251,27 @@ class Container:
         checked, wiring = self._wire(loop)
         host = checked.host
         try:
-            for override in self._overrides:
+            for override in self._program.overrides:
                 override.apply(wiring)
-            await wiring.start(self._registry.undefined())
+            await wiring.start(self._program.registry.undefined())
             await host.find_listeners()
             for listener in self._listening:
                 host.add_listener(listener)
-            host.read_added_tools(self._tool_finders)
+            host.read_added_tools(self._program.tool_finders)
             await host.open_stores()
-            if checked.observers and (observing := _loaded("observers")) is not None:
+            if checked.observers and (observing := loaded("observers")) is not None:
                 host.observe(observing.Observers(checked.observers, wiring, host.workers))
-            if checked.start and (startup := _loaded("startup")) is not None:
+            if checked.start and (startup := loaded("startup")) is not None:
                 await startup.run_start_functions(checked.start, wiring, host.workers, wiring.open_request)
             await host.open_runs(take_over=self._takes_over_runs)
         except BaseException as error:
             await self._stop(error)
             raise
 
-    def _wire(self, loop: asyncio.AbstractEventLoop, *, models: bool = True) -> tuple[_Checked, Wiring]:
+    def _wire(self, loop: asyncio.AbstractEventLoop, *, models: bool = True) -> tuple[CheckedProgram, Wiring]:
         """Check everything, and make beans available; none is created yet. Raises `IllegalConfigurationError`."""
-        checked = self._checked(models=models)
-        self._read_before = None  # each start needs a new graph and host
+        checked = self._program.check(models=models)
+        self._program.forget_reading()
         if checked.problems:
             raise IllegalConfigurationError(checked.problems)
         # Imported late: dependency_injector takes long to load.
@@ -572,7 +373,7 @@ class Container:
 
         read = read_function(function)
         if self._wiring is None:
-            self._injected.append(read)
+            self._program.injected.append(read)
         elif problems := list(read.problems(self._wiring.graph)):
             raise IllegalConfigurationError(problems)
         return with_injection(read, self._internals)
@@ -631,7 +432,7 @@ class Container:
                 [Problem("Container.reach(app)", fact, "call install(app, container) first")]
             )
         if self._host is None or self._wiring is None:
-            checked = self._checked(models=False)
+            checked = self._program.check(models=False)
             host, graph = checked.host, checked.graph
         else:
             host, graph = self._host, self._wiring.graph
@@ -661,45 +462,13 @@ class Container:
         override = Override(wanted, fake, name)
         if self._wiring is not None:
             override.apply(self._wiring)
-        self._overrides.append(override)
+        self._program.overrides.append(override)
         try:
             yield fake
         finally:
-            self._overrides.remove(override)
+            self._program.overrides.remove(override)
             if self._wiring is not None:
                 override.take_back(self._wiring)
-
-
-def _loaded(module: str) -> Any:
-    """Return a module of the library, or None if the program has not imported it, so that it has no marks of it."""
-    return sys.modules.get(f"toolbox.{module}")
-
-
-def _call_decorators() -> tuple[CallDecorator, ...]:
-    """Return the decorators of functions that the container calls, of those that the program has imported."""
-    decorators = (("startup", "ON_START"), ("observers", "OBSERVES"))
-    return tuple(getattr(found, name) for module, name in decorators if (found := _loaded(module)) is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """The result of a check: the host of the services, the graph, the settings beans, marked functions, problems."""
-
-    host: ContainerHost
-    graph: BeanGraph
-    settings: dict[int, Any]
-    start: Sequence[CalledFunction]
-    observers: Sequence[CalledFunction]
-    problems: list[Problem]
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadBefore:
-    """The result of reading `given`: everything registered, the models and the settings."""
-
-    given: tuple[object, ...]
-    host: ContainerHost
-    registered: Registered
 
 
 def internals_of(container: Container) -> ContainerInternals:
@@ -740,16 +509,16 @@ class ContainerInternals:
         one is a seed only if nothing else provides its type.
         """
         self._container._refuse_started("declare_seed")
-        self._container._registry.declare_seed(wanted, find, is_optional)
+        self._container._program.registry.declare_seed(wanted, find, is_optional)
 
     def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> None:
         """Add a check of code that uses the container, for `check()` and start."""
-        self._container._checks.append(check)
+        self._container._program.checks.append(check)
 
     def add_implied(self, find: Callable[[], Iterable[object]]) -> None:
         """Register the results of `find()` at each check and start, unless other beans already provide them."""
         self._container._refuse_started("add_implied")
-        self._container._registry.add_implied(find)
+        self._container._program.registry.add_implied(find)
 
     def add_offers(self, find: Callable[[], Iterable[Offered]]) -> None:
         """Add tools that code outside of services offers to models, for tools that list them: by place."""
@@ -757,7 +526,7 @@ class ContainerInternals:
 
     def add_tool_finder(self, find: Callable[[], Mapping[str, Sequence[Tool]]]) -> None:
         """Add the tools that code outside of services adds to calls, by the place that adds them, for stored runs."""
-        self._container._tool_finders.append(find)
+        self._container._program.tool_finders.append(find)
 
     def offers(self) -> Iterator[Offered]:
         """Yield the added offers: where they are, and their tools."""
@@ -780,7 +549,7 @@ class ContainerInternals:
 
     def knows(self, registered: object) -> bool:
         """Return True if the object is registered, or if this type has an instance or binding."""
-        return self._container._registry.knows(registered)
+        return self._container._program.registry.knows(registered)
 
     def tool_beans(self) -> tuple[type[Any], ...]:
         """Return the bean classes that have tools, in registration order."""
@@ -809,10 +578,10 @@ class ContainerInternals:
 
     def _described_functions(self) -> Iterator[BeanDescription]:
         """Yield the functions that the container calls or injects."""
-        decorators, injected = _call_decorators(), self._container._injected
+        decorators, injected = call_decorators(), self._container._program.injected
         if not (decorators or injected):
             return
-        registered = self._container._read()[1]
+        registered = self._container._program.read()[1]
         graph = registered.graph
         for decorator in decorators:
             for each in decorator.functions_in(registered.readings, graph):
@@ -831,7 +600,7 @@ class ContainerInternals:
     def _graph(self) -> BeanGraph:
         """The beans of the started container; before the start, those that it would have."""
         wiring = self._container._wiring
-        return self._container._read()[1].graph if wiring is None else wiring.graph
+        return self._container._program.read()[1].graph if wiring is None else wiring.graph
 
     # --- instead of a start
 
@@ -860,7 +629,7 @@ class ContainerInternals:
 
     def model_names(self) -> set[str]:
         """Return the names of the models that settings have, or that services and beans use; not those of producers."""
-        host, registered, _ = self._container._read()
+        host, registered, _ = self._container._program.read()
         return host.model_names(registered.graph)
 
     # --- while it is started
@@ -928,13 +697,6 @@ class ContainerInternals:
         return self._container._host
 
 
-def _own_bean(value: object) -> BeanDefinition:
-    """Return the definition of an object of the container itself."""
-    return BeanDefinition(
-        provides=type(value), factory=lambda: value, scope=Scope.APPLICATION, implicit=True, source=value
-    )
-
-
 def _unfilled(
     points: Sequence[InjectionPoint], given: Mapping[str, Any], wiring: Wiring
 ) -> Iterator[tuple[InjectionPoint, Value]]:
@@ -943,28 +705,6 @@ def _unfilled(
         if point.parameter not in given and (value := wiring.graph.found(point)) != DEFAULT:
             wiring.follow_graph()
             yield point, value
-
-
-def _types(argument: str, given: Iterable[Any]) -> Iterator[Any]:
-    """Yield the given types. Raises `TypeError` for a single type, and for instances in place of types."""
-    if isinstance(given, (type, str)) or not isinstance(given, Iterable):
-        name = given.__name__ if isinstance(given, type) else "User"
-        raise TypeError(f"{argument}= must be a collection of types: {argument}=({name},)")
-    for each in given:
-        if not (isinstance(each, type) or get_origin(each) or callable(each) or hasattr(each, "__value__")):
-            kind = type(each).__name__
-            raise TypeError(
-                f"{argument}= must be types, got an instance of {kind}; pass instances to request_scope({{{kind}: …}})"
-            )
-        yield each
-
-
-def _names(argument: str, given: Iterable[Any]) -> tuple[str, ...]:
-    """Return the given names. Raises `TypeError` for a single name, and for anything but names."""
-    names = () if isinstance(given, str) else tuple(given)
-    if isinstance(given, str) or not all(isinstance(each, str) for each in names):
-        raise TypeError(f'invalid {argument}={given!r}; use a tuple of names: {argument}=("tenant",)')
-    return names
 
 
 def _positional(points: Sequence[InjectionPoint], values: dict[str, Any]) -> list[Any]:
