@@ -1,6 +1,6 @@
 """The recorded conversations of `benchmarks/wire_replies`, as `make wire` runs them for toolbox.
 
-Not here: other deviations of real servers (`server_replies`, `seen`), and other libraries (`benchmarks.wire`).
+Not here: other deviations of real servers (`seen`), and other libraries (`benchmarks.wire`).
 """
 
 import json

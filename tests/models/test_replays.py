@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.server_replies import Case
+from tests.models.seen import Case
 from tests.models.test_tolerance import CASES
 from toolbox import ChatResponse, CompleteResponse, CompleteToolCall, ModelError
 from toolbox.models.accumulator import ReplyAccumulator

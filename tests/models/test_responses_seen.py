@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.models.scripted_server import Scripted, ScriptedServer, completion
-from tests.models.seen import Seen, raw, seen
+from tests.models.seen import Case, raw, seen
 from tests.models.test_responses import ADD, DELTA, THOUGHT, events, model_of, response, streamed, text, whole
 from tests.models.test_tolerance import ask, ask_streamed, tools
 from toolbox import ModelConnectionError, ModelHttpError, ModelProtocolError, ModelRefusedError, ModelTruncatedError
@@ -417,7 +417,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("case", [*CALLS, *TEXTS, *SAID_ONCE], ids=str)
-async def test_a_response_is_understood(scripted: ScriptedServer, case: Seen) -> None:
+async def test_a_response_is_understood(scripted: ScriptedServer, case: Case) -> None:
     end = streamed(text("done")) if case.is_stream else whole(text("done"))
     scripted.script([case.reply, end])
     ran: list[Any] = []
@@ -438,7 +438,7 @@ async def test_a_response_is_understood(scripted: ScriptedServer, case: Seen) ->
 
 
 @pytest.mark.parametrize("case", [*FAILURES, *UNREAD], ids=str)
-async def test_a_failure_raises_the_expected_error(scripted: ScriptedServer, case: Seen) -> None:
+async def test_a_failure_raises_the_expected_error(scripted: ScriptedServer, case: Case) -> None:
     scripted.script([case.reply])
     ran: list[Any] = []
     model = model_of(scripted.url)
