@@ -46,7 +46,7 @@ WIRES: dict[str, Any] = {"chat": ChatWire(), "responses": ResponsesWire(), "anth
 ENCODE: dict[str, Any] = {
     "chat": encode_message,
     "responses": encode_items,
-    "anthropic": lambda message: AnthropicWire()._encoded(message)[1:],  # the first byte is the role
+    "anthropic": lambda message: AnthropicWire()._encode_with_role(message)[1:],  # the first byte is the role
 }
 
 

@@ -102,7 +102,7 @@ class ReplyAccumulator:
     def text(self, piece: str) -> None:
         """Add a fragment of the answer."""
         if not piece.isascii() or "text" in self._held:
-            piece = self._with_joined_surrogates("text", piece)
+            piece = self._join_surrogates("text", piece)
         if piece:
             self._text.append(piece)
             self.events.append(PartialResponse(piece))
@@ -110,7 +110,7 @@ class ReplyAccumulator:
     def reasoning(self, piece: str) -> None:
         """Add a fragment of the reasoning."""
         if not piece.isascii() or "reasoning" in self._held:
-            piece = self._with_joined_surrogates("reasoning", piece)
+            piece = self._join_surrogates("reasoning", piece)
         if piece:
             self._reasoning.append(piece)
             self.events.append(PartialReasoning(piece))
@@ -121,15 +121,15 @@ class ReplyAccumulator:
 
     def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> PartialCall:
         """Add a fragment of a call, and return the call it belongs to: a known or a new one."""
-        key, identity, fragment = key_of(index), _text_of(call_id), self._name_in(name)
-        call = self._continued(key, identity, fragment, arguments) or self._open(key)
-        self._add(call, identity, fragment, arguments)
+        key, identity, fragment = key_of(index), _read_fragment(call_id), self._read_name(name)
+        call = self._find_continued_call(key, identity, fragment, arguments) or self._open_call(key)
+        self._add_fragment(call, identity, fragment, arguments)
         return call
 
     def whole_call(self, call_id: object, name: object, arguments: object) -> PartialCall:
         """Add a call of a reply that is not streamed; always a new call."""
-        call = self._open(None)
-        self._add(call, _text_of(call_id), self._name_in(name), arguments)
+        call = self._open_call(None)
+        self._add_fragment(call, _read_fragment(call_id), self._read_name(name), arguments)
         return call
 
     def end_call(self, call: PartialCall, arguments: object) -> None:
@@ -137,13 +137,13 @@ class ReplyAccumulator:
         text = argument_text(arguments)
         if text and call.complete is None:
             if not call.fragments:
-                self._add(call, None, None, text)
+                self._add_fragment(call, None, None, text)
             call.fragments = [text]
-        self._report(call)
+        self._report_call(call)
 
     def id_of(self, call: PartialCall) -> str:
         """Return the id of a call in the reply."""
-        return self._completed(call).id
+        return self._complete_call(call).id
 
     @property
     def says_something(self) -> bool:
@@ -162,8 +162,8 @@ class ReplyAccumulator:
 
         Raises `ModelTruncatedError`, `ModelRefusedError` or `ModelProtocolError`.
         """
-        self._release()
-        calls = self._real_calls()
+        self._release_surrogates()
+        calls = self._find_real_calls()
         cut = self.finish_reason is FinishReason.LENGTH
         is_cut_call = self.ends_in_call or any(not _is_usable(call) for call in calls) or (self._calls and not calls)
         if cut and is_cut_call:
@@ -173,20 +173,20 @@ class ReplyAccumulator:
             self._check_saying(text)
             if cut and self._wants_json and not _is_json(text):
                 raise ModelTruncatedError("the reply was cut at the token limit inside a structured answer", text)
-        requests = tuple(self._completed(call) for call in calls)
+        requests = tuple(self._complete_call(call) for call in calls)
         if calls and not cut:
             self.finish_reason = FinishReason.TOOL_EXECUTION
         elif self.finish_reason is FinishReason.TOOL_EXECUTION and not calls:
             self.finish_reason = FinishReason.STOP
         reasoning = "".join(self._reasoning) or None
         # The text of an empty reply without calls is "".
-        attributes, of_response = self._attributes()
+        attributes, of_response = self._collect_attributes()
         message = AiMessage(text or (None if calls else ""), requests, reasoning, attributes)
         response = ChatResponse(message, self.usage, self.finish_reason, self.id, self.model, of_response)
         self.events.append(CompleteResponse(response))
         return response
 
-    def _attributes(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _collect_attributes(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the attributes of the message and of the response, limited in size."""
         if self._refusal and (self._text or self._calls):
             self.of_message["refusal"] = "".join(self._refusal)
@@ -196,8 +196,8 @@ class ReplyAccumulator:
             self.attributes = storable(self.attributes)
         if not self.of_message and not self.of_response:
             return self.attributes, {}
-        kept, large = bounded(self.of_message, LARGEST_MESSAGE_ATTRIBUTES)
-        of_response, left_out = bounded({**large, **self.of_response}, LARGEST_RESPONSE_ATTRIBUTES)
+        kept, large = split_by_size(self.of_message, LARGEST_MESSAGE_ATTRIBUTES)
+        of_response, left_out = split_by_size({**large, **self.of_response}, LARGEST_RESPONSE_ATTRIBUTES)
         if left_out:
             of_response[LEFT_OUT] = list(left_out)[:100]
         return {**kept, **self.attributes}, of_response
@@ -230,17 +230,17 @@ class ReplyAccumulator:
 
     # --- assigning fragments to calls
 
-    def _continued(
+    def _find_continued_call(
         self, key: Hashable | None, identity: str | None, name: str | None, arguments: object
     ) -> PartialCall | None:
         """Return the call that a fragment continues, or None for a new call."""
         if key is not None:
-            return self._continued_at(self._at_index.get(key, []), identity, name, arguments)
+            return self._find_call_at(self._at_index.get(key, []), identity, name, arguments)
         if not self._calls:
             return None
         last = self._calls[-1]
         if identity is not None:
-            known = self._with_id(self._calls, identity)
+            known = self._find_by_id(self._calls, identity)
             if known is not None:
                 return None if self._is_another(known, name, arguments) else known
             return last if last.id is None and last.name is None else None
@@ -250,16 +250,16 @@ class ReplyAccumulator:
         goes_on = last.name == name and last.fragments and not _ends_object(last)
         return last if goes_on and (last.id is None or can_only_continue(arguments)) else None
 
-    def _continued_at(
+    def _find_call_at(
         self, here: list[PartialCall], identity: str | None, name: str | None, arguments: object
     ) -> PartialCall | None:
         if not here:
             # Servers that number fragments instead of calls repeat the id, and send the name only once.
-            return None if identity is None or name is not None else self._with_id(self._calls, identity)
+            return None if identity is None or name is not None else self._find_by_id(self._calls, identity)
         last = here[-1]
         if identity is None or last.id == identity:
             return None if self._is_another(last, name, arguments) else last
-        if (known := self._with_id(here, identity)) is not None:
+        if (known := self._find_by_id(here, identity)) is not None:
             return known
         if last.id is None:
             return None if name is not None and last.name is not None and _is_complete(last) else last
@@ -272,19 +272,19 @@ class ReplyAccumulator:
             return False
         if name == call.name:
             return _is_another_object(call, arguments)
-        known, held = self._known(name), self._known(call.name)
+        known, held = self._to_known_name(name), self._to_known_name(call.name)
         if known == held or known not in self._tool_names:
             return False
         return _ends_object(call) or (held in self._tool_names and not call.fragments and not known.startswith(held))
 
-    def _name_in(self, value: object) -> str | None:
+    def _read_name(self, value: object) -> str | None:
         """Return the name in a fragment. One gateway sends "null" or "None" instead of no name (litellm#12513)."""
-        name = _text_of(value)
+        name = _read_fragment(value)
         return None if name in ("null", "None") and name not in self._tool_names else name
 
-    def _open(self, key: Hashable | None) -> PartialCall:
+    def _open_call(self, key: Hashable | None) -> PartialCall:
         if self._calls:
-            self._report(self._calls[-1])
+            self._report_call(self._calls[-1])
         call = PartialCall(len(self._calls))
         self._calls.append(call)
         if key is not None:
@@ -292,40 +292,44 @@ class ReplyAccumulator:
         return call
 
     @staticmethod
-    def _with_id(calls: list[PartialCall], identity: str) -> PartialCall | None:
+    def _find_by_id(calls: list[PartialCall], identity: str) -> PartialCall | None:
         return next((call for call in reversed(calls) if call.id == identity), None)
 
-    def _add(self, call: PartialCall, identity: str | None, name: str | None, arguments: object) -> None:
+    def _add_fragment(self, call: PartialCall, identity: str | None, name: str | None, arguments: object) -> None:
         if call.complete is not None:
             return  # its tool may already run, so later fragments are ignored
         if call.id is None:
             call.id = identity
         if name is not None:
-            self._name(call, name)
+            self._set_name(call, name)
         piece = argument_text(arguments)
         if piece:
             call.fragments.append(piece)
             self.events.append(PartialToolCall(call.position, call.id, call.name, piece))
 
-    def _name(self, call: PartialCall, fragment: str) -> None:
+    def _set_name(self, call: PartialCall, fragment: str) -> None:
         """Set the name of a call. A second fragment is appended only if it must be the rest of the name."""
         if call.name is None:
             call.name = fragment
-        elif fragment == call.name or self._known(call.name) in self._tool_names or any(map(str.strip, call.fragments)):
+        elif (
+            fragment == call.name
+            or self._to_known_name(call.name) in self._tool_names
+            or any(map(str.strip, call.fragments))
+        ):
             return
-        elif self._known(fragment) in self._tool_names and fragment.startswith(call.name):
+        elif self._to_known_name(fragment) in self._tool_names and fragment.startswith(call.name):
             call.name = fragment
         else:
             call.name += fragment
 
-    def _known(self, name: str) -> str:
+    def _to_known_name(self, name: str) -> str:
         """Return the name without the prefix `functions.`, if only the rest is the name of a tool."""
         rest = name.removeprefix("functions.").strip()
         return rest if name not in self._tool_names and rest in self._tool_names else name
 
     # --- completing
 
-    def _real_calls(self) -> list[PartialCall]:
+    def _find_real_calls(self) -> list[PartialCall]:
         """Return the calls with a name. Arguments without a name belong to the previous call if it is incomplete."""
         real: list[PartialCall] = []
         for call in self._calls:
@@ -335,22 +339,22 @@ class ReplyAccumulator:
                 real[-1].fragments += call.fragments
         return real
 
-    def _report(self, call: PartialCall) -> None:
+    def _report_call(self, call: PartialCall) -> None:
         """Report a complete call before the reply ends, as soon as another one begins, so that its tool can start."""
         if call.name is not None and call.complete is None and _is_complete(call):
-            self._completed(call)
+            self._complete_call(call)
 
-    def _completed(self, call: PartialCall) -> ToolExecutionRequest:
+    def _complete_call(self, call: PartialCall) -> ToolExecutionRequest:
         if call.complete is None:
-            name = self._known(call.name or "")
+            name = self._to_known_name(call.name or "")
             call.attributes = storable(call.attributes) if call.attributes else {}  # later fields are added to it
             call.complete = ToolExecutionRequest(
-                self._unique_id(call.id), name, settled(call.fragments), call.attributes
+                self._make_unique_id(call.id), name, final_arguments(call.fragments), call.attributes
             )
             self.events.append(CompleteToolCall(call.position, call.complete))
         return call.complete
 
-    def _unique_id(self, given: str | None) -> str:
+    def _make_unique_id(self, given: str | None) -> str:
         """Return the server's id, or a generated one if it is missing, duplicate or too long."""
         identity = given
         while not identity or len(identity) > LONGEST_ID or identity in self._ids:
@@ -360,7 +364,7 @@ class ReplyAccumulator:
 
     # --- surrogates
 
-    def _with_joined_surrogates(self, channel: str, piece: str) -> str:
+    def _join_surrogates(self, channel: str, piece: str) -> str:
         """Join the two surrogates of a character that a server split. A lone surrogate is replaced."""
         piece = self._held.pop(channel, "") + piece
         try:
@@ -371,7 +375,7 @@ class ReplyAccumulator:
             return whole_characters(piece)
         return piece
 
-    def _release(self) -> None:
+    def _release_surrogates(self) -> None:
         """Replace surrogates that never got their second half."""
         held, self._held = self._held, {}
         for channel in held:
@@ -421,7 +425,7 @@ def key_of(index: object) -> Hashable | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-def _text_of(value: object) -> str | None:
+def _read_fragment(value: object) -> str | None:
     """Return a non-empty text or an integer as text, else None."""
     if isinstance(value, str):
         return value.strip() or None
@@ -461,7 +465,7 @@ def can_only_continue(arguments: object) -> bool:
     return bool(text) and text[0] not in '{"n'
 
 
-def settled(fragments: list[str]) -> str:
+def final_arguments(fragments: list[str]) -> str:
     """Return the final argument text: a JSON object if the fragments can be read as one, else unchanged."""
     text = whole_characters("".join(fragments))
     try:
@@ -490,25 +494,27 @@ def whole_characters(text: str) -> str:
 
 def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
     """Return the token counts, under any of the names that servers use, or None."""
-    given = _count(usage, "prompt_tokens", "input_tokens")
-    made = _count(usage, "completion_tokens", "output_tokens")
+    given = _find_count(usage, "prompt_tokens", "input_tokens")
+    made = _find_count(usage, "completion_tokens", "output_tokens")
     if given is None and made is None:
         return None
-    given, into = given or 0, _mapping(usage, "prompt_tokens_details", "input_tokens_details")
-    cached = _count(into, "cached_tokens")
+    given, into = given or 0, _find_mapping(usage, "prompt_tokens_details", "input_tokens_details")
+    cached = _find_count(into, "cached_tokens")
     if cached is None:
-        cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
-    written = _count(into, *_WRITTEN)
+        cached = _find_count(usage, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
+    written = _find_count(into, *_WRITTEN)
     if written is None:
-        written = _count(usage, *_WRITTEN)
+        written = _find_count(usage, *_WRITTEN)
     if not into and usage.get("prompt_tokens") is None:  # Anthropic counts only the rest as input
-        given += (_count(usage, "cache_read_input_tokens") or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
-    out_of = _mapping(usage, "completion_tokens_details", "output_tokens_details")
-    thought = _count(out_of, "reasoning_tokens", "thinking_tokens")
+        given += (_find_count(usage, "cache_read_input_tokens") or 0) + (
+            _find_count(usage, "cache_creation_input_tokens") or 0
+        )
+    out_of = _find_mapping(usage, "completion_tokens_details", "output_tokens_details")
+    thought = _find_count(out_of, "reasoning_tokens", "thinking_tokens")
     return TokenUsage(given, made or 0, cached or 0, thought or 0, written or 0)
 
 
-def _mapping(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+def _find_mapping(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     found = next(filter(None, map(usage.get, names)), None)
     return found if isinstance(found, Mapping) else {}
 
@@ -534,7 +540,7 @@ def further_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _count(counts: Mapping[str, Any], *names: str) -> int | None:
+def _find_count(counts: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         count = counts.get(name)
         if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count < 1e15:
@@ -549,7 +555,7 @@ def add_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collect
     """Add fields of a message or a choice to `extras`. In a stream, lists and texts arrive in parts and are joined."""
     for name in names:
         if not _is_empty(value := values[name]):
-            extras[name] = _merged(extras.get(name), value, name)
+            extras[name] = _merge_values(extras.get(name), value, name)
 
 
 def replace_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
@@ -568,9 +574,9 @@ _IN_PIECES = frozenset(
 )
 
 
-def _merged(before: Any, more: Any, name: str) -> Any:
+def _merge_values(before: Any, more: Any, name: str) -> Any:
     if isinstance(before, dict) and isinstance(more, dict):
-        return {**before, **{key: _merged(before.get(key), value, key) for key, value in more.items()}}
+        return {**before, **{key: _merge_values(before.get(key), value, key) for key, value in more.items()}}
     if isinstance(before, list) and isinstance(more, list):
         before.extend(more)  # a copy, made below
         return before
@@ -578,16 +584,16 @@ def _merged(before: Any, more: Any, name: str) -> Any:
         return before + more
     if more is None:
         return before
-    return list(more) if isinstance(more, list) else _merged({}, more, name) if isinstance(more, dict) else more
+    return list(more) if isinstance(more, list) else _merge_values({}, more, name) if isinstance(more, dict) else more
 
 
-def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_by_size(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split values into those that fit into `largest` bytes of JSON together, as JSON values, and the others."""
     kept: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            form = _json_form({name: value})
+            form = _encode_json({name: value})
         except ValueError:
             others[name] = None
             continue
@@ -602,10 +608,10 @@ def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], di
 
 def storable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values that stores can write as JSON: numbers that JSON does not have become None."""
-    return bounded(values, sys.maxsize)[0]
+    return split_by_size(values, sys.maxsize)[0]
 
 
-def _json_form(value: object) -> bytes:
+def _encode_json(value: object) -> bytes:
     """Return a value as JSON. Raises `ValueError` if it is nested too deeply."""
     try:
         return to_json(value, inf_nan_mode="null")

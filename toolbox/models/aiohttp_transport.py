@@ -55,7 +55,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             content: Any = request.content or None
         except httpx2.RequestNotRead:  # a large body, which is sent in parts
             content = request.stream
-        with _errors():
+        with _translate_errors():
             response = await self._session.request(
                 request.method,
                 str(request.url),
@@ -84,18 +84,18 @@ class _ArrivingReply(httpx2.AsyncByteStream):
         self._response = response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _errors():
+        with _translate_errors():
             async for piece in self._response.content.iter_any():
                 yield piece
 
     async def aclose(self) -> None:
         self._response.release()
-        with _errors():
+        with _translate_errors():
             await self._response.wait_for_close()
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Turn errors of aiohttp into those of httpx2, which the packages of the providers know."""
     try:
         yield

@@ -35,7 +35,7 @@ from .server_settings import (
     server_problems,
     taking,
 )
-from .wire_encoding import Fields, joined, json_bytes
+from .wire_encoding import Fields, join_fields, json_bytes
 
 _logger = logging.getLogger("toolbox.models")
 
@@ -224,10 +224,10 @@ class AnthropicChatModel(ServerChatModel):
         self._warned: set[str] = set()
 
     async def _send(self, request: ChatRequest) -> ChatResponse:
-        interpreter = self._interpreter(request)
+        interpreter = self._make_interpreter(request)
         size = 0
         for _ in range(1 + MOST_CONTINUATIONS):
-            body, headers = self._body(request, interpreter)
+            body, headers = self._encode_body(request, interpreter)
             received = await self._transport.post(self._path, body, headers)
             reader = ReplyReader(interpreter)
             size += len(received.body)
@@ -238,13 +238,13 @@ class AnthropicChatModel(ServerChatModel):
                     return reader.end()
             except ModelError as error:
                 raise with_request(error, received.status, received.request_id) from error.__cause__
-        raise _still_paused()
+        raise _make_paused_error()
 
     async def _send_stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
-        interpreter = self._interpreter(request)
+        interpreter = self._make_interpreter(request)
         size = 0
         for _ in range(1 + MOST_CONTINUATIONS):
-            body, headers = self._body(request, interpreter, {"stream": b"true"})
+            body, headers = self._encode_body(request, interpreter, {"stream": b"true"})
             async with self._transport.open(self._path, body, headers) as stream:
                 reader = ReplyReader(interpreter)
                 events: list[StreamEvent] = []
@@ -268,7 +268,7 @@ class AnthropicChatModel(ServerChatModel):
                     yield event
                 if not interpreter.is_paused:
                     return
-        raise _still_paused()
+        raise _make_paused_error()
 
     def _check_size(self, size: int) -> None:
         """Raise an error if the parts of a continued reply are too large together."""
@@ -278,17 +278,17 @@ class AnthropicChatModel(ServerChatModel):
 
     # --- sending
 
-    def _interpreter(self, request: ChatRequest) -> AnthropicInterpreter:
+    def _make_interpreter(self, request: ChatRequest) -> AnthropicInterpreter:
         names = self._tool_names.of(request.tool_specifications)
         return self._wire.interpreter(ReplyAccumulator(names, wants_json=request.response_format is not None))
 
-    def _body(
+    def _encode_body(
         self, request: ChatRequest, interpreter: AnthropicInterpreter, more: Fields | None = None
     ) -> tuple[bytes, dict[str, str] | None]:
         """Return the bytes of a request, and its additional headers."""
         said = b""
         if interpreter.is_paused:
-            said = interpreter.said()
+            said = interpreter.encode_paused_reply()
             interpreter.go_on()
         parameters = self._parameters
         headers: dict[str, str] | None = None
@@ -307,14 +307,14 @@ class AnthropicChatModel(ServerChatModel):
         if (container := interpreter.container or _container_of(request)) is not None:
             values.setdefault("container", container)
         self._set_reasoning(request, values)
-        request = self._with_format(request, values)
+        request = self._set_format(request, values)
         fields: Fields = {"model": json_bytes(self.model)}
         fields |= self._wire.fields(request, said, b",".join(map(json_bytes, own_tools)))
         if "tools" in fields and (choice := tool_choice(request, parallel)) is not None:
             fields["tool_choice"] = json_bytes(choice)
         for name, value in values.items():
             fields[name] = json_bytes(value)
-        return joined({**fields, **(more or {})}), headers
+        return join_fields({**fields, **(more or {})}), headers
 
     def _set_reasoning(self, request: ChatRequest, values: dict[str, Any]) -> None:
         """Set how much the model thinks, and remove the temperature if the model does not accept it then."""
@@ -335,7 +335,7 @@ class AnthropicChatModel(ServerChatModel):
             del values["temperature"]
             self._warn("temperature is left out, because the model does not accept it" + " with reasoning" * thinks)
 
-    def _with_format(self, request: ChatRequest, values: dict[str, Any]) -> ChatRequest:
+    def _set_format(self, request: ChatRequest, values: dict[str, Any]) -> ChatRequest:
         """Set the schema of the reply; one that the server cannot enforce becomes a part of the system message."""
         if request.response_format is None:
             return request
@@ -366,7 +366,7 @@ def _container_of(request: ChatRequest) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _still_paused() -> ModelProtocolError:
+def _make_paused_error() -> ModelProtocolError:
     return ModelProtocolError(
         f"the server paused the reply again after {MOST_CONTINUATIONS} continuations; ask for less in one reply"
     )

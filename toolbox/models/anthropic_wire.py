@@ -33,8 +33,8 @@ from .wire_encoding import (
     SHARED_FIELDS,
     Fields,
     ToolBytes,
-    encoded_messages,
-    encoded_parts,
+    encode_messages,
+    encode_parts,
     function_name,
     is_any,
     json_bytes,
@@ -77,7 +77,7 @@ class AnthropicWire:
         self._strict_tools = strict_tools
         self._keeps_unsigned = keeps_unsigned
         # Always the same function object, because encoded forms are cached by function.
-        self._encode_message = self._encoded
+        self._encode_message = self._encode_with_role
         self._tools = ToolBytes(self._encode_tool)
 
     def fields(self, request: ChatRequest, said: bytes = b"", more_tools: bytes = b"") -> Fields:
@@ -86,28 +86,28 @@ class AnthropicWire:
         `said` are the blocks of a reply that the model should continue, `more_tools` the server's own tools.
         """
         messages = unique_ids(request.messages)
-        forms = encoded_messages(self._encode_message, messages)
+        forms = encode_messages(self._encode_message, messages)
         last = messages[-1] if messages else None
         if type(last) is AiMessage and last.text and last.text[-1].isspace():
-            forms[-1] = self._encoded(_without_trailing_space(last))
-        roles, turns, system = _turns(forms)
+            forms[-1] = self._encode_message(_without_trailing_space(last))
+        roles, turns, system = _join_turns(forms)
         tools = self._tools.of(request.tool_specifications)[1:-1] if request.tool_specifications else b""
         if roles and not roles.islower():
-            roles, turns, system = _turns([form[:1].lower() + form[1:] for form in forms])
+            roles, turns, system = _join_turns([form[:1].lower() + form[1:] for form in forms])
             automatic = 1 + bool(system) + bool(tools or more_tools) if self._cache is not None else 0
             if sum(form[:1].isupper() for form in forms) > MOST_MARKS - automatic:
-                forms = self._with_marks(messages, MOST_MARKS - automatic)
-                roles, turns, system = _turns([form[:1].lower() + form[1:] for form in forms])
+                forms = self._encode_with_marks(messages, MOST_MARKS - automatic)
+                roles, turns, system = _join_turns([form[:1].lower() + form[1:] for form in forms])
         if self._cache is not None:
             mark = b',"%s":%s}' % (CACHE_CONTROL.encode(), json_bytes(self._cache))
             if (last_of_user := roles.rfind(b"u")) >= 0:
-                turns[last_of_user] = _marked(turns[last_of_user][:-2], mark) + b"]}"
+                turns[last_of_user] = _mark_last_block(turns[last_of_user][:-2], mark) + b"]}"
             if system:
-                system = _marked(system, mark)
+                system = _mark_last_block(system, mark)
             if tools:
-                tools = _marked(tools, mark)
+                tools = _mark_last_block(tools, mark)
             elif more_tools:
-                more_tools = _marked(more_tools, mark)
+                more_tools = _mark_last_block(more_tools, mark)
         if said:
             turns.append(_MODEL + said + b"]}")
         fields: Fields = {}
@@ -122,16 +122,16 @@ class AnthropicWire:
         """Return an interpreter for one reply."""
         return AnthropicInterpreter(reply)
 
-    def _with_marks(self, messages: Sequence[Message], left: int) -> list[bytes]:
+    def _encode_with_marks(self, messages: Sequence[Message], left: int) -> list[bytes]:
         """Encode messages with only the last of their cache marks, so that the automatic ones fit in."""
         forms: list[bytes] = []
         for message in reversed(messages):
             is_marked = bool(message.attributes.get(CACHE_CONTROL))
-            forms.append(self._encoded(message, marked=left > 0))
+            forms.append(self._encode_with_role(message, marked=left > 0))
             left -= is_marked
         return forms[::-1]
 
-    def _encoded(self, message: Message, marked: bool = True) -> bytes:
+    def _encode_with_role(self, message: Message, marked: bool = True) -> bytes:
         """Return a message after one byte for its role; upper case if it has a cache mark. Of system messages, only the
         blocks follow.
         """
@@ -139,11 +139,11 @@ class AnthropicWire:
             case SystemMessage():
                 role, blocks = b"s", [{"type": "text", "text": message.text}] if message.text.strip() else []
             case UserMessage():
-                role, blocks = b"u", _contents(message.contents)
+                role, blocks = b"u", _encode_contents(message.contents)
             case ToolExecutionResultMessage():
-                role, blocks = b"u", [_result(message)]
+                role, blocks = b"u", [_encode_result(message)]
             case AiMessage():
-                role, blocks = b"a", self._reply(message)
+                role, blocks = b"a", self._encode_reply(message)
         if marked and blocks and (mark := message.attributes.get(CACHE_CONTROL)) and _can_be_marked(blocks[-1]):
             role, blocks[-1] = role.upper(), {**blocks[-1], CACHE_CONTROL: mark}
         if not blocks:
@@ -151,13 +151,13 @@ class AnthropicWire:
         written = b",".join(map(json_bytes, blocks))
         return role + (written if role in b"sS" else (_USER if role in b"uU" else _MODEL) + written + b"]}")
 
-    def _reply(self, message: AiMessage) -> list[dict[str, Any]]:
+    def _encode_reply(self, message: AiMessage) -> list[dict[str, Any]]:
         """Return the blocks of a reply: the server's own while text and calls are unchanged."""
         kept = message.attributes.get(BLOCKS)
         if isinstance(kept, Sequence) and _says_the_same(kept, message):
             return [dict(each) for each in kept if self._can_return(each)]
         text = (message.text or "").strip() and [{"type": "text", "text": message.text}]
-        return [*(text or ()), *map(_call, message.tool_execution_requests)]
+        return [*(text or ()), *map(_encode_call, message.tool_execution_requests)]
 
     def _can_return(self, block: Mapping[str, Any]) -> bool:
         if block.get("type") == "thinking":
@@ -183,7 +183,7 @@ class AnthropicWire:
 _USER, _MODEL = b'{"role":"user","content":[', b'{"role":"assistant","content":['
 
 
-def _turns(forms: Sequence[bytes]) -> tuple[bytes, list[bytes], bytes]:
+def _join_turns(forms: Sequence[bytes]) -> tuple[bytes, list[bytes], bytes]:
     """Join encoded messages to turns of user and model; return their roles, the turns, and the system blocks."""
     roles = b"".join([form[:1] for form in forms])
     if len(roles) < len(forms):
@@ -215,7 +215,7 @@ def _without_trailing_space(message: AiMessage) -> AiMessage:
 _OWN_MARK = re.compile(rb'"cache_control":\{[^{}]*\}\}\Z')
 
 
-def _marked(blocks: bytes, mark: bytes) -> bytes:
+def _mark_last_block(blocks: bytes, mark: bytes) -> bytes:
     """Return blocks with a cache mark in the last one, if it has none."""
     return blocks if _OWN_MARK.search(blocks[-200:]) else blocks[:-1] + mark
 
@@ -224,9 +224,9 @@ def _can_be_marked(block: Mapping[str, Any]) -> bool:
     return block.get("type") not in ("thinking", "redacted_thinking")
 
 
-def _contents(contents: Sequence[Content]) -> list[dict[str, Any]]:
+def _encode_contents(contents: Sequence[Content]) -> list[dict[str, Any]]:
     """Return the blocks of contents, without blank texts, which the server rejects, unless there is nothing else."""
-    blocks = encoded_parts(_content_block, contents)
+    blocks = encode_parts(_encode_content, contents)
     return [each for each in blocks if not _is_blank(each)] or blocks[:1]
 
 
@@ -234,7 +234,7 @@ def _is_blank(block: Mapping[str, Any]) -> bool:
     return block.get("type") == "text" and not str(block.get("text")).strip()
 
 
-def _content_block(content: Content) -> dict[str, Any]:
+def _encode_content(content: Content) -> dict[str, Any]:
     match content:
         case TextContent(text):
             return {"type": "text", "text": text}
@@ -264,9 +264,9 @@ _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _SAME_TYPES = {"image/jpg": "image/jpeg"}
 
 
-def _result(message: ToolExecutionResultMessage) -> dict[str, Any]:
+def _encode_result(message: ToolExecutionResultMessage) -> dict[str, Any]:
     form: dict[str, Any] = {"type": "tool_result", "tool_use_id": valid_id(message.id)}
-    blocks = _contents(message.contents)
+    blocks = _encode_contents(message.contents)
     if any(each["type"] != "text" for each in blocks):
         has_text = any(each["type"] == "text" for each in blocks)
         text = [{"type": "text", "text": message.text}] if message.text.strip() and not has_text else []
@@ -278,7 +278,7 @@ def _result(message: ToolExecutionResultMessage) -> dict[str, Any]:
     return form
 
 
-def _call(request: ToolExecutionRequest) -> dict[str, Any]:
+def _encode_call(request: ToolExecutionRequest) -> dict[str, Any]:
     named = {"id": valid_id(request.id), "name": tool_name(request.name)}
     return {"type": "tool_use", **named, "input": _input_of(request)}
 
@@ -328,10 +328,10 @@ def unique_ids(messages: Sequence[Message]) -> Sequence[Message]:
             for each in message.tool_execution_requests:
                 twice = twice or each.id in seen
                 seen.add(each.id)
-    return _renumbered(messages) if twice else messages
+    return _renumber_calls(messages) if twice else messages
 
 
-def _renumbered(messages: Sequence[Message]) -> list[Message]:
+def _renumber_calls(messages: Sequence[Message]) -> list[Message]:
     counts: dict[str, int] = {}
     latest: dict[str, list[str]] = {}
     changed: list[Message] = []
@@ -390,12 +390,12 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if schema.get("type") != "object" or _is_recursive(schema):
         return None
     try:
-        return _closed(schema)
+        return _close_schema(schema)
     except _Open:
         return None
 
 
-def _closed(schema: Any) -> dict[str, Any]:
+def _close_schema(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         raise _Open
     kept = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
@@ -409,19 +409,19 @@ def _closed(schema: Any) -> dict[str, Any]:
     if kept.get("type") == "object" or "properties" in kept:
         if kept.get("additionalProperties") not in (None, False) or "properties" not in kept:
             raise _Open
-        kept["properties"] = {name: _closed(each) for name, each in kept["properties"].items()}
+        kept["properties"] = {name: _close_schema(each) for name, each in kept["properties"].items()}
         kept["additionalProperties"] = False
     elif not kept.keys() & {"type", "anyOf", "$ref", "enum", "const"}:
         raise _Open
     if "items" in kept:
-        kept["items"] = _closed(kept["items"])
+        kept["items"] = _close_schema(kept["items"])
     elif kept.get("type") == "array":
         raise _Open
     for key in ("anyOf",):
         if key in kept:
-            kept[key] = [_closed(each) for each in kept[key]]
+            kept[key] = [_close_schema(each) for each in kept[key]]
     if "$defs" in kept:
-        kept["$defs"] = {name: _closed(each) for name, each in kept["$defs"].items()}
+        kept["$defs"] = {name: _close_schema(each) for name, each in kept["$defs"].items()}
     if notes := {key: value for key, value in notes.items() if key not in ("examples", "deprecated", "discriminator")}:
         limits = ", ".join(f"{key}: {compact_json(value)}" for key, value in notes.items())
         kept["description"] = f"{kept['description']} ({limits})" if kept.get("description") else limits
@@ -431,8 +431,8 @@ def _closed(schema: Any) -> dict[str, Any]:
 def _is_recursive(schema: Mapping[str, Any]) -> bool:
     definitions = schema.get("$defs")
     if not isinstance(definitions, Mapping):
-        return bool(set(_references(schema)))
-    below = {f"#/$defs/{name}": set(_references(each)) for name, each in definitions.items()}
+        return bool(set(_find_references(schema)))
+    below = {f"#/$defs/{name}": set(_find_references(each)) for name, each in definitions.items()}
     for name in below:
         reached, waiting = set[str](), list(below[name])
         while waiting:
@@ -441,18 +441,18 @@ def _is_recursive(schema: Mapping[str, Any]) -> bool:
                 waiting += below.get(each, ())
         if name in reached:
             return True
-    return "#" in _references(schema)
+    return "#" in _find_references(schema)
 
 
-def _references(schema: Any) -> Iterator[str]:
+def _find_references(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
         if isinstance(reference := schema.get("$ref"), str):
             yield reference
         for each in schema.values():
-            yield from _references(each)
+            yield from _find_references(each)
     elif isinstance(schema, (list, tuple)):
         for each in schema:
-            yield from _references(each)
+            yield from _find_references(each)
 
 
 # --- replies
@@ -555,21 +555,21 @@ class AnthropicInterpreter:
             return
         match value.get("type"):
             case "content_block_delta":
-                self._delta(key_of(value.get("index")), value.get("delta"))
+                self._read_delta(key_of(value.get("index")), value.get("delta"))
             case "content_block_start":
-                self._start(key_of(value.get("index")), value.get("content_block"))
+                self._start_block(key_of(value.get("index")), value.get("content_block"))
             case "content_block_stop":
-                self._stop(key_of(value.get("index")))
+                self._stop_block(key_of(value.get("index")))
             case "message_start":
-                self._message(value.get("message"))
+                self._read_message(value.get("message"))
             case "message_delta":
-                self._message_delta(value)
+                self._read_message_delta(value)
             case "message_stop":
                 self.answered = self.ended = self._is_over = True
             case "ping":
                 pass
             case kind if (kind == "message" or isinstance(value.get("content"), list)) and not value.get("error"):
-                self._message(value)
+                self._read_message(value)
                 self.ended = True
             case _:
                 if (error := error_in(value)) is not None:
@@ -577,7 +577,7 @@ class AnthropicInterpreter:
 
     # --- events
 
-    def _message(self, message: object) -> None:
+    def _read_message(self, message: object) -> None:
         """Read a whole message, or the beginning of one."""
         if not isinstance(message, Mapping):
             return
@@ -589,22 +589,22 @@ class AnthropicInterpreter:
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
         for number, each in enumerate(content if isinstance(content, list) else ()):
-            self._start(number, each)
-            self._stop(number)
+            self._start_block(number, each)
+            self._stop_block(number)
         if isinstance(message.get("usage"), Mapping):
             self._usage |= message["usage"]
-        self._ending(message)
-        self._keep(message, message.keys() - _OF_MESSAGE)
+        self._read_ending(message)
+        self._keep_fields(message, message.keys() - _OF_MESSAGE)
 
-    def _message_delta(self, value: Mapping[str, Any]) -> None:
+    def _read_message_delta(self, value: Mapping[str, Any]) -> None:
         if isinstance(delta := value.get("delta"), Mapping):
-            self._ending(delta)
-            self._keep(delta, delta.keys() - _OF_MESSAGE)
+            self._read_ending(delta)
+            self._keep_fields(delta, delta.keys() - _OF_MESSAGE)
         if isinstance(usage := value.get("usage"), Mapping):
             self._usage |= {name: count for name, count in usage.items() if count is not None}
-        self._keep(value, value.keys() - {"type", "delta", "usage"})
+        self._keep_fields(value, value.keys() - {"type", "delta", "usage"})
 
-    def _ending(self, fields: Mapping[str, Any]) -> None:
+    def _read_ending(self, fields: Mapping[str, Any]) -> None:
         if isinstance(container := fields.get("container"), Mapping) and isinstance(container.get("id"), str):
             self.container = container["id"]
         if isinstance(details := fields.get("stop_details"), Mapping):
@@ -614,10 +614,10 @@ class AnthropicInterpreter:
             self.stop_reason = reason
             self.answered = self.ended = True
 
-    def _keep(self, fields: Mapping[str, Any], names: Any) -> None:
+    def _keep_fields(self, fields: Mapping[str, Any], names: Any) -> None:
         self.reply.of_response |= {name: fields[name] for name in names if fields[name] not in (None, "", [], {})}
 
-    def _start(self, index: object, given: object) -> None:
+    def _start_block(self, index: object, given: object) -> None:
         """Read the beginning of a block. Servers that are not Anthropic may send a whole block."""
         if not isinstance(given, Mapping):
             return
@@ -628,13 +628,13 @@ class AnthropicInterpreter:
         self._at[index] = self._latest = block
         match block.type:
             case "text":
-                self._say(given.get("text"))
+                self._read_text(given.get("text"))
             case "thinking":
-                self._think(given.get("thinking"))
+                self._read_thought(given.get("thinking"))
             case "tool_use":
                 block.call = self.reply.call_piece(block.number, given.get("id"), given.get("name"), None)
 
-    def _delta(self, index: object, delta: object) -> None:
+    def _read_delta(self, index: object, delta: object) -> None:
         if not isinstance(delta, Mapping):
             return
         self.answered = True
@@ -648,24 +648,24 @@ class AnthropicInterpreter:
         if block is None:
             if not isinstance(kind, str) or kind not in _TEXTS:
                 return
-            self._start(index, {"type": _TEXTS[kind][0]})
+            self._start_block(index, {"type": _TEXTS[kind][0]})
             block = self._blocks[-1]
         match kind:
             case "text_delta" if block.type == "text":
-                self._delta(index, delta)
+                self._read_delta(index, delta)
             case "thinking_delta" if block.type == "thinking":
                 if isinstance(thought := delta.get("thinking"), str):
                     block.fragments.append(thought)
-                    self._think(thought)
+                    self._read_thought(thought)
             case "input_json_delta":
-                self._input(block, delta.get("partial_json"))
+                self._read_input(block, delta.get("partial_json"))
             case "signature_delta" if block.type == "thinking":
                 block.fields["signature"] = delta.get("signature")
             case "citations_delta" if block.type == "text":
                 before = block.fields.get("citations")
                 block.fields["citations"] = [*(before if isinstance(before, list) else ()), delta.get("citation")]
 
-    def _input(self, block: _Block, piece: object) -> None:
+    def _read_input(self, block: _Block, piece: object) -> None:
         if isinstance(piece, Mapping):
             piece = compact_json(dict(piece))
         if not isinstance(piece, str) or not piece:
@@ -675,7 +675,7 @@ class AnthropicInterpreter:
         if block.call is not None:
             self.reply.call_piece(block.number, None, None, piece)
 
-    def _stop(self, index: object) -> None:
+    def _stop_block(self, index: object) -> None:
         # The last call is complete when the reply is. If a token limit ends the reply inside its input, servers
         # complete the JSON of a whole block, and a tool that starts here would run with a part of its arguments.
         self._report_stopped()
@@ -688,29 +688,29 @@ class AnthropicInterpreter:
             whole = (not block.fragments and block.fields.get("input")) or None
             self.reply.end_call(block.call, json_bytes(whole).decode() if type(whole) is dict else whole)
 
-    def _say(self, text: object) -> None:
+    def _read_text(self, text: object) -> None:
         if isinstance(text, str) and text:
             self.reply.text(text)
 
-    def _think(self, thought: object) -> None:
+    def _read_thought(self, thought: object) -> None:
         if isinstance(thought, str) and thought:
             self.reply.reasoning(thought)
 
     # --- the end
 
-    def said(self) -> bytes:
+    def encode_paused_reply(self) -> bytes:
         """Return the blocks of a reply that was paused, for the request that continues it."""
         wholes = [each.whole() for each in self._blocks]
         return b",".join(json_bytes(each) for each in wholes if not _is_blank(each))
 
     def go_on(self) -> None:
         """Prepare for the next part of the reply."""
-        self._count()
+        self._count_tokens()
         self._usage, self._at, self._latest = {}, {}, None
         self.answered = self.ended = self._is_over = False
         self.stop_reason = None
 
-    def _count(self) -> None:
+    def _count_tokens(self) -> None:
         reply, usage = self.reply, self._usage
         if (found := usage_of(usage)) is not None:
             reply.usage = found if reply.usage is None else reply.usage + found
@@ -719,7 +719,7 @@ class AnthropicInterpreter:
 
     def close(self) -> None:
         """Keep the blocks as attributes. Raises `ModelRefusedError` if the model refused."""
-        self._count()
+        self._count_tokens()
         reply, reason = self.reply, self.stop_reason
         if reason == "refusal":
             wholes = [each.whole() for each in self._blocks]

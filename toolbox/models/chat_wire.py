@@ -52,8 +52,8 @@ from .wire_encoding import (
     Fields,
     SendReasoning,
     ToolBytes,
-    encoded_messages,
-    encoded_parts,
+    encode_messages,
+    encode_parts,
     function_name,
     is_any,
     json_bytes,
@@ -114,11 +114,11 @@ class ChatWire:
 
     def fields(self, request: ChatRequest) -> Fields:
         """Return the fields of a request as JSON, in the order of the API."""
-        fields: Fields = {"messages": b"[%s]" % self._messages(request.messages)}
+        fields: Fields = {"messages": b"[%s]" % self._encode_messages(request.messages)}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
         if request.tool_choice is not None and offers_tools(request):
-            fields["tool_choice"] = _tool_choice(request)
+            fields["tool_choice"] = _encode_tool_choice(request)
         if request.response_format is not None:
             fields["response_format"] = request.response_format.encoded_by(_encode_format, request.response_format)
         return fields
@@ -135,9 +135,9 @@ class ChatWire:
         """Return an interpreter for one reply."""
         return ChatInterpreter(reply)
 
-    def _messages(self, messages: Sequence[Message]) -> bytes:
-        forms = b",".join(filter(None, encoded_messages(self._encode_message, messages)))
-        return forms if MEDIA_FOLLOW not in forms else b",".join(_with_media(messages, self._encode_message))
+    def _encode_messages(self, messages: Sequence[Message]) -> bytes:
+        forms = b",".join(filter(None, encode_messages(self._encode_message, messages)))
+        return forms if MEDIA_FOLLOW not in forms else b",".join(_move_media(messages, self._encode_message))
 
     def _encode_tool(self, tool: ToolSpecification) -> bytes:
         function: dict[str, Any] = {"name": tool.name}
@@ -157,14 +157,20 @@ def encode_message(message: Message, send_reasoning: SendReasoning = "with_calls
     """Encode one message. An empty reply becomes `b""`, because servers reject it in a history."""
     match message:
         case SystemMessage():
-            return json_bytes({"role": message.role, **_said(message.text, message), **_name(message)})
+            return json_bytes(
+                {"role": message.role, **_make_content_field(message.text, message), **_make_name_field(message)}
+            )
         case UserMessage():
-            return json_bytes({"role": "user", **_said(_content(message), message), **_name(message)})
+            return json_bytes(
+                {"role": "user", **_make_content_field(_encode_content(message), message), **_make_name_field(message)}
+            )
         case ToolExecutionResultMessage():
-            form = json_bytes({"role": "tool", "tool_call_id": message.id, **_said(message.text, message)})
+            form = json_bytes(
+                {"role": "tool", "tool_call_id": message.id, **_make_content_field(message.text, message)}
+            )
             if not message.contents or not media_in(message.contents):
                 return form
-            encoded_parts(_part, message.contents)  # raises for a part that user messages do not support
+            encode_parts(_encode_part, message.contents)  # raises for a part that user messages do not support
             return form + MEDIA_FOLLOW
         case AiMessage():
             return _encode_reply(message, send_reasoning)
@@ -177,7 +183,7 @@ _ENCODERS: dict[SendReasoning, Callable[[Message], bytes]] = {
 }
 
 
-def _said(content: str | list[dict[str, Any]], message: Message) -> dict[str, Any]:
+def _make_content_field(content: str | list[dict[str, Any]], message: Message) -> dict[str, Any]:
     """Return the content field, with the message's `cache_control` on its last part."""
     mark = message.attributes.get(CACHE_CONTROL)
     if not mark:
@@ -186,25 +192,25 @@ def _said(content: str | list[dict[str, Any]], message: Message) -> dict[str, An
     return {"content": [*parts[:-1], {**parts[-1], CACHE_CONTROL: mark}]} if parts else {"content": content}
 
 
-def _name(message: SystemMessage | UserMessage | AiMessage) -> dict[str, str]:
+def _make_name_field(message: SystemMessage | UserMessage | AiMessage) -> dict[str, str]:
     return {"name": message.name} if message.name else {}
 
 
-def _image(image: ImageContent) -> dict[str, Any]:
+def _encode_image(image: ImageContent) -> dict[str, Any]:
     return {"url": url_of(image), "detail": image.detail} if image.detail else {"url": url_of(image)}
 
 
-def _content(message: UserMessage) -> str | list[dict[str, Any]]:
-    parts = encoded_parts(_part, message.contents)
+def _encode_content(message: UserMessage) -> str | list[dict[str, Any]]:
+    parts = encode_parts(_encode_part, message.contents)
     return message.text if all(each["type"] == "text" for each in parts) else parts
 
 
-def _part(content: Content) -> dict[str, Any]:
+def _encode_part(content: Content) -> dict[str, Any]:
     match content:
         case TextContent(text):
             return {"type": "text", "text": text}
         case ImageContent():
-            return {"type": "image_url", "image_url": _image(content)}
+            return {"type": "image_url", "image_url": _encode_image(content)}
         case PdfContent():
             if (data := base64_of(content)) is None:
                 raise UnsupportedContentError("PdfContent", f"{_API} does not support URLs of documents; pass data=")
@@ -221,29 +227,29 @@ def _part(content: Content) -> dict[str, Any]:
             assert_never(content)
 
 
-def _with_media(messages: Sequence[Message], encode: Callable[[Message], bytes]) -> Iterator[bytes]:
+def _move_media(messages: Sequence[Message], encode: Callable[[Message], bytes]) -> Iterator[bytes]:
     """Yield the encoded messages. Images, documents and audio of tool results follow the round's last result."""
     media: list[Media] = []
     for message in messages:
         if media and not isinstance(message, ToolExecutionResultMessage):
-            yield _user_of_media(media)
+            yield _encode_media(media)
             media = []
         if form := message.encoded_by(encode, message):
             yield form.removesuffix(MEDIA_FOLLOW)
         if isinstance(message, ToolExecutionResultMessage):
             media += media_in(message.contents)
     if media:
-        yield _user_of_media(media)
+        yield _encode_media(media)
 
 
-def _user_of_media(media: Sequence[Media]) -> bytes:
-    return json_bytes({"role": "user", "content": [_part(each) for each in media]})
+def _encode_media(media: Sequence[Media]) -> bytes:
+    return json_bytes({"role": "user", "content": [_encode_part(each) for each in media]})
 
 
 def _encode_reply(message: AiMessage, send_reasoning: SendReasoning) -> bytes:
-    fields: dict[str, Any] = {"role": "assistant", **_name(message)}
+    fields: dict[str, Any] = {"role": "assistant", **_make_name_field(message)}
     if message.text:
-        fields |= _said(message.text, message)
+        fields |= _make_content_field(message.text, message)
     elif mark := message.attributes.get(CACHE_CONTROL):
         fields[CACHE_CONTROL] = mark
     fields |= {name: True for name in CONTINUED if message.attributes.get(name) is True}
@@ -271,7 +277,7 @@ def _encode_call(request: ToolExecutionRequest) -> dict[str, Any]:
     return call
 
 
-def _tool_choice(request: ChatRequest) -> bytes:
+def _encode_tool_choice(request: ChatRequest) -> bytes:
     choice = request.tool_choice
     if choice in ("auto", "none", "required") or is_any(request):
         return json_bytes(choice)
@@ -351,7 +357,7 @@ class ChatInterpreter:
         """Read a message that was sent with empty deltas. Raises `ModelProtocolError` if there is no message."""
         reply = self.reply
         if self._said_again is not None and not reply.says_something:
-            self._delta(self._said_again, whole=True)
+            self._read_delta(self._said_again, whole=True)
         is_empty = self._lacks_message and not reply.says_something and not self._by_deltas
         if is_empty and reply.finish_reason not in _LASTING:  # Azure sends no message if its filter stopped the reply
             raise ModelProtocolError("the reply's message is null")
@@ -367,9 +373,9 @@ class ChatInterpreter:
             raise error
         usage = value.get("usage")
         if usage:
-            self._usage(usage)
+            self._read_usage(usage)
         elif (groq := value.get("x_groq")) and isinstance(groq, dict):
-            self._usage(groq.get("usage"))
+            self._read_usage(groq.get("usage"))
         repeated = (value.get("created"), value.get("service_tier"), value.get("system_fingerprint"))
         if repeated != self._repeated or not _OF_CHUNK.issuperset(value):
             self._repeated = repeated
@@ -377,23 +383,23 @@ class ChatInterpreter:
         if not choices or not isinstance(choices, list):
             return
         if self.reply.id is None:
-            self._about(value)
+            self._read_head(value)
         for choice in choices:
             if isinstance(choice, dict):
-                self._one_choice(choice, is_document, is_document or value.get("object") == "chat.completion")
+                self._read_choice(choice, is_document, is_document or value.get("object") == "chat.completion")
 
-    def _about(self, value: dict[str, Any]) -> None:
+    def _read_head(self, value: dict[str, Any]) -> None:
         if isinstance(found := value.get("id"), str):
             self.reply.id = found or None
         if isinstance(found := value.get("model"), str):
             self.reply.model = found or None
 
-    def _one_choice(self, choice: dict[str, Any], is_document: bool, whole: bool) -> None:
+    def _read_choice(self, choice: dict[str, Any], is_document: bool, whole: bool) -> None:
         index = choice.get("index") or 0
         if self._choice is None:
             self._choice = index
         elif index != self._choice and str(index) != str(self._choice):
-            self._other_choice(index, choice)
+            self._read_other_choice(index, choice)
             return
         if not _OF_CHOICE.issuperset(choice):
             add_extras(self.reply.of_response, choice, choice.keys() - _OF_CHOICE)
@@ -410,11 +416,11 @@ class ChatInterpreter:
             if not self._by_deltas:
                 self.answered = True
                 self._is_whole = self._is_whole or whole
-                self._delta(message, whole or bool(reason))
+                self._read_delta(message, whole or bool(reason))
         elif isinstance(delta, dict) and (delta or "message" not in choice):
             if delta:
                 self.answered = self._by_deltas = True
-                self._delta(delta, whole=False)
+                self._read_delta(delta, whole=False)
             if isinstance(message, dict):
                 self._said_again = message
         elif whole or "message" in choice:
@@ -423,11 +429,11 @@ class ChatInterpreter:
             self.answered = True
         if reason:
             self.answered = True
-            self._finish_reason(reason)
+            self._read_finish_reason(reason)
             if usage := choice.get("usage"):
-                self._usage(usage)
+                self._read_usage(usage)
 
-    def _other_choice(self, index: object, choice: dict[str, Any]) -> None:
+    def _read_other_choice(self, index: object, choice: dict[str, Any]) -> None:
         """Keep a further choice, assembled to a whole one."""
         kept = self._others.setdefault(str(index), {"index": index, "message": {}})
         for said in (choice.get("delta"), choice.get("message")):
@@ -435,7 +441,7 @@ class ChatInterpreter:
                 add_extras(kept["message"], said, said.keys())
         add_extras(kept, choice, choice.keys() - {"index", "delta", "message"})
 
-    def _finish_reason(self, reason: object) -> None:
+    def _read_finish_reason(self, reason: object) -> None:
         word = str(reason).lower()
         if word == "null":
             return
@@ -447,14 +453,14 @@ class ChatInterpreter:
         if reply.finish_reason not in _LASTING:
             reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
 
-    def _delta(self, delta: dict[str, Any], whole: bool) -> None:
+    def _read_delta(self, delta: dict[str, Any], whole: bool) -> None:
         reply = self.reply
         content = delta.get("content")
         if content:
             if type(content) is str:
                 reply.text(content)
             else:
-                self._parts(content)
+                self._read_parts(content)
         for name in REASONING_FIELDS:
             thought = delta.get(name)
             if thought and isinstance(thought, str):
@@ -468,7 +474,7 @@ class ChatInterpreter:
         if calls := delta.get("tool_calls"):
             for entry in calls if isinstance(calls, list) else [calls]:
                 if isinstance(entry, dict):
-                    self._call(entry, whole)
+                    self._read_call(entry, whole)
         elif isinstance(retired := delta.get("function_call"), dict) and retired:
             reply.call_piece("function_call", None, retired.get("name"), retired.get("arguments"))
         if details := delta.get(REASONING_DETAILS):
@@ -479,7 +485,7 @@ class ChatInterpreter:
             add_extras(reply.of_message, delta, more)
             reply.unread += [name for name in _ANSWERS if delta.get(name)]
 
-    def _parts(self, parts: object) -> None:
+    def _read_parts(self, parts: object) -> None:
         """Read content that is a list of parts, including reasoning."""
         for part in parts if isinstance(parts, list) else [parts]:
             if isinstance(part, str):
@@ -489,7 +495,9 @@ class ChatInterpreter:
             elif not isinstance(part, dict):
                 continue
             elif part.get("type") in ("thinking", "reasoning"):
-                self._thoughts(next(filter(None, map(part.get, ("thinking", "reasoning", "summary", "text"))), None))
+                self._read_thoughts(
+                    next(filter(None, map(part.get, ("thinking", "reasoning", "summary", "text"))), None)
+                )
             elif isinstance(text := part.get("text"), str):
                 self.reply.text(text)
             elif isinstance(refusal := part.get("refusal"), str):
@@ -500,13 +508,13 @@ class ChatInterpreter:
                 self.reply.unread.append(f"{part['type']} content")
                 add_extras(self.reply.of_message, {"content_parts": [part]}, ("content_parts",))
 
-    def _thoughts(self, thoughts: object) -> None:
+    def _read_thoughts(self, thoughts: object) -> None:
         for thought in thoughts if isinstance(thoughts, list) else [thoughts]:
             text = thought.get("text") if isinstance(thought, dict) else thought
             if isinstance(text, str):
                 self.reply.reasoning(text)
 
-    def _call(self, entry: dict[str, Any], whole: bool) -> None:
+    def _read_call(self, entry: dict[str, Any], whole: bool) -> None:
         function, kind = entry.get("function"), entry.get("type")
         if function is None and isinstance(kind, str) and isinstance(entry.get(kind), dict):
             self.reply.unread.append(f"{kind} tool call")  # a call of a tool in `parameters`
@@ -525,7 +533,7 @@ class ChatInterpreter:
         if not _OF_CALL.issuperset(entry):
             add_extras(call.attributes, storable(entry), entry.keys() - _OF_CALL)
 
-    def _usage(self, usage: object) -> None:
+    def _read_usage(self, usage: object) -> None:
         if isinstance(usage, dict) and (found := usage_of(usage)) is not None:
             self.reply.usage = found
             if more := further_usage(usage):

@@ -33,7 +33,7 @@ from .server_errors import with_request
 from .server_model import ServerChatModel, added_tools, names_of
 from .server_settings import ServerSettings, key_provider, taking
 from .sse import excerpt
-from .wire_encoding import Fields, SendReasoning, joined, json_bytes
+from .wire_encoding import Fields, SendReasoning, join_fields, json_bytes
 
 
 class Wire(Protocol):
@@ -64,24 +64,24 @@ class OpenAiChatModel(ServerChatModel):
         super().__init__(settings, problems_of(settings), OpenAiPackage)
         self.supports_response_format = settings.supports_response_format
         metadata, thoughts = names_of(settings.send_tool_metadata), settings.sent_reasoning
-        self._wire: Wire = _wire(settings.wire, metadata, settings.strict_tools, thoughts)
+        self._wire: Wire = _make_wire(settings.wire, metadata, settings.strict_tools, thoughts)
         self._stream_usage = settings.stream_usage
 
     async def _send(self, request: ChatRequest) -> ChatResponse:
-        body, headers = self._body(request, {})
+        body, headers = self._encode_body(request, {})
         received = await self._transport.post(self._wire.path, body, headers)
         try:
-            return self._reader(request).read(received.body)
+            return self._make_reader(request).read(received.body)
         except ModelError as error:
             raise with_request(error, received.status, received.request_id) from error.__cause__
 
     async def _send_stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
         said = False
         while True:
-            body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
+            body, headers = self._encode_body(request, self._wire.stream_fields(self._stream_usage))
             try:
                 async with self._transport.open(self._wire.path, body, headers) as stream:
-                    reader = self._reader(request)
+                    reader = self._make_reader(request)
                     events: list[StreamEvent] = []
                     try:
                         while (block := await receive_block(stream, reader, bool(events))) is not None:
@@ -119,7 +119,7 @@ class OpenAiChatModel(ServerChatModel):
 
     # --- sending
 
-    def _body(self, request: ChatRequest, more: Fields) -> tuple[bytes, dict[str, str] | None]:
+    def _encode_body(self, request: ChatRequest, more: Fields) -> tuple[bytes, dict[str, str] | None]:
         """Return the bytes of a request, and its additional headers."""
         parameters = self._parameters
         headers: dict[str, str] | None = None
@@ -134,7 +134,7 @@ class OpenAiChatModel(ServerChatModel):
             parameters = {**parameters, "reasoning_effort": request.reasoning}
         if request.max_output_tokens is not None:
             limits = {name: value for name, value in parameters.items() if name not in OUTPUT_LIMITS}
-            parameters = {**limits, self._output_limit(parameters): request.max_output_tokens}
+            parameters = {**limits, self._choose_output_limit(parameters): request.max_output_tokens}
         if parameters.get("tools") and not request.parameters.get("tools"):
             request = replace(request, parameters=parameters)  # the model's tools count for the tool choice too
         fields = {"model": json_bytes(self.model), **self._wire.fields(request), **more}
@@ -150,15 +150,15 @@ class OpenAiChatModel(ServerChatModel):
                 if name == "tools" and name in fields and form.startswith(b"["):
                     form = b"[%s]" % b",".join(filter(None, (fields[name][1:-1], form[1:-1])))
                 fields[name] = form
-        return joined(fields), headers
+        return join_fields(fields), headers
 
-    def _output_limit(self, parameters: Mapping[str, Any]) -> str:
+    def _choose_output_limit(self, parameters: Mapping[str, Any]) -> str:
         """Return the server's name of the token limit: the name in use, else OpenAI's, which few others accept."""
         used = [name for name in OUTPUT_LIMITS if parameters.get(name) is not None]
         newest = "max_completion_tokens" if is_openai_address(self._server.address) else "max_tokens"
         return used[0] if used else newest
 
-    def _reader(self, request: ChatRequest) -> ReplyReader:
+    def _make_reader(self, request: ChatRequest) -> ReplyReader:
         names = self._tool_names.of(request.tool_specifications)
         reply = ReplyAccumulator(names, wants_json=request.response_format is not None)
         return ReplyReader(self._wire.interpreter(reply))
@@ -192,7 +192,9 @@ class OpenAiPackage:
         return environment_headers(address)
 
 
-def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool, send_reasoning: SendReasoning) -> Wire:
+def _make_wire(
+    name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool, send_reasoning: SendReasoning
+) -> Wire:
     if name == "chat":
         return ChatWire(send_tool_metadata, strict_tools, send_reasoning)
     if name == "responses":

@@ -55,7 +55,7 @@ from ..safe_text import hide_secrets
 from . import model_requests
 from .accumulator import PartialCall, ReplyAccumulator
 from .fallbacks import DEFAULT_COOLDOWN, cooldown_problem
-from .server_errors import message_of, secrets_in, shorten, transport_error
+from .server_errors import message_of, secrets_in, shorten_texts, transport_error
 from .server_model import names_of
 from .server_settings import LARGEST_REPLY, reasoning_problems
 from .sse import excerpt
@@ -109,9 +109,9 @@ class PydanticAiChatModel(ChatModel):
         cooldown: float = DEFAULT_COOLDOWN,
     ) -> None:
         where = f"PydanticAiChatModel({model if isinstance(model, str) else type(model).__name__!r})"
-        if problems := list(_problems(where, reasoning, timeout, max_retries, max_reply_bytes, cooldown)):
+        if problems := list(_problems_of_options(where, reasoning, timeout, max_retries, max_reply_bytes, cooldown)):
             raise IllegalConfigurationError(problems)
-        self._model = made_model(model, where)
+        self._model = make_model(model, where)
         self.fallback, self.cooldown = names_of(fallback), cooldown
         named = {"temperature": temperature, "max_tokens": max_tokens, "parallel_tool_calls": parallel_tool_calls}
         given = {name: value for name, value in named.items() if value is not None}
@@ -119,7 +119,7 @@ class PydanticAiChatModel(ChatModel):
         self._reasoning = reasoning
         self._timeout, self._max_retries, self._max_reply_bytes = timeout, max_retries, max_reply_bytes
         if supports_response_format is None:
-            supports_response_format = bool(self._profile().get("supports_json_schema_output"))
+            supports_response_format = bool(self._read_profile().get("supports_json_schema_output"))
         self.supports_response_format = supports_response_format
 
     def __repr__(self) -> str:
@@ -147,28 +147,28 @@ class PydanticAiChatModel(ChatModel):
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Send a request and return the whole reply. Raises `ModelError`."""
-        bridge = self._bridge(request)
+        bridge = self._make_bridge(request)
         try:
             async with asyncio.timeout(self._timeout):
                 while True:
                     ask = self._model.request
-                    reply = await self._retried(lambda ask=ask: ask(*bridge.arguments()))  # type: ignore[misc]
+                    reply = await self._retry(lambda ask=ask: ask(*bridge.arguments()))  # type: ignore[misc]
                     bridge.take_whole(reply)
                     if bridge.is_complete(reply):
                         return bridge.finish()
         except Exception as error:
-            raise self._converted(error, request) from error
+            raise self._convert_error(error, request) from error
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
-        bridge = self._bridge(request)
+        bridge = self._make_bridge(request)
         loop = asyncio.get_running_loop()
         deadline = None if self._timeout is None else loop.time() + self._timeout
         try:
             while True:
                 async with AsyncExitStack() as stack:
-                    first, response = await self._begun(stack, bridge, deadline)
-                    async for event in _until(deadline, first, response):
+                    first, response = await self._open_stream(stack, bridge, deadline)
+                    async for event in _read_until(deadline, first, response):
                         bridge.take(event)
                         for each in bridge.reply.take_events():
                             yield each
@@ -179,7 +179,7 @@ class PydanticAiChatModel(ChatModel):
                         yield each
                     return
         except Exception as error:
-            raise self._converted(error, request) from error
+            raise self._convert_error(error, request) from error
 
     async def aclose(self) -> None:
         """Close the connections, if the library opened them. The model can be used again."""
@@ -188,14 +188,14 @@ class PydanticAiChatModel(ChatModel):
 
     # --- requests
 
-    def _profile(self) -> Mapping[str, Any]:
+    def _read_profile(self) -> Mapping[str, Any]:
         try:
             found: Mapping[str, Any] = self._model.profile
         except NotImplementedError:  # several models behind one
             return {}
         return found
 
-    def _bridge(self, request: ChatRequest) -> _Bridge:
+    def _make_bridge(self, request: ChatRequest) -> _Bridge:
         if model_requests.check is not None and self._model.provider is not None:
             model_requests.check(self.base_url or self._model.model_id)
         settings: dict[str, Any] = {**self._parameters, **request.parameters}
@@ -215,10 +215,10 @@ class PydanticAiChatModel(ChatModel):
             settings["tool_choice"] = known.get(request.tool_choice, [request.tool_choice])
         if self._model.provider is not None and "max_retries" not in self._model.unsupported_settings:
             settings["max_retries"] = 0
-        refuse_contents(request.messages, self._profile(), self.model)
+        refuse_contents(request.messages, self._read_profile(), self.model)
         return _Bridge(request, settings, tools, self._max_reply_bytes)
 
-    async def _retried(self, ask: Callable[[], Awaitable[R]]) -> R:
+    async def _retry(self, ask: Callable[[], Awaitable[R]]) -> R:
         """Return what `ask` returns, and call it again after failures that may pass."""
         for attempt in range(self._max_retries):
             try:
@@ -230,10 +230,10 @@ class PydanticAiChatModel(ChatModel):
             await asyncio.sleep(wait)
         return await ask()
 
-    async def _begun(self, stack: AsyncExitStack, bridge: _Bridge, deadline: float | None) -> tuple[Any, Any]:
+    async def _open_stream(self, stack: AsyncExitStack, bridge: _Bridge, deadline: float | None) -> tuple[Any, Any]:
         """Open a stream and return its first event and the stream. Only this part is retried."""
 
-        async def begin() -> tuple[Any, Any]:
+        async def open_once() -> tuple[Any, Any]:
             async with AsyncExitStack() as opened:
                 response = await opened.enter_async_context(self._model.request_stream(*bridge.arguments()))
                 events = aiter(response)
@@ -242,20 +242,20 @@ class PydanticAiChatModel(ChatModel):
             return (first, events), response
 
         async with asyncio.timeout_at(deadline):
-            return await self._retried(begin)
+            return await self._retry(open_once)
 
-    def _converted(self, error: Exception, request: ChatRequest) -> Exception:
+    def _convert_error(self, error: Exception, request: ChatRequest) -> Exception:
         found = model_error(error, self.base_url or "", self._timeout, request)
         if isinstance(found, ModelError):
             hide_secrets(found, {each for each in secrets_in([self._parameters, request.parameters]) if len(each) > 7})
-            shorten(found)
+            shorten_texts(found)
         return found
 
 
 _RENAMED = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
 
 
-async def _until(deadline: float | None, first: tuple[Any, Any], response: Any) -> AsyncIterator[Any]:
+async def _read_until(deadline: float | None, first: tuple[Any, Any], response: Any) -> AsyncIterator[Any]:
     event, events = first
     while event is not None:
         yield event
@@ -263,7 +263,7 @@ async def _until(deadline: float | None, first: tuple[Any, Any], response: Any) 
             event = await anext(events, None)
 
 
-def _problems(
+def _problems_of_options(
     where: str, reasoning: object, timeout: object, max_retries: object, max_reply_bytes: object, cooldown: object
 ) -> Iterator[Problem]:
     yield from reasoning_problems(reasoning, where)
@@ -284,7 +284,7 @@ def missing_package(where: str) -> Problem:
     return Problem(where, "the package pydantic-ai is missing", fix)
 
 
-def made_model(model: Any, where: str) -> Any:
+def make_model(model: Any, where: str) -> Any:
     """Return the library's model of this name, or the model itself. Raises `IllegalConfigurationError`."""
     try:
         from pydantic_ai.exceptions import UserError
@@ -403,49 +403,49 @@ class _Bridge:
     def take_whole(self, response: Any) -> None:
         """Read a reply that is not streamed."""
         for number, part in enumerate(response.parts):
-            self._start(number, part)
+            self._start_part(number, part)
 
     def take(self, event: Any) -> None:
         """Read an event of a stream."""
         match type(event).__name__:
             case "PartStartEvent":
-                self._start(event.index, event.part)
+                self._start_part(event.index, event.part)
             case "PartDeltaEvent":
-                self._delta(event.index, event.delta)
+                self._read_delta(event.index, event.delta)
             case "PartEndEvent":
                 # The last call is complete when the reply is, because a token limit may have cut it.
                 if event.next_part_kind is not None and (call := self._calls.get(event.index)) is not None:
                     self.reply.end_call(call, event.part.args if not call.fragments else None)
 
-    def _start(self, index: int, part: Any) -> None:
+    def _start_part(self, index: int, part: Any) -> None:
         match part.part_kind:
             case "text":
-                self._count(part.content)
+                self._count_piece(part.content)
                 self.reply.text(part.content)
             case "thinking":
-                self._count(part.content)
+                self._count_piece(part.content)
                 self.reply.reasoning(part.content)
             case "tool-call":
                 key = (len(self._replies), index)
                 arguments = part.args if part.args not in (None, {}, "") else None
-                self._count(arguments)
+                self._count_piece(arguments)
                 self._calls[index] = self.reply.call_piece(str(key), part.tool_call_id, part.tool_name, arguments)
 
-    def _delta(self, index: int, delta: Any) -> None:
+    def _read_delta(self, index: int, delta: Any) -> None:
         match delta.part_delta_kind:
             case "text":
-                self._count(delta.content_delta)
+                self._count_piece(delta.content_delta)
                 self.reply.text(delta.content_delta)
             case "thinking" if delta.content_delta:
-                self._count(delta.content_delta)
+                self._count_piece(delta.content_delta)
                 self.reply.reasoning(delta.content_delta)
             case "tool_call":
                 key = (len(self._replies), index)
-                self._count(delta.args_delta)
+                self._count_piece(delta.args_delta)
                 call = self.reply.call_piece(str(key), None, delta.tool_name_delta, delta.args_delta)
                 self._calls[index] = call
 
-    def _count(self, piece: object) -> None:
+    def _count_piece(self, piece: object) -> None:
         if self._left is None or not piece:
             return
         self._left -= len(piece.encode("utf-8", "replace")) if isinstance(piece, str) else len(compact_json(piece))
@@ -469,7 +469,7 @@ class _Bridge:
 
         reply, last = self.reply, self._replies[-1]
         for each in self._replies:
-            usage = _usage(each.usage)
+            usage = _read_usage(each.usage)
             reply.usage = usage if reply.usage is None or usage is None else reply.usage + usage
         reply.id, reply.model = last.provider_response_id, last.model_name
         details = last.provider_details or {}
@@ -490,7 +490,7 @@ class _Bridge:
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "tool_call": FinishReason.TOOL_EXECUTION}
 
 
-def _usage(usage: Any) -> TokenUsage | None:
+def _read_usage(usage: Any) -> TokenUsage | None:
     if not usage.has_values():
         return None
     details = usage.details or {}
@@ -544,27 +544,27 @@ def messages_of(messages: Sequence[Message]) -> list[Any]:
             if parts:
                 found.append(ModelRequest(parts))
                 parts = []
-            found += _responses(message)
+            found += _convert_reply(message)
         else:
-            parts.append(_request_part(message))
+            parts.append(_convert_message(message))
     if parts:
         found.append(ModelRequest(parts))
     return found
 
 
-def _request_part(message: SystemMessage | UserMessage | ToolExecutionResultMessage) -> Any:
+def _convert_message(message: SystemMessage | UserMessage | ToolExecutionResultMessage) -> Any:
     from pydantic_ai.messages import SystemPromptPart, ToolReturnPart, UserPromptPart
 
     match message:
         case SystemMessage(text):
             return SystemPromptPart(text)
         case UserMessage():
-            contents = [_content(each) for each in message.contents]
+            contents = [_convert_content(each) for each in message.contents]
             return UserPromptPart(message.text if all(isinstance(each, str) for each in contents) else contents)
         case ToolExecutionResultMessage():
             content: Any = message.text
             if media_in(message.contents):
-                content = [_content(each) for each in message.contents]
+                content = [_convert_content(each) for each in message.contents]
                 if message.text and not any(isinstance(each, str) for each in content):
                     content = [message.text, *content]
             outcome: Any = "failed" if message.is_error else "success"
@@ -573,7 +573,7 @@ def _request_part(message: SystemMessage | UserMessage | ToolExecutionResultMess
             assert_never(message)
 
 
-def _content(content: Content) -> Any:
+def _convert_content(content: Content) -> Any:
     from pydantic_ai.messages import BinaryContent, DocumentUrl, ImageUrl
 
     match content:
@@ -594,7 +594,7 @@ def _content(content: Content) -> Any:
             assert_never(content)
 
 
-def _responses(message: AiMessage) -> list[Any]:
+def _convert_reply(message: AiMessage) -> list[Any]:
     """Return a reply as messages of the library: its own while text and calls are unchanged."""
     from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
 
@@ -616,8 +616,8 @@ def _says_the_same(responses: Sequence[Any], message: AiMessage) -> bool:
     calls = [
         (part.tool_call_id, part.tool_name, part.args_as_dict()) for part in parts if part.part_kind == "tool-call"
     ]
-    return text == (message.text or "") and calls == [_call(each) for each in message.tool_execution_requests]
+    return text == (message.text or "") and calls == [_read_call(each) for each in message.tool_execution_requests]
 
 
-def _call(request: ToolExecutionRequest) -> tuple[str, str, dict[str, Any]]:
+def _read_call(request: ToolExecutionRequest) -> tuple[str, str, dict[str, Any]]:
     return request.id, request.name, strict_arguments(object_text(request.arguments)) or {}

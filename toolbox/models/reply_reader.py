@@ -83,7 +83,7 @@ class ReplyReader:
         if not values:  # no line ended in this block
             return []
         try:
-            self._take(values)
+            self._take_objects(values)
         except ModelError as error:
             self._failure = error
         return self._pending_events()
@@ -95,7 +95,7 @@ class ReplyReader:
             return []
         self._is_flushed = True
         try:
-            self._take(self._events.finish())
+            self._take_objects(self._events.finish())
             self._check_end()
         except ModelError as error:
             self._failure = error
@@ -137,11 +137,11 @@ class ReplyReader:
             self._latest = value
             self._interpreter.take(value, True)
         else:
-            self._take(self._events.feed(body))
-            self._take(self._events.finish())
+            self._take_objects(self._events.feed(body))
+            self._take_objects(self._events.finish())
         self._check_end()
 
-    def _take(self, values: Iterable[dict[str, Any]]) -> None:
+    def _take_objects(self, values: Iterable[dict[str, Any]]) -> None:
         events, interpreter = self._events, self._interpreter
         for value in values:
             self._latest = value

@@ -43,8 +43,8 @@ from .wire_encoding import (
     Fields,
     SendReasoning,
     ToolBytes,
-    encoded_messages,
-    encoded_parts,
+    encode_messages,
+    encode_parts,
     function_name,
     is_any,
     json_bytes,
@@ -89,12 +89,12 @@ class ResponsesWire:
 
     def fields(self, request: ChatRequest) -> Fields:
         """Return the fields of a request as JSON, in the order of the API."""
-        items = b",".join(filter(None, encoded_messages(self._encode_message, request.messages)))
+        items = b",".join(filter(None, encode_messages(self._encode_message, request.messages)))
         fields: Fields = {"input": b"[%s]" % items}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
         if request.tool_choice is not None and offers_tools(request):
-            fields["tool_choice"] = _tool_choice(request)
+            fields["tool_choice"] = _encode_tool_choice(request)
         if request.response_format is not None:
             fields["text"] = request.response_format.encoded_by(_encode_format, request.response_format)
         return fields
@@ -132,16 +132,16 @@ def encode_items(message: Message, send_reasoning: SendReasoning = "always") -> 
         case SystemMessage():
             return json_bytes({"role": message.role, "content": message.text})
         case UserMessage():
-            parts = encoded_parts(_part, message.contents)
+            parts = encode_parts(_encode_part, message.contents)
             only_text = all(each["type"] == "input_text" for each in parts)
             return json_bytes({"role": "user", "content": message.text if only_text else parts})
         case ToolExecutionResultMessage():
             output: Any = message.text
             if message.contents and media_in(message.contents):
-                output = encoded_parts(_part, message.contents)
+                output = encode_parts(_encode_part, message.contents)
             return json_bytes({"type": "function_call_output", "call_id": message.id, "output": output})
         case AiMessage():
-            return b",".join(json_bytes(each) for each in _reply_items(message, send_reasoning))
+            return b",".join(json_bytes(each) for each in _encode_reply(message, send_reasoning))
 
 
 _ENCODERS: dict[SendReasoning, Callable[[Message], bytes]] = {
@@ -151,7 +151,7 @@ _ENCODERS: dict[SendReasoning, Callable[[Message], bytes]] = {
 }
 
 
-def _part(content: Content) -> dict[str, Any]:
+def _encode_part(content: Content) -> dict[str, Any]:
     match content:
         case TextContent(text):
             return {"type": "input_text", "text": text}
@@ -169,7 +169,7 @@ def _part(content: Content) -> dict[str, Any]:
             assert_never(content)
 
 
-def _reply_items(message: AiMessage, send_reasoning: SendReasoning) -> Iterator[dict[str, Any]]:
+def _encode_reply(message: AiMessage, send_reasoning: SendReasoning) -> Iterator[dict[str, Any]]:
     calls = {each.id: each for each in message.tool_execution_requests}
     text = message.text
     phase = {"phase": found} if isinstance(found := message.attributes.get("phase"), str) else {}
@@ -209,7 +209,7 @@ def _text_of_message(item: Mapping[str, Any]) -> str:
     return "".join(str(part.get("text") or "") for part in _message_parts(item))
 
 
-def _tool_choice(request: ChatRequest) -> bytes:
+def _encode_tool_choice(request: ChatRequest) -> bytes:
     choice = "required" if is_any(request) else request.tool_choice
     if choice in ("auto", "none", "required"):
         return json_bytes(choice)
@@ -275,15 +275,15 @@ class ResponsesInterpreter:
         kind = value.get("type")
         if isinstance(kind, str) and kind.startswith("response."):
             self._is_streamed = True
-            self._event(kind, value)
+            self._read_event(kind, value)
         elif "output" in value or value.get("status") == "failed":
-            self._response(value)
+            self._read_response(value)
         elif (error := error_in(value)) is not None:
             raise error
 
     # --- events
 
-    def _event(self, kind: str, value: dict[str, Any]) -> None:
+    def _read_event(self, kind: str, value: dict[str, Any]) -> None:
         key, identity = _first_key(value, "output_index"), _first_key(value, "item_id")
         if key is None:
             key = self._places.get(identity, identity)
@@ -293,25 +293,25 @@ class ResponsesInterpreter:
             case (
                 "output_text.delta" | "refusal.delta" | "reasoning_summary_text.delta" | "reasoning_text.delta" as name
             ):
-                self._piece(key, name.partition(".")[0], _part_of(value), value.get("delta"))
+                self._read_piece(key, name.partition(".")[0], _part_of(value), value.get("delta"))
                 if name == "output_text.delta" and "" not in self._layout:
                     self._layout.append("")
             case "output_text.done" | "refusal.done" | "reasoning_summary_text.done" | "reasoning_text.done" as name:
-                self._rest(key, name.partition(".")[0], _part_of(value), value.get("text", value.get("refusal")))
+                self._read_rest(key, name.partition(".")[0], _part_of(value), value.get("text", value.get("refusal")))
             case "function_call_arguments.delta":
-                self._call(key, {"arguments": value.get("delta")})
+                self._find_call(key, {"arguments": value.get("delta")})
             case "function_call_arguments.done":
                 if key in self._calls:
                     self.reply.end_call(self._calls[key], value.get("arguments"))
             case "output_item.added":
-                self._item(key, value.get("item"), done=False)
+                self._read_item(key, value.get("item"), done=False)
             case "output_item.done":
-                self._item(key, value.get("item"), done=True)
+                self._read_item(key, value.get("item"), done=True)
             case "completed" | "incomplete" | "failed" | "cancelled" | "done":
                 response = value.get("response")
-                self._response(response if isinstance(response, dict) else {})
+                self._read_response(response if isinstance(response, dict) else {})
 
-    def _piece(self, key: object, name: str, part: object, piece: object) -> None:
+    def _read_piece(self, key: object, name: str, part: object, piece: object) -> None:
         self.answered = True
         if not isinstance(piece, str) or not piece:
             return
@@ -323,7 +323,7 @@ class ResponsesInterpreter:
         else:
             self.reply.reasoning(piece)
 
-    def _rest(self, key: object, name: str, part: object, text: object) -> None:
+    def _read_rest(self, key: object, name: str, part: object, text: object) -> None:
         """Add the text of a complete part that its deltas did not contain."""
         self.answered = True
         if not isinstance(text, str):
@@ -332,17 +332,17 @@ class ResponsesInterpreter:
         if part in said:
             before = "".join(said[part])
             if text.startswith(before):
-                self._piece(key, name, part, text[len(before) :])
-        elif text not in _joined(said):
-            self._piece(key, name, part, text)
+                self._read_piece(key, name, part, text[len(before) :])
+        elif text not in _join_parts(said):
+            self._read_piece(key, name, part, text)
 
-    def _parts_of(self, key: object, name: str, texts: Sequence[str], open_only: bool) -> None:
+    def _read_parts(self, key: object, name: str, texts: Sequence[str], open_only: bool) -> None:
         """Add the texts of a complete item that its deltas did not contain. Servers number parts differently."""
-        said = _joined(self._said.get((key, name), {}))
+        said = _join_parts(self._said.get((key, name), {}))
         if not said and self._is_streamed:
             # It may have been streamed under another key: an event without an index, for example.
             others = [
-                _joined(parts)
+                _join_parts(parts)
                 for (other, kind), parts in self._said.items()
                 if kind == name and not (open_only and other in self._complete)
             ]
@@ -354,17 +354,17 @@ class ResponsesInterpreter:
                 said = said[len(text) :]
             elif said and text.startswith(said):
                 said, rest = "", text[len(said) :]
-                self._piece(key, name, part, rest)
+                self._read_piece(key, name, part, rest)
             elif not said or text not in everything:
-                self._piece(key, name, part, text)
+                self._read_piece(key, name, part, text)
 
-    def _call(self, key: object, part: Mapping[str, Any]) -> PartialCall:
+    def _find_call(self, key: object, part: Mapping[str, Any]) -> PartialCall:
         self.answered = True
         call = self.reply.call_piece(key, part.get("call_id"), part.get("name"), part.get("arguments"))
         self._calls[key] = call
         return call
 
-    def _item(self, key: object, item: object, done: bool) -> None:
+    def _read_item(self, key: object, item: object, done: bool) -> None:
         """Read an item that begins or is complete. Items of server-side tools are read in `close`."""
         if not isinstance(item, Mapping):
             return
@@ -376,7 +376,7 @@ class ResponsesInterpreter:
         match item.get("type"):
             case "function_call":
                 call_id = item.get("call_id") or (None if key in self._calls else item.get("id"))
-                call = self._call(key, {"call_id": call_id, "name": item.get("name")})
+                call = self._find_call(key, {"call_id": call_id, "name": item.get("name")})
                 if not any(each is call for each in self._layout):
                     self._layout.append(call)
                 if done:
@@ -387,12 +387,12 @@ class ResponsesInterpreter:
                 if "" not in self._layout:
                     self._layout.append("")
                 if done:
-                    self._message(key, item)
+                    self._read_message(key, item)
             case "reasoning" if done:
                 self._layout.append(_without_nulls(item))
-                self._thoughts(key, item)
+                self._read_thoughts(key, item)
 
-    def _message(self, key: object, item: Mapping[str, Any], open_only: bool = True) -> None:
+    def _read_message(self, key: object, item: Mapping[str, Any], open_only: bool = True) -> None:
         self.answered = True
         texts: dict[str, list[str]] = {"output_text": [], "refusal": []}
         for part in _message_parts(item):
@@ -400,20 +400,20 @@ class ResponsesInterpreter:
             text = part.get("refusal") if name == "refusal" else part.get("text")
             texts[name].append(text if isinstance(text, str) else "")
         for name, each in texts.items():
-            self._parts_of(key, name, each, open_only)
+            self._read_parts(key, name, each, open_only)
         self._complete.add(key)
 
-    def _thoughts(self, key: object, item: Mapping[str, Any]) -> None:
+    def _read_thoughts(self, key: object, item: Mapping[str, Any]) -> None:
         self.answered = True
         for field, name in (("summary", "reasoning_summary_text"), ("content", "reasoning_text")):
             parts = item.get(field)
             found = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
-            self._parts_of(key, name, [each if isinstance(each, str) else "" for each in found], True)
+            self._read_parts(key, name, [each if isinstance(each, str) else "" for each in found], True)
         self._complete.add(key)
 
     # --- the whole
 
-    def _response(self, response: Mapping[str, Any]) -> None:
+    def _read_response(self, response: Mapping[str, Any]) -> None:
         """Read a whole response, which also ends a stream. Texts that its deltas contained are not added again."""
         status = response.get("status")
         if (error := response.get("error")) or status == "failed":
@@ -426,9 +426,9 @@ class ResponsesInterpreter:
         streamed = list(self._layout)
         for index, item in enumerate(output if isinstance(output, list) else ()):
             if self._is_streamed and isinstance(item, Mapping) and item.get("type") == "message":
-                self._message(index, item, open_only=False)
+                self._read_message(index, item, open_only=False)
             elif index not in self._calls and not _is_known(item, streamed):
-                self._item(index, item, done=True)
+                self._read_item(index, item, done=True)
         if isinstance(output, list):
             self.answered = True
             if output:
@@ -458,13 +458,13 @@ class ResponsesInterpreter:
         The server requires the same order in the next request.
         """
         for item in self._output.values():
-            self._keep(item)
+            self._keep_item(item)
         thoughts = [each for each in self._layout if isinstance(each, dict) and self._can_return(each)]
         calls = any(isinstance(each, PartialCall) for each in self._layout)
         phases = sum(1 for item in self._output.values() if item.get("phase"))
         on_server = any(item.get("type") not in _OWN_ITEMS for item in self._output.values())
         needs_whole = (thoughts and (on_server or not calls)) or phases > 1 or (phases and thoughts)
-        if needs_whole and (whole := self._whole_layout(thoughts)) is not None:
+        if needs_whole and (whole := self._find_layout(thoughts)) is not None:
             self.reply.attributes[LAYOUT] = whole
             return
         # The server rejects a thought without the item of a server-side tool that followed it.
@@ -478,7 +478,7 @@ class ResponsesInterpreter:
                 layout.append(each)
         self.reply.attributes[LAYOUT] = layout
 
-    def _whole_layout(self, thoughts: list[dict[str, Any]]) -> list[Any] | None:
+    def _find_layout(self, thoughts: list[dict[str, Any]]) -> list[Any] | None:
         """Return the order of the items with whole messages, or None if it is not known."""
         layout: list[Any] = []
         for key, item in self._output.items():
@@ -508,7 +508,7 @@ class ResponsesInterpreter:
                     layout.append(dict(item))
         return layout
 
-    def _keep(self, item: Mapping[str, Any]) -> None:
+    def _keep_item(self, item: Mapping[str, Any]) -> None:
         """Keep other fields of a complete item as attributes, and whole items of server-side tools."""
         reply, kind = self.reply, item.get("type")
         if kind == "message":
@@ -539,7 +539,7 @@ def _message_parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
 
 
-def _joined(parts: Mapping[object, list[str]]) -> str:
+def _join_parts(parts: Mapping[object, list[str]]) -> str:
     return "".join(piece for pieces in parts.values() for piece in pieces)
 
 

@@ -60,7 +60,7 @@ def message_of(error: object) -> str | None:
         return None
     for key in _SAYINGS:
         if found := message_of(error.get(key)):
-            inner = _raw(error) if key == "message" else None
+            inner = _find_raw_message(error) if key == "message" else None
             return f"{found}: {inner}" if inner and inner not in found else found
     for key in ("code", "type", "status"):
         if isinstance(error.get(key), (str, int)) and error[key] not in ("", "error"):
@@ -68,7 +68,7 @@ def message_of(error: object) -> str | None:
     return None
 
 
-def _raw(error: Mapping[str, Any]) -> str | None:
+def _find_raw_message(error: Mapping[str, Any]) -> str | None:
     """Return the message of the provider behind a gateway."""
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
@@ -153,23 +153,23 @@ LONGEST_MESSAGE = 2000
 """Characters of a server's message that an error shows."""
 
 
-def shorten(error: ModelError) -> None:
+def shorten_texts(error: ModelError) -> None:
     """Cut the texts of an error that come from a server. Secrets must be hidden in them before."""
     if isinstance(error, (ModelHttpError, ModelProtocolError)):
-        error.message = _cut(error.message, LONGEST_MESSAGE)
-        error.body = _cut(error.body, EXCERPT)
-        error.request_id = _cut(error.request_id, 200) if error.request_id else None
+        error.message = _cut_text(error.message, LONGEST_MESSAGE)
+        error.body = _cut_text(error.body, EXCERPT)
+        error.request_id = _cut_text(error.request_id, 200) if error.request_id else None
         facts = (error.message, error.body)
         if isinstance(error, ModelHttpError):
             error.args = (error.status, *facts, error.request_id)
         else:
             error.args = (*facts, error.status, error.request_id)
     elif isinstance(error, (ModelConnectionError, ModelTimeoutError)):
-        error.message = _cut(error.message, LONGEST_MESSAGE)
+        error.message = _cut_text(error.message, LONGEST_MESSAGE)
         error.args = (error.message,)
 
 
-def _cut(text: str, longest: int) -> str:
+def _cut_text(text: str, longest: int) -> str:
     return text if len(text) <= longest + 1 else f"{text[:longest].rstrip()}…"
 
 
@@ -230,7 +230,7 @@ def too_large(limit: int) -> ModelProtocolError:
     return ModelProtocolError(f"{what}; raise max_reply_bytes= if you expect replies of this size")
 
 
-def undecoded(refusal: str, detail: str) -> ModelProtocolError:
+def compression_error(refusal: str, detail: str) -> ModelProtocolError:
     """Return the error for a reply whose compression was refused; see `RefusedBody`."""
     if refusal == "broken":
         return ModelProtocolError(f"the reply contains invalid compressed data: {detail}")

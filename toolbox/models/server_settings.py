@@ -100,10 +100,10 @@ def is_address(url: str) -> bool:
 
 def is_same_address(url: str, other: str | None) -> bool:
     """Return True if two base URLs are of the same API."""
-    return bool(other) and _normalized(url) == _normalized(other or "")
+    return bool(other) and _normalize_address(url) == _normalize_address(other or "")
 
 
-def _normalized(url: str) -> tuple[str, str | None, int | None, str]:
+def _normalize_address(url: str) -> tuple[str, str | None, int | None, str]:
     try:
         parts = urlsplit(url.strip())
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -115,7 +115,7 @@ def _normalized(url: str) -> tuple[str, str | None, int | None, str]:
 def key_provider(function: Callable[..., str | Awaitable[str]], model: str) -> Callable[[], Awaitable[str]]:
     """Return a coroutine function that calls the function of a key, with its beans from the scope of the call."""
 
-    async def provide() -> str:
+    async def provide_key() -> str:
         call = current_bean_caller.get()
         key: Any
         if call is not None:
@@ -127,7 +127,7 @@ def key_provider(function: Callable[..., str | Awaitable[str]], model: str) -> C
             raise TypeError(f"{key_place(model)} returned {type(key).__name__}, not str")
         return key
 
-    return provide
+    return provide_key
 
 
 def key_place(model: str) -> str:
@@ -158,8 +158,8 @@ def server_problems(
     """
     if not isinstance(model, str) or not model.strip():
         yield Problem(where, "missing model name", "pass the server's name of the model")
-    yield from _of_address(settings.address, where, example)
-    yield from _of_limits(settings, where)
+    yield from _problems_of_address(settings.address, where, example)
+    yield from _problems_of_limits(settings, where)
     if isinstance(settings.key, str):
         if not settings.key.isascii() or not settings.key.isprintable() or " " in settings.key:
             what = "invalid API key: it contains a space, a line break or another character that headers do not allow"
@@ -174,7 +174,7 @@ def server_problems(
         yield Problem(where, f"unknown transport {settings.transport!r}", "use one of: aiohttp, httpx2")
 
 
-def _of_address(address: str, where: str, example: str) -> Iterator[Problem]:
+def _problems_of_address(address: str, where: str, example: str) -> Iterator[Problem]:
     if not is_address(address):
         yield Problem(where, "invalid base URL: it must begin with http:// or https://", example)
         return
@@ -193,7 +193,7 @@ def _of_address(address: str, where: str, example: str) -> Iterator[Problem]:
         yield Problem(where, "the base URL contains a query or fragment, and API paths cannot be added after it", fix)
 
 
-def _of_limits(settings: ServerSettings, where: str) -> Iterator[Problem]:
+def _problems_of_limits(settings: ServerSettings, where: str) -> Iterator[Problem]:
     for name, value in (("timeout", settings.timeout), ("read_timeout", settings.read_timeout)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
             yield Problem(where, f"invalid {name}={value!r}", "use seconds above 0, or None for no limit")

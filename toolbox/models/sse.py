@@ -55,7 +55,7 @@ class EventReader:
     def feed(self, block: bytes) -> list[dict[str, Any]]:
         """Return the objects of the events that ended in this block."""
         if not self._begun:
-            block = self._first(block)
+            block = self._detect_kind(block)
         if self.is_document:
             self._document.append(block)
             return []
@@ -71,26 +71,26 @@ class EventReader:
             lines = block[:end]
         if end < len(block):
             self._tail.append(block[end:])
-        return self._by_line(lines)
+        return self._read_lines(lines)
 
     def finish(self) -> list[dict[str, Any]]:
         """Return the objects of the remaining bytes."""
         if self.is_document:
             body = b"".join(self._document)
-            values = _values(body)
-            objects = self._by_line(body) if values is None else list(self._objects(values))
+            values = _parse_values(body)
+            objects = self._read_lines(body) if values is None else list(self._take_objects(values))
             if not objects:
                 self._strange = [body[: KEPT + 1]]
         else:
-            objects = self._by_line(b"".join(self._tail))
-        self._flush(objects)
+            objects = self._read_lines(b"".join(self._tail))
+        self._flush_event(objects)
         return objects
 
     def excerpt(self) -> str:
         """Return the beginning of the unknown lines."""
         return excerpt(b"\n".join(self._strange))
 
-    def _first(self, block: bytes) -> bytes:
+    def _detect_kind(self, block: bytes) -> bytes:
         """Decide from the first bytes whether this is an event stream or a document."""
         block = b"".join((*self._tail, block))
         self._tail.clear()
@@ -101,33 +101,33 @@ class EventReader:
         self.is_document = text[:1] in b"{[<"
         return text
 
-    def _by_line(self, lines: bytes) -> list[dict[str, Any]]:
+    def _read_lines(self, lines: bytes) -> list[dict[str, Any]]:
         objects: list[dict[str, Any]] = []
         for line in lines.splitlines():
             if self.done or self.broken is not None:
                 break
             if line.startswith(b"data:"):
-                self._data(line[5:].strip(), objects)
+                self._add_data(line[5:].strip(), objects)
             elif not line:
                 if self._pending:
-                    self._flush(objects)
+                    self._flush_event(objects)
                 self._event = None
             elif line.startswith(b"event:"):
-                self._flush(objects)
+                self._flush_event(objects)
                 self._event = line[6:].strip()
             elif self._pending:
                 self._pending.append(line)
-            elif line.startswith(b"{") and (values := _values(line)) is not None:
-                objects += self._objects(values)
-            elif line.startswith(b"error:") and (values := _values(line[6:])) is not None:
+            elif line.startswith(b"{") and (values := _parse_values(line)) is not None:
+                objects += self._take_objects(values)
+            elif line.startswith(b"error:") and (values := _parse_values(line[6:])) is not None:
                 objects.append({"error": values[0]})  # llama.cpp until autumn 2025
             elif line.lstrip().startswith((b"data:", DONE.encode())):
-                self._data(line.strip().removeprefix(b"data:").strip(), objects)
+                self._add_data(line.strip().removeprefix(b"data:").strip(), objects)
             elif not line.startswith((b":", b"id:", b"retry:", b"data")) and line.strip():
                 self._strange.append(line)
         return objects
 
-    def _data(self, data: bytes, objects: list[dict[str, Any]]) -> None:
+    def _add_data(self, data: bytes, objects: list[dict[str, Any]]) -> None:
         if not data:
             return
         if not self._pending and self._event != b"error":
@@ -140,32 +140,32 @@ class EventReader:
                 if type(value) is dict:
                     objects.append(value)
                 else:
-                    objects += self._objects([value])
+                    objects += self._take_objects([value])
                 return
         if data.strip(b'"').upper() == DONE.encode():
-            self._flush(objects)
+            self._flush_event(objects)
             self.done = True
         elif not data.startswith(b":") and data.lower() not in _SILENT:
             self._pending.append(data)
 
-    def _flush(self, objects: list[dict[str, Any]]) -> None:
+    def _flush_event(self, objects: list[dict[str, Any]]) -> None:
         """Read an event whose data is pending."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        values = _values(b"\n".join(pending))
+        values = _parse_values(b"\n".join(pending))
         if values is None:
             # Perhaps there is no blank line between events, and one of them is broken.
-            each = [_values(line) for line in pending]
+            each = [_parse_values(line) for line in pending]
             values = None if None in each or not each else [value for found in each for value in found or ()]
         if values is not None:
-            objects += self._objects(values)
+            objects += self._take_objects(values)
         elif self._event == b"error":
             objects.append({"error": b"\n".join(pending).decode("utf-8", "replace")})
         elif self._event not in _SILENT:
             self.broken = excerpt(b"\n".join(pending))
 
-    def _objects(self, values: list[Any]) -> Iterator[dict[str, Any]]:
+    def _take_objects(self, values: list[Any]) -> Iterator[dict[str, Any]]:
         for value in values:
             if value == DONE:
                 self.done = True
@@ -178,7 +178,7 @@ class EventReader:
                 yield from (each for each in value if isinstance(each, dict))
 
 
-def _values(data: bytes) -> list[Any] | None:
+def _parse_values(data: bytes) -> list[Any] | None:
     """Return the JSON values in `data`, one after the other, or None if it contains anything else.
 
     Unlike the arguments of a call, the envelope of a reply is read leniently: NaN, line breaks in texts, bytes that are

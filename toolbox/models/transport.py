@@ -30,7 +30,15 @@ from ..safe_text import hide_secrets
 from ..tls import tls_context
 from . import model_requests
 from .pools import ConnectionPool, ConnectionPools, current_pools
-from .server_errors import http_error, redirect_error, request_id_in, shorten, too_large, transport_error, undecoded
+from .server_errors import (
+    compression_error,
+    http_error,
+    redirect_error,
+    request_id_in,
+    shorten_texts,
+    too_large,
+    transport_error,
+)
 from .server_settings import ServerSettings, TransportChoice, has_own_transport
 
 CONNECT_TIMEOUT = 10.0
@@ -119,11 +127,11 @@ class Transport:
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Received:
         """Send a request and return the reply. Raises `ModelError`."""
         self._check_permission()
-        connection = self._connection()
+        connection = self._find_connection()
         try:
             async with asyncio.timeout(self.settings.timeout), connection.limit:
                 response = await self.send(connection.client, path, body, headers, self.settings.max_retries, False)
-                if (fault := _fault_of(response)) is not None:
+                if (fault := _find_fault(response)) is not None:
                     raise fault
                 return Received(response.status_code, response.content, response.headers)
         except TimeoutError as error:
@@ -133,7 +141,7 @@ class Transport:
     async def open(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AsyncIterator[Stream]:
         """Send a request and yield the reply as a `Stream`, which is closed at the end. Raises `ModelError`."""
         self._check_permission()
-        connection = self._connection()
+        connection = self._find_connection()
         timeout = self.settings.timeout
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         async with contextlib.AsyncExitStack() as stack:
@@ -171,7 +179,7 @@ class Transport:
         # A server may repeat a credential without its scheme ("Bearer …").
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
         hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})
-        shorten(error)
+        shorten_texts(error)
 
     def _check_permission(self) -> None:
         """Call the hook of test runs, which may refuse the request. A transport object is not a server."""
@@ -179,7 +187,7 @@ class Transport:
         if model_requests.check is not None and (transport is None or isinstance(transport, str)):
             model_requests.check(self.settings.address.partition("?")[0])
 
-    def _connection(self) -> _Connection:
+    def _find_connection(self) -> _Connection:
         """Return the client for the running loop, and for the container whose request this is."""
         pools = current_pools.get() if not has_own_transport(self.settings) else None
         of_loop = self._connections.setdefault(asyncio.get_running_loop(), {})
@@ -187,18 +195,24 @@ class Transport:
         if connection is None or connection.pool.is_closed:
             for each in [each for each, earlier in of_loop.items() if earlier.pool.is_closed]:
                 del of_loop[each]  # those of containers that have stopped
-            pool = ConnectionPool(self._open()) if pools is None else pools.pool(self._shared_by(), self._open)
+            pool = (
+                ConnectionPool(self._open_connections())
+                if pools is None
+                else pools.pool(self._find_sharing_key(), self._open_connections)
+            )
             limit = self.settings.max_concurrent_requests
             waiting = asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext()
-            connection = of_loop[pools] = _Connection(self._client(pool.connections), waiting, pool, pools is not None)
+            connection = of_loop[pools] = _Connection(
+                self._make_client(pool.connections), waiting, pool, pools is not None
+            )
         return connection
 
-    def _shared_by(self) -> Hashable:
+    def _find_sharing_key(self) -> Hashable:
         """Return what models must have in common to share connections: the server and the transport."""
         parts = urlsplit(self.settings.address)
         return parts.scheme, parts.hostname, parts.port, self.settings.transport
 
-    def _client(self, connections: Any) -> Any:
+    def _make_client(self, connections: Any) -> Any:
         settings, module = self.settings, self._package.module
         read = settings.read_timeout or settings.timeout
         if settings.extra_query:
@@ -211,28 +225,28 @@ class Transport:
                 "content-type": "application/json",
                 "accept-encoding": "gzip, deflate",
                 **dict.fromkeys(_ABOUT_US, module.Omit()),
-                **self._not_from_environment(),
+                **self._omit_environment_headers(),
                 **(settings.extra_headers or {}),
             },
             default_query=dict(settings.extra_query or {}),
-            http_client=self._http_client(connections),
+            http_client=self._make_http_client(connections),
         )
 
-    def _not_from_environment(self) -> dict[str, Any]:
+    def _omit_environment_headers(self) -> dict[str, Any]:
         """Remove headers that the package reads from the environment, if they belong to another server."""
         own = self._package.environment_headers(self.settings.address)
         return {
             name: self._package.module.Omit() for name in self._package.environment_headers(None) if name not in own
         }
 
-    def _http_client(self, connections: Any) -> Any:
+    def _make_http_client(self, connections: Any) -> Any:
         """Return the HTTP client of this model, with its own cookies. It sends over `connections`."""
         # A redirect could send the conversation and headers with keys to another server.
-        bound = functools.partial(_bound, self.settings.max_reply_bytes)
-        client = _client_in_parts(self._package.module.DefaultAsyncHttpxClient)
+        bound = functools.partial(_limit_reply, self.settings.max_reply_bytes)
+        client = _make_client_class(self._package.module.DefaultAsyncHttpxClient)
         return client(transport=connections, follow_redirects=False, event_hooks={"response": [bound]})
 
-    def _open(self) -> Any:
+    def _open_connections(self) -> Any:
         """Return new connections to the server, as an HTTP transport."""
         transport: TransportChoice = self.settings.transport
         if transport is not None and not isinstance(transport, str):
@@ -293,14 +307,14 @@ class Transport:
         raise transport_error(error, self.settings.address, begun) or error from error
 
 
-async def _bound(max_reply_bytes: int | None, response: Any) -> None:
+async def _limit_reply(max_reply_bytes: int | None, response: Any) -> None:
     """Limit a reply and the wait that it asks for: a response hook of the HTTP client."""
     response.stream = _ModelBody(response, max_reply_bytes)
-    if _asked_wait(response.headers) > LONGEST_WAIT:
+    if _read_wait(response.headers) > LONGEST_WAIT:
         response.headers["x-should-retry"] = "false"  # both packages follow it
 
 
-def _asked_wait(headers: Mapping[str, str]) -> float:
+def _read_wait(headers: Mapping[str, str]) -> float:
     """Return the seconds that a server asks to wait before the next request."""
     milliseconds = headers.get("retry-after-ms", "").strip()
     if milliseconds.isdecimal():
@@ -308,7 +322,7 @@ def _asked_wait(headers: Mapping[str, str]) -> float:
     return read_retry_after(headers.get("retry-after", "")) or 0.0
 
 
-def _fault_of(response: Any) -> ModelProtocolError | None:
+def _find_fault(response: Any) -> ModelProtocolError | None:
     """Return the fault that ended reading the body, if there is one."""
     return getattr(response.stream, "fault", None)
 
@@ -333,7 +347,7 @@ class Stream:
         deadline: float | None,
     ) -> None:
         self._transport = transport
-        self._client = client
+        self._make_client = client
         self._request = (path, body, headers)
         self._deadline = deadline
         self._retries = transport.settings.max_retries
@@ -350,7 +364,7 @@ class Stream:
         """Send the request, and return when the server has answered with a successful status."""
         try:
             async with asyncio.timeout_at(self._deadline):
-                response = await self._transport.send(self._client, *self._request, self._retries, True)
+                response = await self._transport.send(self._make_client, *self._request, self._retries, True)
         except TimeoutError as error:
             self._transport.fail(error)
         self._retries -= int(response.request.headers.get("x-stainless-retry-count") or 0)
@@ -377,7 +391,7 @@ class Stream:
             pass
         except Exception as error:
             self._transport.fail(error, begun=True)
-        if (fault := _fault_of(self._response)) is not None:
+        if (fault := _find_fault(self._response)) is not None:
             raise fault
         return None
 
@@ -423,7 +437,7 @@ LONGEST_WAIT = 120.0
 
 
 @functools.cache
-def _client_in_parts(kind: Any) -> Any:
+def _make_client_class(kind: Any) -> Any:
     """Return a subclass of a package's HTTP client that sends large bodies in parts."""
 
     class ClientInParts(kind):  # type: ignore[misc, unused-ignore]  # the class is known at run time only
@@ -444,14 +458,14 @@ class _OverClient(httpx2.AsyncBaseTransport):
     """
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
-        self._client = client
+        self._make_client = client
         client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        return await self._client.send(request, stream=True)
+        return await self._make_client.send(request, stream=True)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._make_client.aclose()
 
 
 class _LargeBody:
@@ -485,6 +499,6 @@ class _ModelBody(BoundedBody):
                 yield piece
         except RefusedBody as refused:
             if refused.refusal != "too long":
-                self.fault = undecoded(refused.refusal, refused.detail)
+                self.fault = compression_error(refused.refusal, refused.detail)
             elif not self._is_error and self.max_bytes is not None:
                 self.fault = too_large(self.max_bytes)

@@ -38,18 +38,18 @@ _KEPT_TOOL_SETS = 64
 def json_bytes(value: object) -> bytes:
     """Return compact JSON. Raises `ValueError` or `TypeError` for values that JSON does not support."""
     try:
-        return to_json(value, fallback=_plain)
+        return to_json(value, fallback=_as_json_value)
     except PydanticSerializationError:
         return compact_json(value).encode()
 
 
-def _plain(value: object) -> object:
+def _as_json_value(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-def joined(fields: Fields) -> bytes:
+def join_fields(fields: Fields) -> bytes:
     """Return the body of a request."""
     return b"{" + b",".join([b'"%s":%s' % (name.encode(), value) for name, value in fields.items()]) + b"}"
 
@@ -121,16 +121,16 @@ class ToolNames(PerTools[frozenset[str]]):
 # --- contents
 
 
-def encoded_messages(encode: Callable[[Message], bytes], messages: Sequence[Message]) -> list[bytes]:
+def encode_messages(encode: Callable[[Message], bytes], messages: Sequence[Message]) -> list[bytes]:
     """Return the encoded messages. Raises `UnsupportedContentError` with the place of the part."""
     try:
         return Encodable.all_encoded_by(encode, messages)
     except UnsupportedContentError as error:
-        place = f"messages.{_first_unsupported(encode, messages)}.{error.place}"
+        place = f"messages.{_find_unsupported(encode, messages)}.{error.place}"
         raise UnsupportedContentError(error.content, error.reason, place) from None
 
 
-def _first_unsupported(encode: Callable[[Message], bytes], messages: Sequence[Message]) -> int:
+def _find_unsupported(encode: Callable[[Message], bytes], messages: Sequence[Message]) -> int:
     for number, message in enumerate(messages):
         try:
             encode(message)
@@ -139,7 +139,7 @@ def _first_unsupported(encode: Callable[[Message], bytes], messages: Sequence[Me
     return 0
 
 
-def encoded_parts(encode: Callable[[Content], dict[str, Any]], contents: Iterable[Content]) -> list[dict[str, Any]]:
+def encode_parts(encode: Callable[[Content], dict[str, Any]], contents: Iterable[Content]) -> list[dict[str, Any]]:
     """Return the encoded parts of a message. Raises `UnsupportedContentError` with the part's place in the message."""
     parts: list[dict[str, Any]] = []
     for number, content in enumerate(contents):
