@@ -174,23 +174,23 @@ class OpenTelemetryListener(EventListener):
         self._content = captures_content() if capture_content is None else capture_content
         self._open: dict[str | int, _OpenSpan] = {}
         self._handlers: dict[type[InvocationEvent], Callable[[Any], None]] = {
-            ServiceStartedEvent: self._service_started,
-            ServiceCompletedEvent: self._service_completed,
-            ServiceFailedEvent: self._service_failed,
-            ModelRequestEvent: self._model_requested,
-            ModelResponseEvent: self._model_responded,
-            ModelFailedEvent: self._model_failed,
-            ToolStartedEvent: self._tool_started,
-            ToolExecutedEvent: self._tool_executed,
-            ToolFailedEvent: self._tool_failed,
-            GuardrailExecutedEvent: self._guardrail_executed,
-            UsageCountedEvent: self._usage_counted,
-            ServiceSuspendedEvent: self._service_suspended,
-            ToolSuspendedEvent: self._tool_suspended,
-            RunAnsweredEvent: self._run_answered,
-            RunStartedEvent: self._run_begins,
-            RunResumedEvent: self._run_begins,
-            CompensatedEvent: self._compensated,
+            ServiceStartedEvent: self._on_service_started,
+            ServiceCompletedEvent: self._on_service_completed,
+            ServiceFailedEvent: self._on_service_failed,
+            ModelRequestEvent: self._on_model_requested,
+            ModelResponseEvent: self._on_model_responded,
+            ModelFailedEvent: self._on_model_failed,
+            ToolStartedEvent: self._on_tool_started,
+            ToolExecutedEvent: self._on_tool_executed,
+            ToolFailedEvent: self._on_tool_failed,
+            GuardrailExecutedEvent: self._on_guardrail_executed,
+            UsageCountedEvent: self._on_usage_counted,
+            ServiceSuspendedEvent: self._on_service_suspended,
+            ToolSuspendedEvent: self._on_tool_suspended,
+            RunAnsweredEvent: self._on_run_answered,
+            RunStartedEvent: self._on_run_begins,
+            RunResumedEvent: self._on_run_begins,
+            CompensatedEvent: self._on_compensated,
         }
         self._runs: dict[str, RunStartedEvent | RunResumedEvent] = {}
 
@@ -201,33 +201,33 @@ class OpenTelemetryListener(EventListener):
 
     # --- the service
 
-    def _service_started(self, event: ServiceStartedEvent) -> None:
+    def _on_service_started(self, event: ServiceStartedEvent) -> None:
         attributes = service_attributes(event.context)
         name = event.context.service.__name__
         links: Sequence[Link] = ()
         if (begun := self._runs.pop(event.invocation_id, None)) is not None:
             attributes |= {RUN_ID: begun.run_id, "toolbox.run.resumed": isinstance(begun, RunResumedEvent)}
             links = links_to(begun.trace)
-        operation = self._begin(
+        operation = self._begin_span(
             event.invocation_id, None, f"invoke_agent {name}", attributes, {AGENT: name}, links=links
         )
         if self._content and event.context.user_message is not None and operation.span.is_recording():
             operation.span.set_attributes(input_content((event.context.user_message,)))
 
-    def _service_completed(self, event: ServiceCompletedEvent) -> None:
+    def _on_service_completed(self, event: ServiceCompletedEvent) -> None:
         def describe(span: Span) -> None:
             span.set_attributes(usage_attributes(event.token_usage) | finish_attributes(event.response))
             if self._content:
                 span.set_attributes(output_content(event.response))
 
-        self._end(event.invocation_id, self._instruments.service_duration, event.duration, describe)
+        self._end_span(event.invocation_id, self._instruments.service_duration, event.duration, describe)
 
-    def _service_failed(self, event: ServiceFailedEvent) -> None:
-        self._end(event.invocation_id, self._instruments.service_duration, event.duration, error=event.error)
+    def _on_service_failed(self, event: ServiceFailedEvent) -> None:
+        self._end_span(event.invocation_id, self._instruments.service_duration, event.duration, error=event.error)
 
     # --- the model
 
-    def _model_requested(self, event: ModelRequestEvent) -> None:
+    def _on_model_requested(self, event: ModelRequestEvent) -> None:
         measured = model_attributes(event.model)
         model = measured.get(REQUEST_MODEL)
         service = self._open.get(event.invocation_id)
@@ -236,13 +236,13 @@ class OpenTelemetryListener(EventListener):
             service.span.set_attribute(REQUEST_MODEL, model)
         attributes = measured | request_attributes(event.model, event.request, event.streaming, event.context)
         name = "chat" if model is None else f"chat {model}"
-        operation = self._begin(event.request, service, name, attributes, measured, SpanKind.CLIENT)
+        operation = self._begin_span(event.request, service, name, attributes, measured, SpanKind.CLIENT)
         if self._content and operation.span.is_recording():
             operation.span.set_attributes(request_content(event.request))
 
-    def _model_responded(self, event: ModelResponseEvent) -> None:
+    def _on_model_responded(self, event: ModelResponseEvent) -> None:
         response, first = event.response, event.time_to_first_chunk
-        operation = self._open.get(_key(event.request))
+        operation = self._open.get(_key_of_operation(event.request))
         if operation is not None:
             if response.model is not None:
                 operation.measured[RESPONSE_MODEL] = response.model
@@ -255,7 +255,7 @@ class OpenTelemetryListener(EventListener):
             if self._content:
                 span.set_attributes(output_content(response))
 
-        self._end(event.request, self._instruments.model_duration, event.duration, describe)
+        self._end_span(event.request, self._instruments.model_duration, event.duration, describe)
 
     def _record_response(self, event: ModelResponseEvent, operation: _OpenSpan) -> None:
         measured, context = operation.measured, operation.context
@@ -265,12 +265,12 @@ class OpenTelemetryListener(EventListener):
             for kind, number in (("input", usage.input_tokens), ("output", usage.output_tokens)):
                 self._instruments.tokens.record(number, {**measured, "gen_ai.token.type": kind}, context=context)
 
-    def _model_failed(self, event: ModelFailedEvent) -> None:
-        self._end(event.request, self._instruments.model_duration, event.duration, error=event.error)
+    def _on_model_failed(self, event: ModelFailedEvent) -> None:
+        self._end_span(event.request, self._instruments.model_duration, event.duration, error=event.error)
 
     # --- tools
 
-    def _tool_started(self, event: ToolStartedEvent) -> None:
+    def _on_tool_started(self, event: ToolStartedEvent) -> None:
         service = self._open.get(event.invocation_id)
         attributes = tool_attributes(event.context, event.request, event.specification)
         if service is not None:
@@ -282,9 +282,9 @@ class OpenTelemetryListener(EventListener):
         measured = {each: attributes[each] for each in (TOOL, TOOL_TYPE, AGENT) if each in attributes}
         if event.specification is None:
             measured.pop(TOOL, None)  # the model can invent any number of names
-        self._begin(event.context, service, name, attributes, measured)
+        self._begin_span(event.context, service, name, attributes, measured)
 
-    def _tool_executed(self, event: ToolExecutedEvent) -> None:
+    def _on_tool_executed(self, event: ToolExecutedEvent) -> None:
         execution = event.execution
 
         def describe(span: Span) -> None:
@@ -292,27 +292,27 @@ class OpenTelemetryListener(EventListener):
                 span.set_attribute("gen_ai.tool.call.result", execution.result)
 
         failed = (event.error or "tool_error") if execution.is_error else None
-        self._end(event.context, self._instruments.tool_duration, execution.duration, describe, error=failed)
+        self._end_span(event.context, self._instruments.tool_duration, execution.duration, describe, error=failed)
 
-    def _tool_failed(self, event: ToolFailedEvent) -> None:
-        self._end(event.context, self._instruments.tool_duration, event.duration, error=event.error)
+    def _on_tool_failed(self, event: ToolFailedEvent) -> None:
+        self._end_span(event.context, self._instruments.tool_duration, event.duration, error=event.error)
 
     # --- runs
 
-    def _service_suspended(self, event: ServiceSuspendedEvent) -> None:
+    def _on_service_suspended(self, event: ServiceSuspendedEvent) -> None:
         def describe(span: Span) -> None:
             calls = [f"{each.tool_name} {each.id}" for each in event.pending]
             span.set_attributes({RUN_ID: event.run_id, "toolbox.run.suspended": True, "toolbox.run.pending": calls})
 
-        self._end(event.invocation_id, self._instruments.service_duration, event.duration, describe)
+        self._end_span(event.invocation_id, self._instruments.service_duration, event.duration, describe)
 
-    def _tool_suspended(self, event: ToolSuspendedEvent) -> None:
+    def _on_tool_suspended(self, event: ToolSuspendedEvent) -> None:
         def describe(span: Span) -> None:
             span.set_attribute("toolbox.run.suspended_by", event.kind)
 
-        self._end(event.context, self._instruments.tool_duration, event.duration, describe)
+        self._end_span(event.context, self._instruments.tool_duration, event.duration, describe)
 
-    def _run_answered(self, event: RunAnsweredEvent) -> None:
+    def _on_run_answered(self, event: RunAnsweredEvent) -> None:
         """Record a finished span. The name of the person is recorded only with `capture_content`."""
         call = event.call
         attributes: Attributes = {
@@ -326,10 +326,10 @@ class OpenTelemetryListener(EventListener):
         name, links = f"answer {call.tool_name}", links_to(event.trace)
         self._tracer.start_span(name, get_current(), SpanKind.INTERNAL, attributes, links).end()
 
-    def _run_begins(self, event: RunStartedEvent | RunResumedEvent) -> None:
+    def _on_run_begins(self, event: RunStartedEvent | RunResumedEvent) -> None:
         self._runs[event.invocation_id] = event  # for the span of the service, which starts next
 
-    def _compensated(self, event: CompensatedEvent) -> None:
+    def _on_compensated(self, event: CompensatedEvent) -> None:
         """Record a finished span: it begins as long ago as the compensation took."""
         ended, operation = time_ns(), self._open.get(event.invocation_id)
         outer = get_current() if operation is None else operation.context
@@ -341,12 +341,12 @@ class OpenTelemetryListener(EventListener):
         span = self._tracer.start_span(name, outer, SpanKind.INTERNAL, attributes, start_time=began)
         if event.error is not None:
             span.set_attribute(ERROR, error_type(event.error))
-            self._fail(span, event.error)
+            self._mark_failed(span, event.error)
         span.end(ended)
 
     # --- guardrails
 
-    def _usage_counted(self, event: UsageCountedEvent) -> None:
+    def _on_usage_counted(self, event: UsageCountedEvent) -> None:
         """Record the usage against the limits at the span of the service call."""
         operation = self._open.get(event.invocation_id)
         if operation is None:
@@ -361,10 +361,10 @@ class OpenTelemetryListener(EventListener):
                 limit = float(allowed) if each.name == "cost" else allowed
                 operation.span.set_attribute(f"toolbox.limit.{each.name}", limit)
 
-    def _guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
+    def _on_guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
         """Record a finished span: it begins as long ago as the guardrail took."""
         name, ended = event.guardrail.__name__, time_ns()
-        operation = self._open.get(_key(event.context)) or self._open.get(event.invocation_id)
+        operation = self._open.get(_key_of_operation(event.context)) or self._open.get(event.invocation_id)
         outer = get_current() if operation is None else operation.context
         attributes: Attributes = {"toolbox.guardrail.name": name, "toolbox.guardrail.outcome": event.outcome}
         began = ended - int(event.duration * 1e9)
@@ -375,7 +375,7 @@ class OpenTelemetryListener(EventListener):
 
     # --- spans
 
-    def _begin(
+    def _begin_span(
         self,
         subject: object,
         parent: _OpenSpan | None,
@@ -391,11 +391,11 @@ class OpenTelemetryListener(EventListener):
             outer = set_span_in_context(parent.span, outer)
         span = self._tracer.start_span(name, outer, kind, attributes, links)
         operation = _OpenSpan(span, set_span_in_context(span, outer), measured, subject)
-        self._open[_key(subject)] = operation
+        self._open[_key_of_operation(subject)] = operation
         operation.enter()
         return operation
 
-    def _end(
+    def _end_span(
         self,
         subject: object,
         histogram: Histogram,
@@ -405,7 +405,7 @@ class OpenTelemetryListener(EventListener):
         error: BaseException | str | None = None,
     ) -> None:
         """End the span of `subject`, also if recording fails. Error texts are recorded only with `capture_content`."""
-        operation = self._open.pop(_key(subject), None)
+        operation = self._open.pop(_key_of_operation(subject), None)
         if operation is None:
             return  # it started before this listener was registered, or its start failed
         span = operation.span
@@ -415,14 +415,14 @@ class OpenTelemetryListener(EventListener):
                 span.set_attribute(ERROR, operation.measured[ERROR])
             histogram.record(duration, operation.measured, context=operation.context)
             if error is not None:
-                self._fail(span, error)
+                self._mark_failed(span, error)
             if describe is not None and span.is_recording():
                 describe(span)
         finally:
             operation.leave()
             span.end()
 
-    def _fail(self, span: Span, error: BaseException | str) -> None:
+    def _mark_failed(self, span: Span, error: BaseException | str) -> None:
         if not isinstance(error, str) and is_cancellation(error):
             return  # cancelled, not failed
         span.set_status(StatusCode.ERROR)
@@ -438,7 +438,7 @@ def links_to(trace: Mapping[str, str]) -> list[Link]:
     return [Link(other)] if other.is_valid and other.span_id != current.span_id else []
 
 
-def _key(subject: object) -> str | int:
+def _key_of_operation(subject: object) -> str | int:
     """Return the key of an operation: an invocation's id; for requests and contexts, which can be equal, `id()`."""
     return subject if isinstance(subject, str) else id(subject)
 
@@ -659,14 +659,14 @@ def captures_content() -> bool:
 
 def input_content(messages: Sequence[Message]) -> dict[str, AttributeValue]:
     """Return the input messages of a model or service as JSON."""
-    return {_INPUT_MESSAGES: _json([_message(each) for each in messages])}
+    return {_INPUT_MESSAGES: _write_json([_describe_message(each) for each in messages])}
 
 
 def request_content(request: ChatRequest) -> dict[str, AttributeValue]:
     """Return the input messages and tool definitions of a model request as JSON."""
     found = input_content(request.messages)
     if request.tool_specifications:
-        found["gen_ai.tool.definitions"] = _json(
+        found["gen_ai.tool.definitions"] = _write_json(
             [
                 {"type": "function", "name": each.name, "description": each.description, "parameters": each.parameters}
                 for each in request.tool_specifications
@@ -677,42 +677,49 @@ def request_content(request: ChatRequest) -> dict[str, AttributeValue]:
 
 def output_content(response: ChatResponse) -> dict[str, AttributeValue]:
     """Return the output message of a model as JSON."""
-    return {_OUTPUT_MESSAGES: _json([{**_message(response.ai_message), "finish_reason": finish_reason(response)}])}
+    return {
+        _OUTPUT_MESSAGES: _write_json(
+            [{**_describe_message(response.ai_message), "finish_reason": finish_reason(response)}]
+        )
+    }
 
 
-def _json(value: Any) -> str:
+def _write_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _describe_message(message: Message) -> dict[str, Any]:
     if isinstance(message, SystemMessage):
-        return {"role": "system", "parts": [_text(message.text)]}
+        return {"role": "system", "parts": [_describe_text(message.text)]}
     if isinstance(message, UserMessage):
-        return {"role": "user", "parts": [_part(each) for each in message.contents]}
+        return {"role": "user", "parts": [_describe_content(each) for each in message.contents]}
     if isinstance(message, AiMessage):
         parts = [{"type": "reasoning", "content": message.reasoning}] if message.reasoning else []
-        parts += [_text(message.text)] if message.text else []
-        return {"role": "assistant", "parts": parts + [_tool_call(each) for each in message.tool_execution_requests]}
+        parts += [_describe_text(message.text)] if message.text else []
+        return {
+            "role": "assistant",
+            "parts": parts + [_describe_tool_call(each) for each in message.tool_execution_requests],
+        }
     answer = {"type": "tool_call_response", "id": message.id, "response": message.text}
-    parts = [_part(each) for each in message.contents]
+    parts = [_describe_content(each) for each in message.contents]
     return {"role": "tool", "parts": [answer, *(each for each in parts if each["type"] != "text")]}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _describe_text(text: str) -> dict[str, Any]:
     return {"type": "text", "content": text}
 
 
-def _tool_call(request: ToolExecutionRequest) -> dict[str, Any]:
+def _describe_tool_call(request: ToolExecutionRequest) -> dict[str, Any]:
     arguments: Any = request.arguments
     with suppress(ValueError):  # keep invalid JSON as text
         arguments = json.loads(arguments)
     return {"type": "tool_call", "id": request.id, "name": request.name, "arguments": arguments}
 
 
-def _part(content: Content) -> dict[str, Any]:
+def _describe_content(content: Content) -> dict[str, Any]:
     match content:
         case TextContent(text):
-            return _text(text)
+            return _describe_text(text)
         case ImageContent(str() as url) if not url.startswith("data:"):
             return {"type": "uri", "modality": "image", "mime_type": content.mime_type, "uri": url}
         case ImageContent():  # data is too large for a span

@@ -112,13 +112,13 @@ class Recording(httpx2.AsyncBaseTransport):
             raise ValueError(f"invalid mode={mode!r}; use 'auto', 'replay' or 'record'")
         self.is_recording = mode == "record" or (mode == "auto" and not self.file.exists())
         """True if requests are sent to the server."""
-        self._traffic = RecordedTraffic() if self.is_recording else self._read()
+        self._traffic = RecordedTraffic() if self.is_recording else self._read_file()
         self._played = [False] * len(self._traffic.exchanges)
 
     def __repr__(self) -> str:
         return f"Recording({str(self.file)!r}, {'record' if self.is_recording else 'replay'!r})"
 
-    def _read(self) -> RecordedTraffic:
+    def _read_file(self) -> RecordedTraffic:
         try:
             return RecordedTraffic.read(self.file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -136,42 +136,42 @@ class Recording(httpx2.AsyncBaseTransport):
         except ValueError as error:
             raise RecordingError(str(self.file), str(error), "use another transport for other requests") from error
         if self.is_recording:
-            return await self._ask(request, asked)
+            return await self._ask_server(request, asked)
         with self._lock:
-            return _response(self._find(asked))
+            return _make_response(self._find_reply(asked))
 
     async def aclose(self) -> None:
         """Do nothing: no connection stays open between requests."""
 
     # --- replaying
 
-    def _find(self, asked: RecordedRequest) -> RecordedReply:
+    def _find_reply(self, asked: RecordedRequest) -> RecordedReply:
         same = [number for number, each in enumerate(self._traffic.exchanges) if each.asked == asked]
         for number in same:
             if not self._played[number]:
                 self._played[number] = True
                 return self._traffic.exchanges[number].reply
         fix = f"if the change is intended, {RECORD_IT}"
-        error = RecordingError(str(self.file), self._missing(asked, len(same)), fix)
+        error = RecordingError(str(self.file), self._explain_missing(asked, len(same)), fix)
         self.missed.append(error)
         raise error
 
-    def _missing(self, asked: RecordedRequest, times: int) -> str:
+    def _explain_missing(self, asked: RecordedRequest, times: int) -> str:
         if times:
             return f"this request was recorded {times} time{'' if times == 1 else 's'} and was sent once more"
         what = f"request {sum(self._played) + 1} is not in the recording ({len(self._traffic.exchanges)} requests)"
-        found = [(each, differences(each.asked, asked)) for each in self._unplayed() or self._traffic.exchanges]
+        found = [(each, differences(each.asked, asked)) for each in self._find_unplayed() or self._traffic.exchanges]
         if not found:
             return what
         nearest = min((lines for _, lines in found), key=len)
         return "\n  ".join([f"{what}; differences from the most similar one:", *nearest])
 
-    def _unplayed(self) -> list[RecordedExchange]:
+    def _find_unplayed(self) -> list[RecordedExchange]:
         return [each for each, played in zip(self._traffic.exchanges, self._played, strict=True) if not played]
 
     # --- recording
 
-    async def _ask(self, request: httpx2.Request, asked: RecordedRequest) -> httpx2.Response:
+    async def _ask_server(self, request: httpx2.Request, asked: RecordedRequest) -> httpx2.Response:
         self._secrets.learn(
             request.headers.multi_items(), json.loads(await request.aread()), str(request.url), self._fields
         )
@@ -191,21 +191,21 @@ class Recording(httpx2.AsyncBaseTransport):
         without = ("content-encoding", "content-length") if is_readable else ()
         headers = [(name, value) for name, value in response.headers.multi_items() if name not in without]
 
-        def keep(chunks: list[bytes]) -> None:
+        def keep_reply(chunks: list[bytes]) -> None:
             if is_kept(response.status_code) and is_readable:
                 reply = RecordedReply.of(response.status_code, response.headers.get("content-type"), None, chunks)
                 with self._lock:
                     self._traffic.put(place, RecordedExchange(asked, self._secrets.hidden_in(reply)))
-                    self._write()
+                    self._write_file()
 
         return httpx2.Response(
-            response.status_code, headers=headers, stream=_RecordingStream(client, response, pieces, keep)
+            response.status_code, headers=headers, stream=_RecordingStream(client, response, pieces, keep_reply)
         )
 
-    def _write(self) -> None:
+    def _write_file(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.file.with_name(f"{self.file.name}.{os.getpid()}")
-        unfinished.write_text(self._traffic.written(), encoding="utf-8")
+        unfinished.write_text(self._traffic.write_text(), encoding="utf-8")
         unfinished.replace(self.file)
 
 
@@ -266,7 +266,7 @@ class _RecordedStream(httpx2.AsyncByteStream):
         """Do nothing."""
 
 
-def _response(reply: RecordedReply) -> httpx2.Response:
+def _make_response(reply: RecordedReply) -> httpx2.Response:
     headers = {"content-type": reply.content_type, "content-encoding": reply.content_encoding}
     given = {name: value for name, value in headers.items() if value is not None}
     return httpx2.Response(reply.status, headers=given, stream=_RecordedStream(reply.chunks))
@@ -310,18 +310,19 @@ class RecordedRequest:
         if not isinstance(content, dict):
             raise ValueError("the request's body is not a JSON object")
         known = FIELDS | fields
-        written = {name: _without_keys(value) if name in known else HIDDEN for name, value in content.items()}
+        written = {name: _remove_keys(value) if name in known else HIDDEN for name, value in content.items()}
         return cls(end, written if rewrite is None else json.loads(json.dumps(rewrite(written))))
 
 
-def _without_keys(value: Json) -> Json:
+def _remove_keys(value: Json) -> Json:
     """Hide keys inside a field, such as those of a tool that the model server calls."""
     if isinstance(value, list):
-        return [_without_keys(each) for each in value]
+        return [_remove_keys(each) for each in value]
     if not isinstance(value, dict):
         return value
     return {
-        name: _hidden(each) if _is_hidden(name, each, value) else _without_keys(each) for name, each in value.items()
+        name: _hide_secrets(each) if _is_hidden(name, each, value) else _remove_keys(each)
+        for name, each in value.items()
     }
 
 
@@ -332,7 +333,7 @@ def _is_hidden(name: str, value: Json, owner: Mapping[str, Json]) -> bool:
     return _INNER_KEY.fullmatch(name) is not None
 
 
-def _hidden(value: Json) -> Json:
+def _hide_secrets(value: Json) -> Json:
     return dict.fromkeys(value, HIDDEN) if isinstance(value, dict) else HIDDEN
 
 
@@ -382,16 +383,16 @@ class RecordedTraffic:
         """Fill a reserved place."""
         self._places[place] = exchange
 
-    def written(self) -> str:
+    def write_text(self) -> str:
         """Return the text of a recording file."""
         exchanges = [_exchange_to_json(each) for each in self.exchanges]
-        text = _in_lines({"version": VERSION, "exchanges": exchanges}, "")
+        text = _write_lines({"version": VERSION, "exchanges": exchanges}, "")
         # UTF-8 cannot encode a lone surrogate. They only occur in strings, so an escape is valid JSON.
         return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
     @classmethod
     def read(cls, text: str) -> RecordedTraffic:
-        """Parse the text that `written` returned. Raises `ValueError`."""
+        """Parse the text that `write_text` returned. Raises `ValueError`."""
         content = json.loads(text)
         version = content.get("version") if isinstance(content, dict) else None
         if version != VERSION:
@@ -402,17 +403,17 @@ class RecordedTraffic:
             raise ValueError(f"incomplete exchange: {error!r}") from error
 
 
-def _in_lines(value: Json, margin: str) -> str:
+def _write_lines(value: Json, margin: str) -> str:
     """Format JSON for people: a value that fits on a line stays on it, else each part gets its own line."""
     short = json.dumps(value, ensure_ascii=False)
     if len(margin) + len(short) <= _LINE or not value or not isinstance(value, (dict, list)):
         return short
     inner = f"{margin}  "
     if isinstance(value, list):
-        lines = [f"{inner}{_in_lines(each, inner)}" for each in value]
+        lines = [f"{inner}{_write_lines(each, inner)}" for each in value]
     else:
         names = ((json.dumps(name, ensure_ascii=False), each) for name, each in value.items())
-        lines = [f"{inner}{name}: {_in_lines(each, inner)}" for name, each in names]
+        lines = [f"{inner}{name}: {_write_lines(each, inner)}" for name, each in names]
     start, end = "[]" if isinstance(value, list) else "{}"
     return "\n".join([start, ",\n".join(lines), f"{margin}{end}"])
 
@@ -424,7 +425,7 @@ def _exchange_to_json(exchange: RecordedExchange) -> Json:
         said["content_type"] = reply.content_type
     if reply.content_encoding is not None:
         said["content_encoding"] = reply.content_encoding
-    if len(reply.chunks) == 1 and (laid_out := _layout_of(reply.chunks[0])) is not None:
+    if len(reply.chunks) == 1 and (laid_out := _find_layout(reply.chunks[0])) is not None:
         said["layout"], said["json"] = laid_out
     else:
         said["chunks"] = [_text_or_bytes(each) for each in reply.chunks]
@@ -434,7 +435,7 @@ def _exchange_to_json(exchange: RecordedExchange) -> Json:
 def _exchange_from_json(written: Json) -> RecordedExchange:
     asked, said = written["request"], written["reply"]
     if "json" in said:
-        chunks = [_laid_out(said["json"], said["layout"]).encode()]
+        chunks = [_lay_out(said["json"], said["layout"]).encode()]
     else:
         pieces = said["chunks"]
         chunks = [each.encode() if isinstance(each, str) else base64.b64decode(each["base64"]) for each in pieces]
@@ -462,12 +463,12 @@ _LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 _LINE_END = ", with a line end"
 
 
-def _laid_out(value: Json, layout: str) -> str:
+def _lay_out(value: Json, layout: str) -> str:
     name = layout.removesuffix(_LINE_END)
     return json.dumps(value, **_LAYOUTS[name]) + ("\n" if name != layout else "")
 
 
-def _layout_of(body: bytes) -> tuple[str, Json] | None:
+def _find_layout(body: bytes) -> tuple[str, Json] | None:
     """Return the layout and the value of a JSON object, or None if no layout reproduces its bytes."""
     try:
         text = body.decode()
@@ -477,7 +478,7 @@ def _layout_of(body: bytes) -> tuple[str, Json] | None:
     if isinstance(value, dict):
         for name in _LAYOUTS:
             for layout in (name, f"{name}{_LINE_END}"):
-                if _laid_out(value, layout) == text:
+                if _lay_out(value, layout) == text:
                     return layout, value
     return None
 
@@ -557,12 +558,12 @@ def differences(recorded: RecordedRequest, asked: RecordedRequest) -> list[str]:
     """Return the differences between a recorded request and another, one line each."""
     if recorded.path != asked.path:
         return [f"path: recorded {recorded.path}, now {asked.path}"]
-    found = list(_differing(recorded.body, asked.body, ""))
+    found = list(_find_differences(recorded.body, asked.body, ""))
     more = len(found) - _MOST_DIFFERENCES
     return [*found[:_MOST_DIFFERENCES], f"… and {more} more"] if more > 0 else found
 
 
-def _differing(recorded: Json, asked: Json, path: str) -> Iterator[str]:
+def _find_differences(recorded: Json, asked: Json, path: str) -> Iterator[str]:
     if isinstance(recorded, dict) and isinstance(asked, dict):
         for name in dict.fromkeys([*recorded, *asked]):
             inner = f"{path}.{name}" if path else name
@@ -571,21 +572,21 @@ def _differing(recorded: Json, asked: Json, path: str) -> Iterator[str]:
             elif name not in recorded:
                 yield f"{inner}: recorded nothing, now {_excerpt_of(asked[name])}"
             else:
-                yield from _differing(recorded[name], asked[name], inner)
+                yield from _find_differences(recorded[name], asked[name], inner)
     elif isinstance(recorded, list) and isinstance(asked, list):
         for number, (one, other) in enumerate(zip(recorded, asked, strict=False)):
-            yield from _differing(one, other, f"{path}[{number}]")
+            yield from _find_differences(one, other, f"{path}[{number}]")
         if len(recorded) != len(asked):
             longer, where = (recorded, "recorded") if len(recorded) > len(asked) else (asked, "now")
             first = min(len(recorded), len(asked))
             counts = f"{len(recorded)} recorded, now {len(asked)}"
             yield f"{path}: {counts}; the first additional one ({where}): {_excerpt_of(longer[first])}"
     elif recorded != asked or type(recorded) is not type(asked):
-        start = _common_start(recorded, asked)
+        start = _count_common(recorded, asked)
         yield f"{path}: recorded {_excerpt_of(recorded, start)}, now {_excerpt_of(asked, start)}"
 
 
-def _common_start(one: Json, other: Json) -> int:
+def _count_common(one: Json, other: Json) -> int:
     if not isinstance(one, str) or not isinstance(other, str):
         return 0
     pairs = enumerate(zip(one, other, strict=False))

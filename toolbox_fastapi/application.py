@@ -142,26 +142,26 @@ class Installation:
         """Return a lifespan that starts the container, runs the application's `lifespan`, and stops the container."""
 
         @asynccontextmanager
-        async def started(app: FastAPI) -> AsyncIterator[Any]:
+        async def start_and_serve(app: FastAPI) -> AsyncIterator[Any]:
             complete_dependencies(app.routes, self._resolve_identity)
             check_callers(app.routes, self.container, self._resolve_identity)
             for each in mounted_apps(app.routes):
                 record_failures(each)
-            async with self._started(), lifespan(app) as state:
+            async with self._start_container(), lifespan(app) as state:
                 settings = await self.container.aget(ToolboxSettings)
                 self.shutdown = shutdown = Shutdown(settings.stop_timeout)
                 if self.dev_ui is not None:
                     self.dev_ui.start(settings)
                 try:
-                    with shutdown.signals_noticed():
+                    with shutdown.notice_signals():
                         yield state
                 finally:
                     await shutdown.wait()
                     self.shutdown = None
 
-        return started
+        return start_and_serve
 
-    def _started(self) -> AbstractAsyncContextManager[object]:
+    def _start_container(self) -> AbstractAsyncContextManager[object]:
         """Return the container as a context manager, or an empty one if it is already started."""
         return nullcontext() if self.container.is_started else self.container
 
@@ -221,7 +221,7 @@ class RequestScopes:
                 await beans.__aexit__(None if ending is None else type(ending), ending, None)
             finally:
                 if shutdown is not None:
-                    shutdown.closed(exchange)
+                    shutdown.forget_exchange(exchange)
                 if exchange.reader is not None:
                     await exchange.stop_reading()
 
@@ -320,7 +320,7 @@ class Shutdown:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def closed(self, exchange: ClientExchange) -> None:
+    def forget_exchange(self, exchange: ClientExchange) -> None:
         """Remove an exchange whose scope is closed."""
         self.open.discard(exchange)
         if self.begun.is_set():
@@ -329,12 +329,12 @@ class Shutdown:
     # --- the signal
 
     @contextmanager
-    def signals_noticed(self) -> Iterator[None]:
+    def notice_signals(self) -> Iterator[None]:
         """Notice the signals that end the process, then call the handler that was installed before (uvicorn's)."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        chained = [each for each in map(self._chain, SIGNALS) if each is not None]
+        chained = [each for each in map(self._chain_handler, SIGNALS) if each is not None]
         try:
             yield
         finally:
@@ -344,20 +344,20 @@ class Shutdown:
             if self._timer is not None:
                 self._timer.cancel()
 
-    def _chain(self, number: signal.Signals) -> tuple[signal.Signals, Handler, Handler] | None:
+    def _chain_handler(self, number: signal.Signals) -> tuple[signal.Signals, Handler, Handler] | None:
         former = signal.getsignal(number)
         if not callable(former) or former is signal.default_int_handler:
             return None
 
         def notice(caught: int, frame: FrameType | None) -> None:
             with suppress(RuntimeError):  # the loop may already be closed
-                self._loop.call_soon_threadsafe(self._begin)
+                self._loop.call_soon_threadsafe(self._begin_shutdown)
             former(caught, frame)
 
         signal.signal(number, notice)
         return number, former, notice
 
-    def _begin(self) -> None:
+    def _begin_shutdown(self) -> None:
         if not self.begun.is_set():
             self.begun.set()
             self._timer = self._loop.call_later(self._timeout, self._end_invocations)

@@ -44,14 +44,14 @@ def role_problems(
     for where, context in endpoints_of(routes):
         dependant: Dependant | None = getattr(context, "dependant", None)
         if dependant is None:
-            if _is_marked(context.endpoint):
+            if _has_roles(context.endpoint):
                 fix = "use a route of FastAPI: app.add_api_route(…), @app.get(…) or @app.websocket(…)"
                 yield Problem(where, "the roles have no effect here: only routes of FastAPI check them", fix)
             continue
         access = nearest_access(context.endpoint)
         if access is not None and not access.is_open:
             restricted.append(where)
-        for each in _all_in(dependant.dependencies):
+        for each in _find_dependants(dependant.dependencies):
             if nearest_access(each.call) is not None:
                 name = getattr(each.call, "__name__", type(each.call).__name__)
                 yield Problem(f"{where}, dependency {name}", "the roles have no effect on a dependency", _ON_ENDPOINTS)
@@ -59,7 +59,7 @@ def role_problems(
     if (
         restricted
         and resolve_identity is not None
-        and any(each.body_params for each in _all_in([_node(resolve_identity)]))
+        and any(each.body_params for each in _find_dependants([_make_dependant(resolve_identity)]))
     ):
         fact = "identity= reads the request's body, but endpoints with roles check the caller before it is read"
         yield Problem("install(app, container)", fact, "take the caller from a header or a cookie")
@@ -68,7 +68,7 @@ def role_problems(
 _ON_ENDPOINTS = "put them on the endpoint, below its route decorator"
 
 
-def _is_marked(endpoint: Any) -> bool:
+def _has_roles(endpoint: Any) -> bool:
     """Return True if a view of Starlette, a function or a class, has a mark of roles."""
     if not isinstance(endpoint, type):
         return nearest_access(endpoint) is not None
@@ -76,14 +76,14 @@ def _is_marked(endpoint: Any) -> bool:
     return class_access(endpoint) is not None or any(marked_access(view) is not None for view in views)
 
 
-def _all_in(dependants: Sequence[Dependant]) -> Iterator[Dependant]:
+def _find_dependants(dependants: Sequence[Dependant]) -> Iterator[Dependant]:
     """Yield these dependencies, and those that they use."""
     for each in dependants:
         yield each
-        yield from _all_in(each.dependencies)
+        yield from _find_dependants(each.dependencies)
 
 
-def _node(call: Callable[..., Any], path: str = "/") -> Dependant:
+def _make_dependant(call: Callable[..., Any], path: str = "/") -> Dependant:
     return get_parameterless_sub_dependant(depends=Depends(call), path=path)
 
 
@@ -99,15 +99,15 @@ def check_callers(
         access, path = nearest_access(context.endpoint), context.path or "/"
         if access is None or access.is_open or dependant is None:
             continue
-        check, route = _node(role_check(access, where, resolve_identity), path), context.original_route
+        check, route = _make_dependant(role_check(access, where, resolve_identity), path), context.original_route
         if isinstance(route, APIRoute) and not _checks_before(route, container):
             route.handle = CheckedHandle(route, container, check)  # type: ignore[method-assign]
         first = dependant.dependencies[0].call if dependant.dependencies else None
         if first is adopt_check or hasattr(first, CHECK_MARK):
             continue
         if isinstance(route, APIRoute):
-            _solve_before(dependant, [each.call for each in _all_in([check]) if each.use_cache])
-            check = _node(adopt_check, path)
+            _solve_before(dependant, [each.call for each in _find_dependants([check]) if each.use_cache])
+            check = _make_dependant(adopt_check, path)
         dependant.dependencies.insert(0, check)  # a WebSocket has no body, so FastAPI can run the check itself
 
 
@@ -145,7 +145,7 @@ class CheckedHandle:
         if exchange.container is not self.container or request.method not in self._methods:
             await self.inner(scope, receive, send)
             return
-        async with _generators_of(exchange) as stack:
+        async with _collect_generators(exchange) as stack:
             scope["fastapi_inner_astack"] = scope["fastapi_function_astack"] = stack
             exchange.checked = await solve_dependencies(
                 request=request,
@@ -171,7 +171,7 @@ def _checks_before(route: APIRoute, container: Container) -> bool:
 
 
 @asynccontextmanager
-async def _generators_of(exchange: ClientExchange) -> AsyncIterator[AsyncExitStack]:
+async def _collect_generators(exchange: ClientExchange) -> AsyncIterator[AsyncExitStack]:
     """Keep the generators of dependencies open until the response is sent.
 
     They see the error of the endpoint also if an exception handler has answered it, as they would inside FastAPI.
@@ -211,10 +211,10 @@ def _solve_before(dependant: Dependant, solved: Sequence[Any]) -> None:
         is_shared = each.use_cache and not (each.own_oauth_scopes or each.parent_oauth_scopes)
         if is_shared and any(each.call is call for call in solved) and not isinstance(each.call, SecurityBase):
             each.scope = _scope_of(each)
-            each.call = SolvedBefore(_copy_of(each))
-            for inner in _all_in(each.dependencies):
+            each.call = SolvedBefore(_copy_dependant(each))
+            for inner in _find_dependants(each.dependencies):
                 if not isinstance(inner.call, SecurityBase):  # a scheme only reads a header, and is documented
-                    inner.call = _solved_inside
+                    inner.call = _use_solved
         else:
             _solve_before(each, solved)
 
@@ -226,15 +226,15 @@ def _scope_of(dependant: Dependant) -> Literal["function", "request"] | None:
     return dependant.scope or ("request" if is_generator else None)
 
 
-async def _solved_inside(**values: Any) -> None:
+async def _use_solved(**values: Any) -> None:
     """Take the place of a dependency that only dependencies which are already solved need."""
 
 
-_solved_inside.__signature__ = inspect.Signature()  # type: ignore[attr-defined]  # no parameters for FastAPI
+_use_solved.__signature__ = inspect.Signature()  # type: ignore[attr-defined]  # no parameters for FastAPI
 
 
-def _copy_of(dependant: Dependant) -> Dependant:
-    return replace(dependant, dependencies=[_copy_of(each) for each in dependant.dependencies])
+def _copy_dependant(dependant: Dependant) -> Dependant:
+    return replace(dependant, dependencies=[_copy_dependant(each) for each in dependant.dependencies])
 
 
 class SolvedBefore:

@@ -172,7 +172,7 @@ def fill_parameters(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     injected, signature = _split_signature(endpoint)
     if not injected and toolbox_of(endpoint) is None:
         return endpoint
-    signature, connection = _with_connection(signature, endpoint)
+    signature, connection = _add_connection(signature, endpoint)
     call = functools.wraps(endpoint)(_call_with_beans(endpoint, injected, connection))
     call.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks at before anything else
     setattr(call, ENDPOINT_MARK, injected)
@@ -200,13 +200,13 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
         if bean := next((each for each in dependencies if isinstance(each, BeanDependency)), None):
             injected.append(Injected(parameter.name, bean.wanted, parameter.default))
         elif any(isinstance(each, InjectMark) for each in metadata):  # evaluated before FastAPI was imported
-            injected.append(Injected(parameter.name, _wanted_by(annotation), parameter.default))
+            injected.append(Injected(parameter.name, _find_wanted(annotation), parameter.default))
         elif parameter.default is EMPTY and _is_bean(annotation):
-            raise IllegalConfigurationError([_missing_inject(endpoint, parameter.name, annotation)])
+            raise IllegalConfigurationError([_problem_without_inject(endpoint, parameter.name, annotation)])
         elif service := _service_in_depends(parameter, annotation, dependencies):
-            raise IllegalConfigurationError([_missing_inject(endpoint, parameter.name, service)])
+            raise IllegalConfigurationError([_problem_without_inject(endpoint, parameter.name, service)])
         elif annotation is Inject:
-            raise IllegalConfigurationError([_inject_without_class(endpoint, parameter.name)])
+            raise IllegalConfigurationError([_problem_without_class(endpoint, parameter.name)])
         elif problem := unresolved_inject(f"endpoint {endpoint.__name__}", parameter.name, annotation):
             raise IllegalConfigurationError([problem])
         else:
@@ -224,7 +224,7 @@ def unresolved_inject(where: str, parameter: str, annotation: object) -> Problem
     return Problem(f"{where}, parameter {parameter!r}", what, "import or define what it names at the top of the module")
 
 
-def _with_connection(signature: inspect.Signature, endpoint: Callable[..., Any]) -> tuple[inspect.Signature, str]:
+def _add_connection(signature: inspect.Signature, endpoint: Callable[..., Any]) -> tuple[inspect.Signature, str]:
     """Return the signature with a hidden parameter for FastAPI's `Request`, and the name of this parameter."""
     names = getattr(inspect.unwrap(endpoint), "__globals__", {})
     for each in signature.parameters.values():
@@ -235,7 +235,7 @@ def _with_connection(signature: inspect.Signature, endpoint: Callable[..., Any])
     return signature.replace(parameters=parameters), CONNECTION
 
 
-def _wanted_by(annotation: Any) -> Any:
+def _find_wanted(annotation: Any) -> Any:
     """Return T of `Inject[T]`, with T's metadata but without the mark."""
     own = tuple(takewhile(lambda each: not isinstance(each, InjectMark), metadata_of(annotation)))
     return Annotated[(annotation.__origin__, *own)] if own else annotation.__origin__
@@ -262,7 +262,7 @@ def _service_in_depends(parameter: inspect.Parameter, annotation: Any, dependenc
     return None
 
 
-def _inject_without_class(endpoint: Callable[..., Any], parameter: str) -> Problem:
+def _problem_without_class(endpoint: Callable[..., Any], parameter: str) -> Problem:
     return Problem(
         f"endpoint {endpoint.__name__}, parameter {parameter!r}",
         "Inject has no class",
@@ -270,7 +270,7 @@ def _inject_without_class(endpoint: Callable[..., Any], parameter: str) -> Probl
     )
 
 
-def _missing_inject(endpoint: Callable[..., Any], parameter: str, bean: type[Any]) -> Problem:
+def _problem_without_inject(endpoint: Callable[..., Any], parameter: str, bean: type[Any]) -> Problem:
     return Problem(
         f"endpoint {endpoint.__name__}, parameter {parameter!r}",
         f"{bean.__name__} is a bean, but FastAPI would read it from the request",
@@ -283,7 +283,7 @@ def _call_with_beans(endpoint: Callable[..., Any], injected: Sequence[Injected],
     wanted_by_itself = connection != CONNECTION
     beans = [(each.name, each.wanted, each.default) for each in injected]
 
-    async def call(**values: Any) -> Any:
+    async def call_endpoint(**values: Any) -> Any:
         exchange = exchange_of(values[connection] if wanted_by_itself else values.pop(connection))
         try:
             for name, wanted, default in beans:
@@ -294,24 +294,24 @@ def _call_with_beans(endpoint: Callable[..., Any], injected: Sequence[Injected],
             value = await run(**values)
             if type(value) is CoroutineType:
                 value.close()
-                raise IllegalConfigurationError([_not_awaited(endpoint, value)])
+                raise IllegalConfigurationError([_problem_not_awaited(endpoint, value)])
             if isinstance(value, ServiceStream):
-                raise IllegalConfigurationError([_not_sent(endpoint)])
+                raise IllegalConfigurationError([_problem_not_sent(endpoint)])
             return value
         except BaseException as error:
             exchange.fail(error)
             raise
 
-    return call
+    return call_endpoint
 
 
-def _not_awaited(endpoint: Callable[..., Any], returned: CoroutineType[Any, Any, Any]) -> Problem:
+def _problem_not_awaited(endpoint: Callable[..., Any], returned: CoroutineType[Any, Any, Any]) -> Problem:
     called = returned.__qualname__.rpartition("<locals>.")[2]
     what = f"it returns the coroutine of {called}, which is not awaited"
     return Problem(f"endpoint {endpoint.__name__}", what, "declare it `async def` and write `return await …`")
 
 
-def _not_sent(endpoint: Callable[..., Any]) -> Problem:
+def _problem_not_sent(endpoint: Callable[..., Any]) -> Problem:
     what = "it returns a service's stream, but FastAPI cannot send it"
     fix = "write `return sse(…)`, with `from toolbox_fastapi import sse`"
     return Problem(f"endpoint {endpoint.__name__}", what, fix)
@@ -449,7 +449,7 @@ def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tupl
                 yield from endpoints_of(getattr(mounted, "routes", ()), path)
         elif context.endpoint is not None:
             methods = "/".join(sorted(context.methods or ())) or ("HTTP" if isinstance(inner, Route) else "WebSocket")
-            yield f"{methods} {path} ({_name_of(context.endpoint)})", context
+            yield f"{methods} {path} ({_name_function(context.endpoint)})", context
 
 
 def mounted_in(route: Mount | Host) -> Any:
@@ -466,7 +466,7 @@ def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]
         name = where.rpartition(" (")[0]
         points = [point_of(each.wanted, name) for each in getattr(context.endpoint, ENDPOINT_MARK, ())]
         if (dependant := getattr(context, "dependant", None)) is not None:
-            points += _points_in(dependant, name)
+            points += _find_points(dependant, name)
         tools, _ = read_tools(toolbox_of(context.endpoint) or (), name, graph.class_behind)
         if entry := entry_behind(name, points, graph, tools, nearest_access(context.endpoint)):
             yield entry
@@ -504,9 +504,9 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
             yield from graph.problems_of(point_of(each.wanted, place, parameter=each.name, default=default))
         dependant = getattr(context, "dependant", None)
         if dependant is None and callable(context.endpoint):
-            yield from _injects_of_plain_route(context.endpoint, where)
+            yield from _problems_of_plain_route(context.endpoint, where)
         yield from _unresolved_injects(dependant, where)
-        for point in _points_in(dependant, where) if dependant is not None else ():
+        for point in _find_points(dependant, where) if dependant is not None else ():
             yield from graph.problems_of(point)
         if (
             toolbox_of(context.endpoint) is None
@@ -524,7 +524,7 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
             yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
 
 
-def _injects_of_plain_route(endpoint: Callable[..., Any], where: str) -> Iterator[Problem]:
+def _problems_of_plain_route(endpoint: Callable[..., Any], where: str) -> Iterator[Problem]:
     """Yield a problem for each `Inject[…]` of a view that Starlette calls: with the request only."""
     views = vars(endpoint).values() if isinstance(endpoint, type) else (endpoint,)
     for view in filter(inspect.isroutine, views):
@@ -548,9 +548,9 @@ def _unresolved_injects(dependant: Dependant | None, where: str) -> Iterator[Pro
             yield problem
 
 
-def _points_in(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
-    for each, asking, place in _beans_in(dependant, where):
-        default = _default_in(asking, each)
+def _find_points(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
+    for each, asking, place in _find_beans(dependant, where):
+        default = _find_default(asking, each)
         yield point_of(
             cast("BeanDependency", each.call).wanted,
             f"{place}, parameter {each.name!r}",
@@ -568,9 +568,9 @@ def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callabl
         dependant: Dependant | None = getattr(context, "dependant", None)
         if dependant is None:
             continue
-        beans = list(_beans_in(dependant, where))
+        beans = list(_find_beans(dependant, where))
         for each, asking, _ in beans:
-            default = _default_in(asking, each)
+            default = _find_default(asking, each)
             if default is not EMPTY:
                 each.call = BeanDependency(cast("BeanDependency", each.call).wanted, default)
         is_entered = beans or any(each.call is enter_route_dependency for each in dependant.dependencies)
@@ -585,16 +585,16 @@ def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callabl
             dependant.dependencies.insert(0, identity)
 
 
-def _beans_in(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, Dependant, str]]:
+def _find_beans(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, Dependant, str]]:
     """Yield each `Inject[…]` dependency of an endpoint, with its parent dependency and the place for messages."""
     for each in dependant.dependencies:
         if isinstance(each.call, BeanDependency):
             yield each, dependant, where
         else:
-            yield from _beans_in(each, f"{where}, dependency {_name_of(each.call)}")
+            yield from _find_beans(each, f"{where}, dependency {_name_function(each.call)}")
 
 
-def _default_in(asking: Dependant, bean: Dependant) -> Any:
+def _find_default(asking: Dependant, bean: Dependant) -> Any:
     """Return the default of the parameter of `asking` that gets `bean`, or `EMPTY`."""
     if asking.call is None or bean.name is None:
         return EMPTY
@@ -602,5 +602,5 @@ def _default_in(asking: Dependant, bean: Dependant) -> Any:
     return EMPTY if parameter is None else parameter.default
 
 
-def _name_of(function: object) -> str:
+def _name_function(function: object) -> str:
     return getattr(function, "__name__", None) or type(function).__name__

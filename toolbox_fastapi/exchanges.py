@@ -108,13 +108,13 @@ class ClientExchange:
         """Return the error to throw into the scope's generators; `raised` is the error that left the application."""
         failure = self.failure or (raised and unwrapped_error(raised))
         if isinstance(failure, (ClientDisconnect, WebSocketDisconnect)):
-            return _disconnected(failure)
+            return _make_disconnect_error(failure)
         if not self.left or isinstance(failure, ClientDisconnectedError):
             return failure
         if failure is None and self.scope["type"] == "websocket":
             return None  # the endpoint received the disconnect and returned normally
         if failure is None or isinstance(failure, (asyncio.CancelledError, OSError, WebSocketDisconnected)):
-            return _disconnected(failure)
+            return _make_disconnect_error(failure)
         return failure
 
     def end(self) -> None:
@@ -143,24 +143,24 @@ class ClientExchange:
         """Return the client's next message, from those read ahead or from the server."""
         while not self._ahead:
             if self.reader is None or self._arrived is None or self.reader.done():
-                return await self._receive_now()
+                return await self._receive_next()
             self._arrived.clear()
             await self._arrived.wait()
         message = self._ahead.popleft()
         self._read_ahead()
         return message
 
-    async def _receive_now(self) -> Message:
+    async def _receive_next(self) -> Message:
         self._receiving += 1
         try:
             message = await self._receive()
         finally:
             self._receiving -= 1
-        self._notice(message)
+        self._notice_message(message)
         self._read_ahead()
         return message
 
-    def _notice(self, message: Message) -> None:
+    def _notice_message(self, message: Message) -> None:
         if message["type"] in ("http.disconnect", "websocket.disconnect") and not (self.completed or self.left):
             self.left = True
             self.end_invocations(ClientDisconnectedError())
@@ -196,13 +196,13 @@ class ClientExchange:
             self._ahead = deque()
         if len(self._ahead) < READ_AHEAD and (self.reader is None or self.reader.done()):
             self._arrived = asyncio.Event()
-            self.reader = asyncio.create_task(self._read(self._ahead, self._arrived))
+            self.reader = asyncio.create_task(self._read_messages(self._ahead, self._arrived))
 
-    async def _read(self, ahead: deque[Message], arrived: asyncio.Event) -> None:
+    async def _read_messages(self, ahead: deque[Message], arrived: asyncio.Event) -> None:
         try:
             while len(ahead) < READ_AHEAD and not self.left:
                 message = await self._receive()
-                self._notice(message)
+                self._notice_message(message)
                 ahead.append(message)
                 arrived.set()
         finally:
@@ -214,7 +214,7 @@ class ReplayedReceive:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._read: list[Message] = []
+        self._read_messages: list[Message] = []
         self._again: list[Message] | None = None
 
     async def __call__(self) -> Message:
@@ -222,12 +222,12 @@ class ReplayedReceive:
             return self._again.pop(0)
         message = await self._receive()
         if self._again is None:
-            self._read.append(message)
+            self._read_messages.append(message)
         return message
 
     def rewind(self) -> None:
         """Return the messages that were received so far again, before further ones."""
-        self._again, self._read = self._read, []
+        self._again, self._read_messages = self._read_messages, []
 
 
 def unwrapped_error(error: BaseException) -> BaseException:
@@ -236,7 +236,7 @@ def unwrapped_error(error: BaseException) -> BaseException:
     return error.__cause__ if is_wrapped and error.__cause__ is not None else error
 
 
-def _disconnected(cause: BaseException | None) -> ClientDisconnectedError:
+def _make_disconnect_error(cause: BaseException | None) -> ClientDisconnectedError:
     error = ClientDisconnectedError()
     error.__cause__ = cause
     return error

@@ -80,10 +80,10 @@ _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
 
 def status_of(error: BaseException) -> int:
     """Return the HTTP status for `error`, which may be a group."""
-    error = _first_of(error)
+    error = _find_first(error)
     if isinstance(error, HTTPException):
         return error.status_code
-    return _answer_to(error)[0]
+    return _choose_answer(error)[0]
 
 
 def problem_details(error: BaseException) -> dict[str, Any]:
@@ -91,15 +91,15 @@ def problem_details(error: BaseException) -> dict[str, Any]:
 
     Only a person who may not answer a pending call reads why.
     """
-    error = _first_of(error)
-    status, detail = _answer_to(error)
+    error = _find_first(error)
+    status, detail = _choose_answer(error)
     if isinstance(error, HTTPException):
         status, detail = error.status_code, error.detail
     problem: dict[str, Any] = {"type": "about:blank", "title": _TITLES.get(status, "Error"), "status": int(status)}
     return {**problem, "detail": detail} if detail else problem
 
 
-def _first_of(error: BaseException) -> BaseException:
+def _find_first(error: BaseException) -> BaseException:
     """Return the first error of a group if each has an answer here; every other error as it is."""
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -116,7 +116,7 @@ def errors_in(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
             yield each
 
 
-def _answer_to(error: BaseException) -> tuple[int, str]:
+def _choose_answer(error: BaseException) -> tuple[int, str]:
     """Return the HTTP status and the detail for `error`; the detail of an unknown error is empty."""
     if isinstance(error, ClientDisconnectedError):
         return CLIENT_CLOSED_REQUEST, ""
@@ -146,9 +146,9 @@ def log(error: BaseException, where: str) -> None:
 
 async def answer_with_problem(connection: Request | WebSocket, error: Exception) -> Response | None:
     """Answer a `ToolboxError`; the application's handler for a base class, such as `TimeoutError`, takes precedence."""
-    own = _wider_handler(connection, error)
+    own = _find_wider_handler(connection, error)
     if own is not None:
-        return await _handled(own, connection, error)
+        return await _call_handler(own, connection, error)
     log(error, f"{connection.scope['type']} {connection.scope['path']}")
     problem = problem_details(error)
     if isinstance(connection, WebSocket):
@@ -183,17 +183,17 @@ async def answer_group(connection: Request | WebSocket, group: ExceptionGroup[Ex
     where = f"{connection.scope['type']} {connection.scope['path']}"
     by_kind, by_status = connection.scope["starlette.exception_handlers"]
     errors = list(errors_in(group))
-    handlers = [_handler_of(each, by_kind, by_status) for each in errors]
+    handlers = [_find_handler(each, by_kind, by_status) for each in errors]
     if None in handlers:
         logger.error("%s failed", where, exc_info=group)
         raise group
     if len(errors) > 1:
         others = "; ".join(f"{type(each).__name__}: {each}" for each in errors[1:])
         logger.warning("%s: %d errors, answered as the first; the others: %s", where, len(errors), others)
-    return await _handled(cast("Handler", handlers[0]), connection, errors[0])
+    return await _call_handler(cast("Handler", handlers[0]), connection, errors[0])
 
 
-def _handler_of(
+def _find_handler(
     error: BaseException, by_kind: Mapping[Any, Handler], by_status: Mapping[int, Handler]
 ) -> Handler | None:
     """Return the handler that would get this error if it came alone."""
@@ -202,7 +202,7 @@ def _handler_of(
     return next((by_kind[kind] for kind in type(error).__mro__ if kind in by_kind), None)
 
 
-async def _handled(handler: Handler, connection: Request | WebSocket, error: BaseException) -> Response | None:
+async def _call_handler(handler: Handler, connection: Request | WebSocket, error: BaseException) -> Response | None:
     handled = handler(connection, error) if is_async_handler(handler) else run_in_threadpool(handler, connection, error)
     return await handled  # type: ignore[misc,no-any-return]  # starlette's handlers are not typed by their kind
 
@@ -226,7 +226,7 @@ def is_async_handler(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
 
 
-def _wider_handler(connection: Request | WebSocket, error: Exception) -> Handler | None:
+def _find_wider_handler(connection: Request | WebSocket, error: Exception) -> Handler | None:
     handlers = connection.scope["app"].exception_handlers
     kinds = type(error).__mro__
     for kind in kinds[kinds.index(ToolboxError) + 1 :]:

@@ -76,7 +76,7 @@ def health_router(
     @router.get("/live", summary="Liveness")
     async def live() -> JSONResponse:
         """Answer 200 while the process serves requests."""
-        return _response(200, {"status": "live"})
+        return _make_response(200, {"status": "live"})
 
     @router.get("/ready", summary="Readiness", responses={503: {"description": "Not ready"}})
     async def ready() -> JSONResponse:
@@ -84,16 +84,16 @@ def health_router(
         exchange = current_exchange()
         begun = exchange.shutdown_begun if exchange is not None else None
         if not container.is_started or (begun is not None and begun.is_set()):
-            return _response(503, {"status": "not ready", "checks": {}})
+            return _make_response(503, {"status": "not ready", "checks": {}})
         results = await checks.results()
         passed = results is not None and all(results.values())
         shown = {name: "passed" if each else "failed" for name, each in (results or {}).items()}
-        return _response(200 if passed else 503, {"status": "ready" if passed else "not ready", "checks": shown})
+        return _make_response(200 if passed else 503, {"status": "ready" if passed else "not ready", "checks": shown})
 
     return router
 
 
-def _response(status: int, content: dict[str, Any]) -> JSONResponse:
+def _make_response(status: int, content: dict[str, Any]) -> JSONResponse:
     return JSONResponse(content, status, headers={"Cache-Control": "no-store"})
 
 
@@ -128,8 +128,8 @@ class _Checks:
         if earlier is not None and not earlier.done() and earlier.get_loop() is loop:
             logger.warning("readiness check %s failed: an earlier call still runs", name)
             return False
-        check = self._running[name] = loop.create_task(self._check(name, get))
-        check.add_done_callback(_retrieve)
+        check = self._running[name] = loop.create_task(self._run_check(name, get))
+        check.add_done_callback(_retrieve_error)
         # Not asyncio.timeout: it would wait for a check that ignores its cancellation.
         await asyncio.wait({check}, timeout=self._timeout)
         if not check.done():
@@ -148,7 +148,7 @@ class _Checks:
             logger.warning("readiness check %s failed: it returned False", name)
         return check.result() is not False
 
-    async def _check(self, name: str, get: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run_check(self, name: str, get: Callable[[], Awaitable[Any]]) -> Any:
         """Call `ready()` of a bean; a bean that cannot be created fails its check."""
         ready = getattr(await get(), "ready", None)
         if ready is None:  # a fake without this method
@@ -163,7 +163,7 @@ class _Checks:
         return await value if inspect.isawaitable(value) else value
 
 
-def _retrieve(check: asyncio.Task[Any]) -> None:
+def _retrieve_error(check: asyncio.Task[Any]) -> None:
     """Mark the error of a check as handled, also of one that ends after its timeout."""
     if not check.cancelled():
         check.exception()
@@ -174,7 +174,7 @@ async def _call_on_thread(function: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
 
-    def settle(value: Any, error: BaseException | None) -> None:
+    def settle_future(value: Any, error: BaseException | None) -> None:
         if outcome.done():  # cancelled with the loop
             return
         if error is None:
@@ -182,16 +182,16 @@ async def _call_on_thread(function: Callable[[], Any]) -> Any:
         else:
             outcome.set_exception(error)
 
-    def run() -> None:
+    def run_function() -> None:
         value, error = None, None
         try:
             value = function()
         except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # the loop is already closed
-            loop.call_soon_threadsafe(settle, value, error)
+            loop.call_soon_threadsafe(settle_future, value, error)
 
-    threading.Thread(target=run, name="toolbox-readiness", daemon=True).start()
+    threading.Thread(target=run_function, name="toolbox-readiness", daemon=True).start()
     return await outcome
 
 
@@ -365,7 +365,7 @@ def runs_router(
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         await visible.get(run_id)
-        return await answered(container, run_id, answers)
+        return await answer_pending(container, run_id, answers)
 
     @router.post("/{run_id}/cancel", summary="Cancel a run")
     async def cancel(run_id: RunId, body: CancelBody | None = None) -> RunView:
@@ -386,7 +386,7 @@ class _VisibleRuns:
     async def get(self, run_id: str) -> Run[Any]:
         """Return a run. Raises `RunNotFoundError`, also for one that is hidden."""
         run = await self._container.runs.get(run_id)
-        if not await self._shown([run]):
+        if not await self._choose_visible([run]):
             raise RunNotFoundError(run_id)
         return run
 
@@ -397,13 +397,13 @@ class _VisibleRuns:
         last: Run[Any] | None = None
         for _ in range(0, _MAX_LOOKED_AT, page):
             runs = await self._container.runs.list(status=status, service=service, limit=page, before=last)
-            found += await self._shown(runs)
+            found += await self._choose_visible(runs)
             if len(found) >= limit or len(runs) < page:
                 break
             last = runs[-1]
         return found[:limit]
 
-    async def _shown(self, runs: Sequence[Run[Any]]) -> Sequence[Run[Any]]:
+    async def _choose_visible(self, runs: Sequence[Run[Any]]) -> Sequence[Run[Any]]:
         may_see, internals = self._may_see, internals_of(self._container)
         if may_see is None:
             return runs
@@ -411,26 +411,28 @@ class _VisibleRuns:
         if is_async(may_see) or is_async(getattr(may_see, "__call__", None)):  # noqa: B004 - the method is inspected
             return [run for run in runs if await cast("Awaitable[bool]", may_see(caller, run))]
 
-        def choose() -> Sequence[Run[Any]]:
+        def choose_runs() -> Sequence[Run[Any]]:
             return [run for run in runs if may_see(caller, run)]
 
-        return cast("Sequence[Run[Any]]", await LoopRunner(internals.host.workers).run(BLOCKING, choose, "may_see"))
+        return cast(
+            "Sequence[Run[Any]]", await LoopRunner(internals.host.workers).run(BLOCKING, choose_runs, "may_see")
+        )
 
 
-async def answered(container: Container, run_id: str, answers: Mapping[str, Answer]) -> Response:
+async def answer_pending(container: Container, run_id: str, answers: Mapping[str, Answer]) -> Response:
     """Answer pending calls as the identity of the request. Returns the response: 200, 202, 401, 403, 409 or 422."""
     identity = await identity_in(internals_of(container))
     by = None if identity.is_anonymous else identity
     try:
         result = await container.runs.resume(run_id, answers, by=by)
     except RunAnswerError as error:
-        return _refused(error)
+        return _refusal_response(error)
     except RunSuspendedError as error:
-        return _suspended(error.run_id, error.pending)
+        return _suspended_response(error.run_id, error.pending)
     if result.pending:
-        return _suspended(run_id, result.pending)
+        return _suspended_response(run_id, result.pending)
     status = (await container.runs.get(run_id)).status
-    return _json(200, {"run_id": run_id, "status": status, "content": result.content})
+    return _json_response(200, {"run_id": run_id, "status": status, "content": result.content})
 
 
 def run_view(run: Run[Any]) -> RunView:
@@ -468,26 +470,26 @@ def pending_view(call: PendingCall) -> dict[str, Any]:
     return {name: getattr(call, name) for name in PendingCall.__slots__}
 
 
-def _suspended(run_id: str, pending: Sequence[PendingCall]) -> Response:
-    return _json(202, {"run_id": run_id, "pending": [pending_view(each) for each in pending]})
+def _suspended_response(run_id: str, pending: Sequence[PendingCall]) -> Response:
+    return _json_response(202, {"run_id": run_id, "pending": [pending_view(each) for each in pending]})
 
 
-def _refused(error: RunAnswerError) -> Response:
+def _refusal_response(error: RunAnswerError) -> Response:
     """Return 422 with the problems of replaced arguments, 401 or 403 for the wrong person, and 409 for the others."""
     problem = {**problem_details(error), "detail": error.reason}
     if error.problems:
         problem |= {"title": "Unprocessable Content", "status": 422}
-        problem["problems"] = [{"path": _path(path), "message": message} for path, message in error.problems]
+        problem["problems"] = [{"path": _split_path(path), "message": message} for path, message in error.problems]
     headers = challenge(problem["status"], current_exchange())
-    return _json(problem["status"], problem, "application/problem+json", headers)
+    return _json_response(problem["status"], problem, "application/problem+json", headers)
 
 
-def _path(path: object) -> list[str | int]:
+def _split_path(path: object) -> list[str | int]:
     parts = path if isinstance(path, (list, tuple)) else (path,)
     return [each if isinstance(each, int) else str(each) for each in parts]
 
 
-def _json(
+def _json_response(
     status: int,
     content: Mapping[str, Any],
     kind: str = "application/json",
@@ -537,7 +539,7 @@ def mount_mcp(
     known = getattr(app.state, IDENTITY_DEPENDENCY, None)
     if identity is not None:
         internals_of(container).declare_seed(SecurityIdentity, current_identity, is_optional=True)
-        known = _identity_dependency(identity)
+        known = _make_identity_dependency(identity)
     if known is not None:  # first, so that the other dependencies see the caller
         dependencies = [Depends(known), *dependencies]
     bare = path.rstrip("/")
@@ -549,7 +551,7 @@ def mount_mcp(
     app.router.lifespan_context = endpoint.wrap_lifespan(app.router.lifespan_context)
 
 
-def _identity_dependency(identity: Callable[[Request], Any]) -> Callable[..., Any]:
+def _make_identity_dependency(identity: Callable[[Request], Any]) -> Callable[..., Any]:
     """Return the dependency that lets `identity`, a function of the request, find the caller."""
 
     async def resolve_identity(request: Request) -> None:

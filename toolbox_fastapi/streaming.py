@@ -42,12 +42,12 @@ PING = b": ping\n"
 
 def as_json(value: object) -> str:
     """Return `value` as compact JSON; objects without a JSON form become text."""
-    return _written(value, None)
+    return _write_json(value, None)
 
 
-def _written(value: object, private: Any) -> str:
+def _write_json(value: object, private: Any) -> str:
     """Return compact JSON without `private` fields. Half a surrogate, which UTF-8 cannot encode, is escaped."""
-    options: dict[str, Any] = {"fallback": _fallback, "bytes_mode": "base64", "inf_nan_mode": "null"}
+    options: dict[str, Any] = {"fallback": _write_unknown, "bytes_mode": "base64", "inf_nan_mode": "null"}
     try:
         return to_json(value, exclude=private, **options).decode()
     except PydanticSerializationError:
@@ -65,12 +65,12 @@ _PRIVATE: dict[type[Any], Any] = {
 
 def public_json(item: object) -> str:
     """Return `item` as JSON, a tool call without its `result_object`, the error of a run without its text."""
-    item = _without_error_text(item)
+    item = _hide_error_text(item)
     private = _PRIVATE.get(type(item))
-    return _written(item, private)
+    return _write_json(item, private)
 
 
-def _without_error_text(item: object) -> object:
+def _hide_error_text(item: object) -> object:
     """Return the end of a failed run with only the type of its error: the text can name hosts, keys and data."""
     if isinstance(item, RunEnded) and item.status == "failed" and item.error is not None:
         return RunEnded(item.status, item.error.partition(":")[0])
@@ -86,10 +86,10 @@ def client_json(item: object, chosen: Filter | None) -> str | None:
     if chosen is None:
         return public_json(item)
     seen = chosen(item)
-    return None if seen is None else as_json(_without_error_text(seen))
+    return None if seen is None else as_json(_hide_error_text(seen))
 
 
-def _fallback(value: object) -> object:
+def _write_unknown(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
@@ -176,7 +176,7 @@ class EventStreamResponse(EventSourceResponse):
         chosen: Filter | None = None,
     ) -> None:
         own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_encoded(stream, chosen), headers={**own, **(headers or {})}, background=background)
+        super().__init__(_encode_stream(stream, chosen), headers={**own, **(headers or {})}, background=background)
         self._stream, self._ping = stream, ping
         self._sent = time.monotonic()
         self._sending = asyncio.Lock()
@@ -205,11 +205,11 @@ class EventStreamResponse(EventSourceResponse):
     async def _send_all(self, receive: Receive, send: Send, shutdown_begun: asyncio.Event) -> None:
         """Send the body until it ends, the client disconnects or the application stops; send pings in between."""
         body = asyncio.create_task(self._send_body(send))
-        left = asyncio.create_task(_until_disconnected(receive))
+        left = asyncio.create_task(_wait_for_disconnect(receive))
         stopped = asyncio.create_task(shutdown_begun.wait())
         tasks: tuple[asyncio.Task[Any], ...] = (body, left, stopped)
         try:
-            while not await self._any_ends(tasks):
+            while not await self._wait_for_first(tasks):
                 await self._send_ping(send)
         finally:
             for task in tasks:
@@ -223,9 +223,9 @@ class EventStreamResponse(EventSourceResponse):
             failure = format_sse_event(
                 event="failure", data_str=json.dumps(problem_details(ApplicationStoppingError()))
             )
-            await self._send(send, failure, more=False)
+            await self._send_chunk(send, failure, more=False)
 
-    async def _any_ends(self, tasks: Iterable[asyncio.Task[Any]]) -> bool:
+    async def _wait_for_first(self, tasks: Iterable[asyncio.Task[Any]]) -> bool:
         """Wait until a task ends (True), or until a ping is due (False)."""
         patience = self._sent + self._ping - time.monotonic()
         ended, _ = await asyncio.wait(tasks, timeout=max(patience, 0.0), return_when=asyncio.FIRST_COMPLETED)
@@ -235,31 +235,31 @@ class EventStreamResponse(EventSourceResponse):
         if self._sending.locked():  # an event is being sent to a slow client: no ping is needed
             self._sent = time.monotonic()
         else:
-            await self._send(send, PING)
+            await self._send_chunk(send, PING)
 
     async def _send_body(self, send: Send) -> None:
         async for event in self.body_iterator:
-            await self._send(send, event)
-        await self._send(send, b"", more=False)
+            await self._send_chunk(send, event)
+        await self._send_chunk(send, b"", more=False)
 
-    async def _send(self, send: Send, chunk: Any, more: bool = True) -> None:
+    async def _send_chunk(self, send: Send, chunk: Any, more: bool = True) -> None:
         async with self._sending:
-            with suppress(OSError):  # the client disconnected, which `_until_disconnected` reports
+            with suppress(OSError):  # the client disconnected, which `_wait_for_disconnect` reports
                 await send({"type": "http.response.body", "body": chunk, "more_body": more})
             self._sent = time.monotonic()
 
 
-async def _until_disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _encoded(stream: Stream, chosen: Filter | None) -> AsyncIterator[bytes]:
+async def _encode_stream(stream: Stream, chosen: Filter | None) -> AsyncIterator[bytes]:
     """Yield the encoded events; the first has an id, so that a reconnecting client sends `Last-Event-ID`."""
     number: str | None = "0" if not isinstance(stream, RunEvents) else None
     try:
         async for item in iterate(stream):
-            if (event := _encode(item, number, chosen)) is not None:
+            if (event := _encode_item(item, number, chosen)) is not None:
                 yield event
                 number = None
     except ClientDisconnectedError as error:
@@ -267,14 +267,14 @@ async def _encoded(stream: Stream, chosen: Filter | None) -> AsyncIterator[bytes
     except Exception as error:
         record_failure(error)
         log(error, "a stream of server-sent events")
-        yield _failure(error, number)
+        yield _encode_failure(error, number)
     else:
         yield format_sse_event(event="done", data_str="null", id=number)
     finally:
         await close_stream(stream)
 
 
-def _encode(item: object, number: str | None, chosen: Filter | None) -> bytes | None:
+def _encode_item(item: object, number: str | None, chosen: Filter | None) -> bytes | None:
     if isinstance(item, ServerSentEvent):
         data = item.raw_data if item.raw_data is not None or item.data is None else as_json(item.data)
         return format_sse_event(
@@ -288,7 +288,7 @@ def _encode(item: object, number: str | None, chosen: Filter | None) -> bytes | 
     )
 
 
-def _failure(error: Exception, number: str | None = None) -> bytes:
+def _encode_failure(error: Exception, number: str | None = None) -> bytes:
     return format_sse_event(event="failure", data_str=json.dumps(problem_details(error)), id=number)
 
 

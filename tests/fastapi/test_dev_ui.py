@@ -86,7 +86,7 @@ def test_the_version_in_the_addresses_of_the_files_changes_with_each_file(
     folder = tmp_path / "page"
     shutil.copytree(Path(routes.__file__).with_name("page"), folder)
     monkeypatch.setattr(routes, "__file__", str(tmp_path / "routes.py"))
-    read = routes.PageFiles.read.__wrapped__  # type: ignore[attr-defined]  # without the cache
+    read = routes.PageFiles.read_files.__wrapped__  # type: ignore[attr-defined]  # without the cache
     versions = [read(routes.PageFiles).version]
     assert versions == [read(routes.PageFiles).version]
     for each in ("index.html", "style.css", "dom.js"):

@@ -322,7 +322,7 @@ def serve_mcp(
     with redirect_stdout(sys.stderr):  # standard output is for the MCP protocol only
         container = load_container(target)
         internals_of(container).take_over_runs(False)
-        sources = [_tool_source(each) for each in tools or ()] or list(internals_of(container).mcp_beans())
+        sources = [_load_tool_source(each) for each in tools or ()] or list(internals_of(container).mcp_beans())
     if not sources:
         fail(f"{target} has no bean with tools; add some with --tools module:Class")
     try:
@@ -335,7 +335,7 @@ def serve_mcp(
         fail_with_problems(error.problems)
 
 
-def _tool_source(target: str) -> Any:
+def _load_tool_source(target: str) -> Any:
     """Return the object that a `--tools` option names; a method stays connected to its class."""
     found = load(target)
     owner, dot, attribute = target.rpartition(".")

@@ -17,7 +17,7 @@ from ..services.memory import ChatMemoryStore
 
 async def migrations_of(container: Container) -> Sequence[str]:
     """Migrate the tables of all SQL stores, and return what was done. Raises `IllegalConfigurationError`."""
-    async with _store_tables(container) as tables:
+    async with _find_tables(container) as tables:
         if not tables:
             return ["There are no stores in SQL databases."]
         from ..sql.migrations import migrate_stores
@@ -34,7 +34,7 @@ async def migrations_of(container: Container) -> Sequence[str]:
 
 async def statements_of(container: Container) -> Sequence[str]:
     """Return the statements of the migrations, with comments. Raises `IllegalConfigurationError`."""
-    async with _store_tables(container) as tables:
+    async with _find_tables(container) as tables:
         if not tables:
             return ["-- There are no stores in SQL databases."]
         from ..sql.migrations import migration_script
@@ -46,7 +46,7 @@ async def statements_of(container: Container) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def _store_tables(container: Container) -> AsyncIterator[list[Any]]:
+async def _find_tables(container: Container) -> AsyncIterator[list[Any]]:
     """Provide the tables of all SQL stores of a container, which is not started."""
     async with internals_of(container).beans_of(RunStore, ChatMemoryStore) as stores:
         if "toolbox.sql" not in sys.modules:  # then no bean can be such a store, and it may not be installed

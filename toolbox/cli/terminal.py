@@ -146,7 +146,7 @@ def reach_as_table(ways: Sequence[Reach]) -> Iterator[str]:
         return
     rows = [("entry", "path", "tool", "roles", "approval", "guardrails", "effects")]
     for way in ways:
-        roles = _roles_text(way)
+        roles = _write_roles(way)
         guardrails = ", ".join(each.__name__ for each in way.guardrails)
         approval = ", ".join(way.approvers) or ("yes" if way.requires_approval else "")
         rows.append((way.entry, " → ".join(way.path), way.tool, roles, approval, guardrails, ", ".join(way.effects)))
@@ -156,7 +156,7 @@ def reach_as_table(ways: Sequence[Reach]) -> Iterator[str]:
         yield f"[bold]{escape(line)}[/bold]" if number == 0 else escape(line)
 
 
-def _roles_text(way: Reach) -> str:
+def _write_roles(way: Reach) -> str:
     """Return the roles of which one is enough; if no single role is, what each check on the way needs."""
     if not way.checks:
         return "any identity" if way.needs_identity else ""
@@ -177,15 +177,15 @@ def reach_as_mermaid(ways: Sequence[Reach]) -> Iterator[str]:
             if place in ids:
                 continue
             ids[place] = f"n{len(ids)}"
-            more = f"<br><small>{_mermaid_text(', '.join(way.effects))}</small>" if last and way.effects else ""
-            yield f'  {ids[place]}["{_mermaid_text(text)}{more}"]'
+            more = f"<br><small>{_write_mermaid(', '.join(way.effects))}</small>" if last and way.effects else ""
+            yield f'  {ids[place]}["{_write_mermaid(text)}{more}"]'
             if depth:
-                roles = _roles_text(way)
-                label = f'|"{_mermaid_text(roles)}"|' if last and roles else ""
+                roles = _write_roles(way)
+                label = f'|"{_write_mermaid(roles)}"|' if last and roles else ""
                 yield f"  {ids[steps[:depth]]} -->{label} {ids[place]}"
 
 
-def _mermaid_text(text: str) -> str:
+def _write_mermaid(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -205,12 +205,12 @@ def mermaid_lines(nodes: Iterable[Node], left_out: Sequence[LeftOut] = ()) -> It
         yield f"  subgraph {scope}"
         for node in members:
             offered = f"<br><small>{', '.join(node.tools)}</small>" if node.tools else ""
-            yield f'    {ids[node.name]}["{_mermaid_text(node.type)}{offered}"]'
+            yield f'    {ids[node.name]}["{_write_mermaid(node.type)}{offered}"]'
         yield "  end"
     if left_out:
         yield "  subgraph left_out[left out]"
         for number, each in enumerate(left_out):
-            text = f"{_mermaid_text(each.name)}<br><small>{_mermaid_text(each.why)}</small>"
+            text = f"{_write_mermaid(each.name)}<br><small>{_write_mermaid(each.why)}</small>"
             yield f'    absent{number}["{text}"]'
         yield "  end"
     for node in nodes:
@@ -431,38 +431,38 @@ class ShowText:
     def event(self, event: ServiceEvent) -> None:
         match event:
             case PartialResponse(text):
-                self._print(escape(text), end="")
+                self._print_line(escape(text), end="")
             case PartialReasoning(text):
-                self._print(f"[dim italic]{escape(text)}[/]", end="")
+                self._print_line(f"[dim italic]{escape(text)}[/]", end="")
             case BeforeToolExecution(request):
-                self._print(f"[dim]→ {escape(request.name)} {escape(request.arguments)}[/]")
+                self._print_line(f"[dim]→ {escape(request.name)} {escape(request.arguments)}[/]")
             case ToolProgress(request, done, total, message):
                 of = f"/{total:g}" if total is not None else ""
-                self._print(f"[dim]· {escape(request.name)} {done:g}{of} {escape(message or '')}[/]")
+                self._print_line(f"[dim]· {escape(request.name)} {done:g}{of} {escape(message or '')}[/]")
             case ToolExecuted(execution):
                 took = f"{execution.duration * 1000:.0f} ms"
                 colour = "red" if execution.is_error else "dim"
-                self._print(f"[{colour}]← {escape(execution.result)} ({took})[/]")
+                self._print_line(f"[{colour}]← {escape(execution.result)} ({took})[/]")
             case RunSuspended(run_id, pending):
                 for call in pending:
                     arguments = escape(to_json(call.arguments).decode())
-                    self._print(
+                    self._print_line(
                         f"[yellow]waiting for {call.kind}: {escape(call.tool_name)} {arguments} (run {run_id})[/]"
                     )
             case CompleteResponse():
-                self._print("")
+                self._print_line("")
 
     def value(self, value: object) -> None:
-        self._print(escape(to_json(value, indent=2).decode()))
+        self._print_line(escape(to_json(value, indent=2).decode()))
 
     def failure(self, error: Exception) -> None:
         text = str(error) if isinstance(error, ToolboxError) else f"{type(error).__name__}: {error}"
-        self._print(f"\n[red]{escape(text)}[/]")
+        self._print_line(f"\n[red]{escape(text)}[/]")
 
     def end(self, turns: int, seconds: float) -> None:
-        self._print(f"[dim]{turns} {'turn' if turns == 1 else 'turns'} in {seconds:.0f} s[/]")
+        self._print_line(f"[dim]{turns} {'turn' if turns == 1 else 'turns'} in {seconds:.0f} s[/]")
 
-    def _print(self, text: str, end: str = "\n") -> None:
+    def _print_line(self, text: str, end: str = "\n") -> None:
         # Text of a model or a tool must not control the terminal. Our own colours are markup, not control characters.
         self._console.print(for_terminal(text), end=end, highlight=False, soft_wrap=True, emoji=False)
 
@@ -474,18 +474,18 @@ class ShowJson:
         self._out = sys.stdout
 
     def event(self, event: ServiceEvent) -> None:
-        self._print(type(event).__name__, {each.name: getattr(event, each.name) for each in fields(event)})
+        self._print_line(type(event).__name__, {each.name: getattr(event, each.name) for each in fields(event)})
 
     def value(self, value: object) -> None:
-        self._print("value", {"value": value})
+        self._print_line("value", {"value": value})
 
     def failure(self, error: Exception) -> None:
-        self._print("failure", {"error": type(error).__name__, "message": str(error)})
+        self._print_line("failure", {"error": type(error).__name__, "message": str(error)})
 
     def end(self, turns: int, seconds: float) -> None:
-        self._print("end", {"turns": turns, "seconds": round(seconds, 3)})
+        self._print_line("end", {"turns": turns, "seconds": round(seconds, 3)})
 
-    def _print(self, event: str, facts: dict[str, Any]) -> None:
+    def _print_line(self, event: str, facts: dict[str, Any]) -> None:
         print(for_json(to_json({"event": event, **facts}, fallback=str).decode()), file=self._out, flush=True)
 
 
@@ -503,7 +503,7 @@ async def converse(container: Container, conversation: Conversation, read: Calla
         conversation.begin()
         began = time.monotonic()
         turns = failed = 0
-        while (line := await _typed(read)) not in (None, "exit"):
+        while (line := await _read_line(read)) not in (None, "exit"):
             if line:
                 turns += 1
                 failed += not await conversation.say(line)
@@ -511,24 +511,24 @@ async def converse(container: Container, conversation: Conversation, read: Calla
     return failed
 
 
-async def _typed(read: Callable[[], str]) -> str | None:
+async def _read_line(read: Callable[[], str]) -> str | None:
     """Return the next line, or None at the end. `read` runs on a daemon thread, because it cannot be interrupted."""
     loop = asyncio.get_running_loop()
     line: asyncio.Future[str | None] = loop.create_future()
 
-    def settle(text: str | None) -> None:
+    def settle_future(text: str | None) -> None:
         if not line.done():
             line.set_result(text)
 
-    def wait() -> None:
+    def wait_for_line() -> None:
         try:
             text: str | None = read().strip()
         except (EOFError, OSError, ValueError):  # the end, or no standard input
             text = None
         with suppress(RuntimeError):  # the loop is already closed
-            loop.call_soon_threadsafe(settle, text)
+            loop.call_soon_threadsafe(settle_future, text)
 
-    threading.Thread(target=wait, name="toolbox-input", daemon=True).start()
+    threading.Thread(target=wait_for_line, name="toolbox-input", daemon=True).start()
     return await line
 
 

@@ -70,10 +70,10 @@ def conversations_table(name: str) -> Table:
 def conversation_steps(name: str) -> tuple[Step, ...]:
     """Return the migration steps of the table. A change of the table adds one; see `migrations`."""
 
-    def create(connection: Connection) -> None:
+    def create_table(connection: Connection) -> None:
         first_conversations_table(name).create(connection, checkfirst=False)
 
-    return (create,)
+    return (create_table,)
 
 
 @only_if(missing=ChatMemoryStore)
@@ -130,18 +130,18 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- ChatMemoryStore
 
     async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-        async with self._connection() as connection:
-            reading = select(self._table.c.messages).where(self._is(key), ~self._is_expired())
+        async with self._open_transaction() as connection:
+            reading = select(self._table.c.messages).where(self._matches_key(key), ~self._is_expired())
             text = await connection.scalar(reading)
         return messages_from_json(text) if text is not None else ()
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
         """Replace the stored messages. Raises `MemoryLeaseLostError` if another process has the conversation."""
-        await self._write(key, messages_to_json(messages))
+        await self._write_messages(key, messages_to_json(messages))
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
         """Delete the conversation. Raises `MemoryLeaseLostError` if another process has it."""
-        await self._write(key, None)
+        await self._write_messages(key, None)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
@@ -161,24 +161,24 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     async def ready(self) -> bool:
         """Return True if the table can be read; raise the database's error otherwise. For readiness checks."""
-        async with self._connection() as connection:
+        async with self._open_transaction() as connection:
             await connection.execute(select(self._table.c.service).limit(1))
         return True
 
     # --- reading and writing
 
-    async def _write(self, key: ChatMemoryKey, text: str | None) -> None:
+    async def _write_messages(self, key: ChatMemoryKey, text: str | None) -> None:
         expires = None if self._lifetime is None else DatabaseNow() + round(self._lifetime * 1000)
         values = {"messages": text, "expires_at": expires if text is not None else None}
         token = self._leases.token(key)
-        async with self._connection(writing=True) as connection:
+        async with self._open_transaction(writing=True) as connection:
             if token is None:
                 await connection.execute(self._upsert(key, values))
-            elif not await self._changes(connection, self._update(key, token).values(values)):
+            elif not await self._changes_row(connection, self._update(key, token).values(values)):
                 raise MemoryLeaseLostError(key.service, key.memory_id)
-            await self._purge(connection)
+            await self._purge_rows(connection)
 
-    async def _purge(self, connection: AsyncConnection) -> None:
+    async def _purge_rows(self, connection: AsyncConnection) -> None:
         """Delete expired and empty rows, at most once a minute."""
         if monotonic() - self._purged_at < _BETWEEN_PURGES:
             return
@@ -192,14 +192,14 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
         """Take the lease for `seconds` if it is free. Returns True if `token` has it now."""
-        taken = {"lease_token": token, "lease_until": _until(seconds)}
-        async with self._connection(writing=True) as connection:
-            return await self._changes(connection, self._upsert(key, taken, where=self._is_free()))
+        taken = {"lease_token": token, "lease_until": _end_after(seconds)}
+        async with self._open_transaction(writing=True) as connection:
+            return await self._changes_row(connection, self._upsert(key, taken, where=self._is_free()))
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
         """Extend the lease to `seconds` from now. Returns False if `token` has lost it."""
-        async with self._connection(writing=True, engine=self._separate.engine) as connection:
-            return await self._changes(connection, self._update(key, token).values(lease_until=_until(seconds)))
+        async with self._open_transaction(writing=True, engine=self._separate.engine) as connection:
+            return await self._changes_row(connection, self._update(key, token).values(lease_until=_end_after(seconds)))
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
         """Release the lease if `token` has it."""
@@ -207,16 +207,16 @@ class SqlChatMemoryStore(ChatMemoryStore):
         giving_back = self._update(key, token).values(lease_token=None, lease_until=None)
         # Null without messages. SQLite 3.40 returns a wrong value for `messages IS NULL` here.
         giving_back = giving_back.returning(func.substr(columns.messages, 1, 1))
-        async with self._connection(writing=True) as connection:
+        async with self._open_transaction(writing=True) as connection:
             given_back = (await connection.execute(giving_back)).first()
             if given_back is not None and given_back[0] is None:
                 # Not if another call has taken it since, which it can where each statement is a transaction.
                 empty = and_(columns.messages.is_(None), columns.lease_token.is_(None))
-                await connection.execute(delete(self._table).where(self._is(key), empty))
+                await connection.execute(delete(self._table).where(self._matches_key(key), empty))
 
     # --- statements
 
-    def _is(self, key: ChatMemoryKey) -> ColumnElement[bool]:
+    def _matches_key(self, key: ChatMemoryKey) -> ColumnElement[bool]:
         return and_(self._table.c.service == key.service, self._table.c.memory_id == key.memory_id)
 
     def _is_free(self) -> ColumnElement[bool]:
@@ -233,7 +233,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
         A long write in SQLite blocks all other writers, also renewals: it must not cost its own process the lease.
         """
-        return update(self._table).where(self._is(key), self._table.c.lease_token == token)
+        return update(self._table).where(self._matches_key(key), self._table.c.lease_token == token)
 
     def _upsert(self, key: ChatMemoryKey, values: dict[str, Any], where: ColumnElement[bool] | None = None) -> Any:
         """Return a statement that inserts the row of the conversation, or updates it if `where` holds."""
@@ -243,14 +243,14 @@ class SqlChatMemoryStore(ChatMemoryStore):
         same = [self._table.c.service, self._table.c.memory_id]
         return row.on_conflict_do_update(index_elements=same, set_=values, where=where)
 
-    async def _changes(self, connection: AsyncConnection, statement: Any) -> bool:
+    async def _changes_row(self, connection: AsyncConnection, statement: Any) -> bool:
         done = await connection.execute(statement, execution_options={"preserve_rowcount": True})
         return bool(done.rowcount)
 
     # --- connections
 
     @asynccontextmanager
-    async def _connection(
+    async def _open_transaction(
         self, *, writing: bool = False, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
         """Open a connection in a transaction that ends with the block."""
@@ -262,5 +262,5 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 yield connection
 
 
-def _until(seconds: float) -> ColumnElement[int]:
+def _end_after(seconds: float) -> ColumnElement[int]:
     return DatabaseNow() + round(seconds * 1000)

@@ -56,9 +56,9 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
     because servers and firewalls close idle ones. Raises `IllegalConfigurationError` for an invalid URL or a missing
     driver.
     """
-    with _database(_read(url), _ASYNC, _SYNC) as address:
-        engine = create_async_engine(address, **_options(address, options))
-        _prepare(engine.sync_engine)
+    with _check_url(_parse_url(url), _ASYNC, _SYNC) as address:
+        engine = create_async_engine(address, **_choose_options(address, options))
+        _prepare_engine(engine.sync_engine)
         try:
             yield engine
         finally:
@@ -74,9 +74,9 @@ def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
 
     `url` is as for `open_engine`, and the same errors are raised. `options` are those of `create_engine`.
     """
-    with _database(_read(url), _SYNC, _ASYNC) as address:
-        engine = create_engine(address, **_options(address, options))
-        _prepare(engine)
+    with _check_url(_parse_url(url), _SYNC, _ASYNC) as address:
+        engine = create_engine(address, **_choose_options(address, options))
+        _prepare_engine(engine)
         try:
             yield engine
         finally:
@@ -91,7 +91,7 @@ def _close_returned_connections(engine: Engine) -> None:
     """
 
     @event.listens_for(engine, "checkin")
-    def returned(connection: Any, record: Any) -> None:
+    def close_returned(connection: Any, record: Any) -> None:
         record.close()
 
 
@@ -102,7 +102,7 @@ def address_problems(url: str, *, asynchronous: bool) -> Iterator[Problem]:
     """Yield the problems of a database URL, without connecting."""
     drivers = (_ASYNC, _SYNC) if asynchronous else (_SYNC, _ASYNC)
     try:
-        address = _with_driver(_read(url), *drivers)
+        address = _set_driver(_parse_url(url), *drivers)
         if not _is_in_memory(address):
             _check_place(address)
         address.get_dialect().import_dbapi()
@@ -117,7 +117,7 @@ def _is_in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
-def _read(url: str | URL) -> URL:
+def _parse_url(url: str | URL) -> URL:
     try:
         address = make_url(url)
         # Hosting services often write postgres:// for postgresql://.
@@ -130,8 +130,8 @@ def _read(url: str | URL) -> URL:
 
 
 @contextmanager
-def _database(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> Iterator[URL]:
-    url = _with_driver(url, own, others)
+def _check_url(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> Iterator[URL]:
+    url = _set_driver(url, own, others)
     if not _is_in_memory(url):
         _check_place(url)
         yield url
@@ -158,7 +158,7 @@ def _check_place(url: URL) -> None:
         raise IllegalConfigurationError([problem])
 
 
-def _with_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> URL:
+def _set_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> URL:
     database, _, driver = url.drivername.partition("+")
     known = own.get(database)
     if known is None or (driver and (driver in known or driver not in others[database])):
@@ -174,7 +174,7 @@ def _with_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tu
 # --- SQLite
 
 
-def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
+def _choose_options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
     if url.get_backend_name() != "sqlite":
         return {"pool_pre_ping": True, **options}
     # Without an isolation level, the driver does not begin transactions itself. It would begin them at the first write,
@@ -207,7 +207,7 @@ async def _connect_to_sqlite(*arguments: Any, **options: Any) -> Any:
         raise
 
 
-def _prepare(engine: Engine) -> None:
+def _prepare_engine(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
 
@@ -216,7 +216,7 @@ def _prepare_sqlite(engine: Engine) -> None:
     locked = engine.dialect.loaded_dbapi.OperationalError
 
     @event.listens_for(engine, "connect")
-    def connected(connection: Any, record: Any) -> None:
+    def prepare_connection(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys = ON")
         # With write-ahead logging, readers do not block writers and see a consistent state. The mode is stored in the
@@ -226,14 +226,14 @@ def _prepare_sqlite(engine: Engine) -> None:
         cursor.close()
 
     @event.listens_for(engine, "invalidate")
-    def given_up(connection: Any, record: Any, error: BaseException | None) -> None:
+    def close_given_up(connection: Any, record: Any, error: BaseException | None) -> None:
         # Closing does not end a transaction while something, such as a traceback, refers to its last statement.
         if isinstance(error, asyncio.CancelledError):
             with suppress(asyncio.CancelledError):  # cancelled again; the driver finishes by itself
                 connection.rollback()
 
     @event.listens_for(engine, "begin")
-    def begun(connection: Connection) -> None:
+    def begin_transaction(connection: Connection) -> None:
         if not _is_for_writing(connection):
             connection.exec_driver_sql("BEGIN")
 

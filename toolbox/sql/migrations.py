@@ -133,7 +133,7 @@ async def migrate_together(engine: AsyncEngine, schemas: Sequence[Schema]) -> li
         async with engine.connect() as connection:
             await _read_committed(connection)
             async with connection.begin():
-                found = await connection.run_sync(_versions, schemas)
+                found = await connection.run_sync(_read_versions, schemas)
                 if all(found[each.name] == len(each.steps) for each in schemas):
                     return []
             await connection.execution_options(**FOR_WRITING)
@@ -153,12 +153,12 @@ def _migrate(connection: Connection, schemas: Sequence[Schema]) -> list[Migratio
     else:
         with suppress(OperationalError):  # `open_engine` has begun as a writer; other engines have not
             connection.exec_driver_sql(_LOCKING["sqlite"])
-    found = _versions(connection, schemas)
-    _apply(connection, schemas, found, has_versions=_has_versions(connection))
-    return [Migration(name, found[name], last) for name, last in _last(schemas).items() if found[name] != last]
+    found = _read_versions(connection, schemas)
+    _apply_steps(connection, schemas, found, has_versions=_has_versions(connection))
+    return [Migration(name, found[name], last) for name, last in _find_newest(schemas).items() if found[name] != last]
 
 
-def _apply(
+def _apply_steps(
     connection: Connection, schemas: Sequence[Schema], found: Mapping[str, int | None], *, has_versions: bool
 ) -> None:
     """Execute the steps that a database with the versions `found` does not have."""
@@ -174,12 +174,12 @@ def _apply(
             connection.execute(update(VERSIONS).where(VERSIONS.c.name == schema.name).values(version=last))
 
 
-def _versions(connection: Connection, schemas: Sequence[Schema]) -> dict[str, int | None]:
+def _read_versions(connection: Connection, schemas: Sequence[Schema]) -> dict[str, int | None]:
     """Return how many steps of each schema the database has applied, or None. Raises for a newer version."""
     found: dict[str, int | None] = dict.fromkeys(each.name for each in schemas)
     if not _has_versions(connection):
         return found
-    for name, last in _last(schemas).items():
+    for name, last in _find_newest(schemas).items():
         found[name] = version = connection.scalar(select(VERSIONS.c.version).where(VERSIONS.c.name == name))
         if version is not None and version > last:
             what = f"the database has version {version}, but this release supports versions up to {last}"
@@ -193,7 +193,7 @@ def _has_versions(connection: Connection) -> bool:
     return connection.dialect.has_table(connection, VERSIONS.name, schema=schema)
 
 
-def _last(schemas: Iterable[Schema]) -> dict[str, int]:
+def _find_newest(schemas: Iterable[Schema]) -> dict[str, int]:
     return {each.name: len(each.steps) for each in schemas}
 
 
@@ -220,7 +220,7 @@ async def check(engine: AsyncEngine, schema: Schema) -> None:
     async with engine.connect() as connection:
         await _read_committed(connection)
         try:
-            problems = await connection.run_sync(lambda connection: [*_problems(connection, schema)])
+            problems = await connection.run_sync(lambda connection: [*_problems_of_schema(connection, schema)])
         except DBAPIError as error:
             if not _lacks_right(error):
                 raise
@@ -230,20 +230,20 @@ async def check(engine: AsyncEngine, schema: Schema) -> None:
         raise IllegalConfigurationError(problems)
 
 
-def _problems(connection: Connection, schema: Schema) -> Iterator[Problem]:
+def _problems_of_schema(connection: Connection, schema: Schema) -> Iterator[Problem]:
     where, last = f"the tables of {schema.name}", len(schema.steps)
-    version = _versions(connection, [schema])[schema.name]
+    version = _read_versions(connection, [schema])[schema.name]
     if version is None:
         yield Problem(where, f"they are missing in {connection.engine.url!r}", f"{_MIGRATE}, before the start")
     elif version < last:
         what = f"the database has version {version}, but this release needs version {last}"
         yield Problem(where, what, f"{_MIGRATE} with this release, before the start")
-    elif connection.dialect.name == "postgresql" and (missing := _missing_rights(connection, schema)):
+    elif connection.dialect.name == "postgresql" and (missing := _find_missing_rights(connection, schema)):
         what = f"the database user lacks the rights {', '.join(missing)}"
         yield Problem(where, what, f"GRANT {', '.join(RIGHTS)} on the tables, and USAGE on their sequences")
 
 
-def _missing_rights(connection: Connection, schema: Schema) -> list[str]:
+def _find_missing_rights(connection: Connection, schema: Schema) -> list[str]:
     """Return the rights on the tables and their sequences that the user of a PostgreSQL database does not have."""
     rights: dict[str, Any] = {}
     for table in schema.tables:
@@ -268,8 +268,8 @@ async def migrate_stores(stores: Iterable[StoreTables]) -> list[tuple[str, list[
     Raises `IllegalConfigurationError`, also if a database cannot be reached.
     """
     done = []
-    for engine, schemas in _by_database(stores):
-        with _reaching(engine):
+    for engine, schemas in _group_by_database(stores):
+        with _explain_unreachable(engine):
             done.append((repr(engine.url), await migrate_together(engine, schemas)))
     return done
 
@@ -280,31 +280,31 @@ async def migration_script(stores: Iterable[StoreTables]) -> list[tuple[str, lis
     Raises `IllegalConfigurationError` as `migrate_stores` does.
     """
     scripts = []
-    for engine, schemas in _by_database(stores):
-        with _reaching(engine):
-            scripts.append((repr(engine.url), await _statements(engine, schemas)))
+    for engine, schemas in _group_by_database(stores):
+        with _explain_unreachable(engine):
+            scripts.append((repr(engine.url), await _collect_statements(engine, schemas)))
     return scripts
 
 
-async def _statements(engine: AsyncEngine, schemas: Sequence[Schema]) -> list[str]:
+async def _collect_statements(engine: AsyncEngine, schemas: Sequence[Schema]) -> list[str]:
     async with engine.connect() as connection:
         await _read_committed(connection)
         has_versions = await connection.run_sync(_has_versions)
-        found = await connection.run_sync(_versions, schemas)
-    if found == _last(schemas):
+        found = await connection.run_sync(_read_versions, schemas)
+    if found == _find_newest(schemas):
         return []
     written: list[str] = []
 
-    def write(statement: Any, *_: object) -> None:
+    def write_statement(statement: Any, *_: object) -> None:
         written.append(str(statement.compile(dialect=printer.dialect, compile_kwargs={"literal_binds": True})).strip())
 
-    printer = create_mock_engine(f"{engine.dialect.name}://", write)
-    _apply(cast("Connection", printer), schemas, found, has_versions=has_versions)
+    printer = create_mock_engine(f"{engine.dialect.name}://", write_statement)
+    _apply_steps(cast("Connection", printer), schemas, found, has_versions=has_versions)
     begin = ["BEGIN", _LOCKING["postgresql"]] if engine.dialect.name == "postgresql" else [_LOCKING["sqlite"]]
     return [*begin, *written, "COMMIT"]
 
 
-def _by_database(stores: Iterable[StoreTables]) -> list[tuple[AsyncEngine, list[Schema]]]:
+def _group_by_database(stores: Iterable[StoreTables]) -> list[tuple[AsyncEngine, list[Schema]]]:
     """Return the schemas of each database, each once, with an engine."""
     engines: dict[object, AsyncEngine] = {}
     schemas: dict[object, dict[str, Schema]] = {}
@@ -316,7 +316,7 @@ def _by_database(stores: Iterable[StoreTables]) -> list[tuple[AsyncEngine, list[
 
 
 @contextmanager
-def _reaching(engine: AsyncEngine) -> Iterator[None]:
+def _explain_unreachable(engine: AsyncEngine) -> Iterator[None]:
     """Raise `IllegalConfigurationError` for errors of the database inside the block."""
     try:
         yield

@@ -285,13 +285,13 @@ class ReleasingSession(Session):
         if function is not None:
             self._report(where, [f"@transactional {function} has begun it"], function)
             return False
-        if changes := list(self._changes(is_lent)):
+        if changes := list(self._find_changes(is_lent)):
             self._report(where, changes, f"{where}: {changes}")
             return False
         # Sessions that share a connection share their transaction: a commit would commit the changes of others.
         return not shares_connections(self.get_bind().engine)
 
-    def _changes(self, is_lent: bool) -> Iterator[str]:
+    def _find_changes(self, is_lent: bool) -> Iterator[str]:
         if is_begun_by_program(self) or self.notes.has_savepoint:
             yield "the program began the transaction, or a savepoint, itself"
         if not self.is_active:
@@ -301,7 +301,7 @@ class ReleasingSession(Session):
             yield from dict.fromkeys(f"{what} objects of {_table_of(each)}" for each in objects)
         if is_lent or self.has_lent_connection:
             yield "the program uses session.connection()"
-        yield from self.notes.found()
+        yield from self.notes.find_losses()
 
     def _report(self, where: str, reasons: list[str], place: str) -> None:
         error = OpenTransactionError(where, ", ".join(reasons))
@@ -339,13 +339,13 @@ class ReleasingSession(Session):
 
 
 @event.listens_for(ReleasingSession, "after_begin")
-def _begun(session: ReleasingSession, transaction: SessionTransaction, connection: Connection) -> None:
+def _note_begin(session: ReleasingSession, transaction: SessionTransaction, connection: Connection) -> None:
     session.loop = running_loop()
     session.notes.begin(connection)
 
 
 @event.listens_for(ReleasingSession, "after_transaction_end")
-def _ended(session: ReleasingSession, transaction: SessionTransaction) -> None:
+def _note_end(session: ReleasingSession, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
         session.notes.end()
         session.has_lent_connection = False

@@ -34,9 +34,9 @@ _FUNCTIONS_WITHOUT_PARENTHESES = set(
 )
 
 
-def shortened(sql: str) -> str:
+def describe_statement(sql: str) -> str:
     """Return the kind of a statement and its first table, without values."""
-    tokens = _tokens(sql)
+    tokens = _split_tokens(sql)
     kind = tokens[0][0].upper() if tokens and tokens[0].lastgroup == "word" else "a statement"
     for before, token in pairwise(tokens):
         if _is_unreadable(before[0]):
@@ -51,14 +51,14 @@ def is_plain_select(sql: str) -> bool:
 
     A SELECT without a table that calls a function may do anything. So may a function in place of a table.
     """
-    tokens = _tokens(sql)
+    tokens = _split_tokens(sql)
     if not tokens or tokens[0][0].upper() not in ("SELECT", "WITH"):
         return False
     reader = _SelectReader(tokens)
-    return all(reader.read(index) for index in range(len(tokens))) and reader.is_complete
+    return all(reader.read_token(index) for index in range(len(tokens))) and reader.is_complete
 
 
-def _tokens(sql: str) -> list[re.Match[str]]:
+def _split_tokens(sql: str) -> list[re.Match[str]]:
     """Return the words, names, literals and marks of a statement, without comments."""
     return [each for each in _TOKEN.finditer(sql) if each.lastgroup is not None]
 
@@ -82,7 +82,7 @@ class _Level:
 
 
 class _SelectReader:
-    """Reads one token after the other. `read` returns False for one that is not part of a plain SELECT."""
+    """Reads one token after the other. `read_token` returns False for one that is not part of a plain SELECT."""
 
     def __init__(self, tokens: list[re.Match[str]]) -> None:
         self._tokens = tokens
@@ -92,13 +92,13 @@ class _SelectReader:
     def is_complete(self) -> bool:
         return len(self._levels) == 1 and self._levels[0].is_plain
 
-    def read(self, index: int) -> bool:
+    def read_token(self, index: int) -> bool:
         kind, text = self._tokens[index].lastgroup, self._tokens[index][0]
         if kind == "mark":
             return self._read_mark(text, is_last=index + 1 == len(self._tokens))
         if kind == "literal":
             return True
-        is_keyword = kind == "word" and self._text(index - 1) != "."
+        is_keyword = kind == "word" and self._text_at(index - 1) != "."
         return self._read_word(index, text.upper() if is_keyword else "")
 
     def _read_mark(self, mark: str, *, is_last: bool) -> bool:
@@ -111,7 +111,7 @@ class _SelectReader:
         return True
 
     def _read_word(self, index: int, keyword: str) -> bool:
-        level, following = self._levels[-1], self._text(index + 1)
+        level, following = self._levels[-1], self._text_at(index + 1)
         if keyword in _CHANGING and following != ".":
             return False
         if keyword == "SELECT":
@@ -122,7 +122,7 @@ class _SelectReader:
         elif keyword in _FUNCTIONS_WITHOUT_PARENTHESES or (
             following == "("
             and keyword not in _WITH_PARENTHESES
-            and self._text(index - 1).upper() not in _BEFORE_A_TYPE
+            and self._text_at(index - 1).upper() not in _BEFORE_A_TYPE
         ):
             self._note_call()
         return True
@@ -135,12 +135,12 @@ class _SelectReader:
 
     def _has_table_at(self, index: int) -> bool:
         """Return True if a table, a view or a subquery stands here. A subquery has its own level."""
-        while self._text(index).upper() in ("ONLY", "LATERAL"):
+        while self._text_at(index).upper() in ("ONLY", "LATERAL"):
             index += 1
-        while self._text(index + 1) == ".":
+        while self._text_at(index + 1) == ".":
             index += 2
         is_name = index < len(self._tokens) and self._tokens[index].lastgroup in ("word", "name")
-        return self._text(index) == "(" or (is_name and self._text(index + 1) != "(")
+        return self._text_at(index) == "(" or (is_name and self._text_at(index + 1) != "(")
 
-    def _text(self, index: int) -> str:
+    def _text_at(self, index: int) -> str:
         return self._tokens[index][0] if 0 <= index < len(self._tokens) else ""

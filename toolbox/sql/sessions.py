@@ -32,20 +32,20 @@ def _sync_engine_problems(settings: ToolboxSettings) -> Iterator[Problem]:
 
 def _url_problems(settings: SqlSettings, *, asynchronous: bool) -> Iterator[Problem]:
     try:
-        address = _url(settings)
+        address = _read_url(settings)
     except IllegalConfigurationError as error:
         yield from error.problems
     else:
         yield from address_problems(address, asynchronous=asynchronous)
 
 
-def _of_settings(producer: P) -> P:
+def _produce_from_settings(producer: P) -> P:
     """Mark a producer of an engine for the database of the settings."""
     setattr(producer, DATABASE_MARK, "TOOLBOX_SQL__URL")
     return producer
 
 
-@_of_settings
+@_produce_from_settings
 @checks_settings(_engine_problems)
 @produces(scope="application")
 async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
@@ -53,7 +53,7 @@ async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
 
     A missing or invalid URL and a missing driver are problems at start.
     """
-    async with open_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
+    async with open_engine(_read_url(settings.sql), **_read_options(settings.sql)) as made:
         yield made
 
 
@@ -70,7 +70,7 @@ async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
         await made.close()
 
 
-@_of_settings
+@_produce_from_settings
 @checks_settings(_sync_engine_problems)
 @produces(scope="application")
 def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
@@ -78,7 +78,7 @@ def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
 
     A missing or invalid URL and a missing driver are problems at start.
     """
-    with open_sync_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
+    with open_sync_engine(_read_url(settings.sql), **_read_options(settings.sql)) as made:
         yield made
 
 
@@ -93,14 +93,14 @@ def sync_session(engine: Engine) -> Iterator[Session]:
         yield made
 
 
-def _url(settings: SqlSettings) -> str:
+def _read_url(settings: SqlSettings) -> str:
     if settings.url is None:
         fix = "set TOOLBOX_SQL__URL, such as sqlite:///shop.db or postgresql://user:password@host/shop"
         raise IllegalConfigurationError([Problem("toolbox.sql", "missing database URL", fix)])
     return settings.url.get_secret_value()
 
 
-def _settings_options(settings: SqlSettings) -> dict[str, Any]:
+def _read_options(settings: SqlSettings) -> dict[str, Any]:
     recycle = -1 if settings.pool_recycle is None else settings.pool_recycle
     by_database = {"pool_pre_ping"} - settings.model_fields_set
     of_others = {"migrate", "records_of_ended_runs", "while_a_model_works"}

@@ -16,7 +16,7 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
 from sqlalchemy.sql.selectable import CompoundSelect, ForUpdateArg, Select, TableClause
 
-from .plain_selects import is_plain_select, shortened
+from .plain_selects import describe_statement, is_plain_select
 
 _MOST_UNJUDGED = 50  # statements that wait for a judgement
 _MOST_FOUND = 20  # what a warning names
@@ -39,7 +39,7 @@ class TransactionNotes:
         if connection in self.connections:
             return
         self.connections.append(connection)
-        event.listen(connection, "before_cursor_execute", self._note)
+        event.listen(connection, "before_cursor_execute", self._note_statement)
         of_engine = connection.engine.get_execution_options()
         for name, value in connection.get_execution_options().items():
             if name not in of_engine or of_engine[name] != value:
@@ -75,15 +75,15 @@ class TransactionNotes:
         """True if a connection is in a savepoint."""
         return any(each.in_nested_transaction() for each in self.connections)
 
-    def found(self) -> list[str]:
+    def find_losses(self) -> list[str]:
         """Return what a commit may lose, for a warning. Judges the statements that were noted since the last call."""
         unjudged, self._unjudged = self._unjudged, {}
         for (sql, _), compiled in unjudged.items():
-            if (found := _judge(sql, getattr(compiled, "statement", None))) is not None:
+            if (found := _judge_statement(sql, getattr(compiled, "statement", None))) is not None:
                 self.add(found)
         return list(self._found)
 
-    def _note(
+    def _note_statement(
         self, connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, executemany: bool
     ) -> None:
         # Called for every statement, those of a flush too: no judgement here.
@@ -94,14 +94,14 @@ class TransactionNotes:
         for verb, is_it in (("INSERT into", "isinsert"), ("UPDATE of", "isupdate"), ("DELETE from", "isdelete")):
             if getattr(context, is_it, False):
                 table = getattr(getattr(compiled, "statement", None), "table", None)
-                return self.add(f"{verb} {_name_of(table)}" if table is not None else shortened(sql))
+                return self.add(f"{verb} {_table_name_of(table)}" if table is not None else describe_statement(sql))
         if len(self._unjudged) >= _MOST_UNJUDGED:
-            self.found()
+            self.find_losses()
         self._unjudged[sql, id(compiled)] = compiled
         return None
 
 
-def _name_of(table: Any) -> str:
+def _table_name_of(table: Any) -> str:
     return str(getattr(table, "fullname", None) or getattr(table, "name", None) or "a table")
 
 
@@ -112,21 +112,21 @@ _STATEFUL = re.compile(r"set_config|pg_(?:try_)?advisory|pg_notify", re.IGNORECA
 _WITH = re.compile(r"\bwith\b", re.IGNORECASE)
 
 
-def _judge(sql: str, statement: Any) -> str | None:
+def _judge_statement(sql: str, statement: Any) -> str | None:
     """Return what a commit after this statement may lose, or None after a plain SELECT."""
     if isinstance(statement, (SavepointClause, ReleaseSavepointClause, RollbackToSavepointClause)):
         return None  # what was done in the savepoint counts
     is_built = isinstance(statement, (Select, CompoundSelect))
     if is_built and any(isinstance(each, ForUpdateArg) for each in visitors.iterate(statement)):
-        tables = sorted({_name_of(each) for each in visitors.iterate(statement) if isinstance(each, TableClause)})
+        tables = sorted({_table_name_of(each) for each in visitors.iterate(statement) if isinstance(each, TableClause)})
         return f"SELECT FOR UPDATE of {', '.join(tables) or 'rows'}"
     if _LOCKS.search(sql):
-        return f"SELECT FOR UPDATE: {shortened(sql)}"
+        return f"SELECT FOR UPDATE: {describe_statement(sql)}"
     if (called := _STATEFUL.search(sql)) is not None:
-        return f"a call of {called[0].lower()}: {shortened(sql)}"
+        return f"a call of {called[0].lower()}: {describe_statement(sql)}"
     if not is_built and _WITH.search(sql):
-        return f"WITH in a text: {shortened(sql)}"
+        return f"WITH in a text: {describe_statement(sql)}"
     if is_plain_select(sql):
         return None
-    kind = shortened(sql)
+    kind = describe_statement(sql)
     return f"{kind}, which calls a function" if kind.startswith("SELECT") else kind

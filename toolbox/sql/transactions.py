@@ -102,11 +102,11 @@ def transactional(
     `@staticmethod` or `@classmethod`.
     """
     if function is None:
-        return lambda marked: _transactional(marked, name, isolation)
-    return _transactional(function, name, isolation)
+        return lambda marked: _wrap_function(marked, name, isolation)
+    return _wrap_function(function, name, isolation)
 
 
-def _transactional(function: Callable[..., Any], name: str | None, isolation: str | None) -> Any:
+def _wrap_function(function: Callable[..., Any], name: str | None, isolation: str | None) -> Any:
     if isinstance(function, (staticmethod, classmethod)):
         raise TypeError(f"write @transactional below @{type(function).__name__}, directly on the function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -116,15 +116,15 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            session = _session_in_arguments(AsyncSession, label, args, kwargs) if name is None else None
+        async def run_coroutine(*args: Any, **kwargs: Any) -> Any:
+            session = _find_session_argument(AsyncSession, label, args, kwargs) if name is None else None
             if session is None:
-                session = await _awaited_session(label, name)
+                session = await _find_async_session(label, name)
             with _join_or_begin(session, label) as transaction:
                 if transaction is None:
                     return await function(*args, **kwargs)
                 joins = is_begun_by_program(session.sync_session)
-                recorder = _recorder_of(awaited)
+                recorder = _recorder_of(run_coroutine)
                 if recorder is not None and (joins or not recorder.writes_to(_bind_of(session.sync_session))):
                     await recorder.outside()
                     recorder = None
@@ -133,9 +133,9 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                 try:
                     if joins:
                         ending = await session.begin_nested()
-                    elif options := _begin_options(session.sync_session, isolation):
+                    elif options := _choose_begin_options(session.sync_session, isolation):
                         await session.connection(execution_options=options)
-                    with _noting_commits(session.sync_session, recorder):
+                    with _note_commits(session.sync_session, recorder):
                         try:
                             value = await function(*args, **kwargs)
                         except ToolDeferred as error:  # the call ends normally, and its result comes later
@@ -152,18 +152,18 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                     raise deferred
                 return value
 
-        return _marked(awaited, AsyncSession, name)
+        return _mark_function(run_coroutine, AsyncSession, name)
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        session = _session_in_arguments(Session, label, args, kwargs) if name is None else None
+    def run_function(*args: Any, **kwargs: Any) -> Any:
+        session = _find_session_argument(Session, label, args, kwargs) if name is None else None
         if session is None:
-            session = _session(label, name)
+            session = _find_session(label, name)
         with _join_or_begin(session, label) as transaction:
             if transaction is None:
                 return function(*args, **kwargs)
             joins = is_begun_by_program(session)
-            recorder = _recorder_of(called)
+            recorder = _recorder_of(run_function)
             if recorder is not None and (joins or not recorder.writes_to(_bind_of(session))):
                 recorder.outside_waiting()
                 recorder = None
@@ -172,9 +172,9 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
             try:
                 if joins:
                     ending = session.begin_nested()
-                elif options := _begin_options(session, isolation):
+                elif options := _choose_begin_options(session, isolation):
                     session.connection(execution_options=options)
-                with _noting_commits(session, recorder):
+                with _note_commits(session, recorder):
                     try:
                         value = function(*args, **kwargs)
                     except ToolDeferred as error:  # as above
@@ -191,10 +191,10 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                 raise deferred
             return value
 
-    return _marked(called, Session, name)
+    return _mark_function(run_function, Session, name)
 
 
-def _marked(function: F, session: type[Any], name: str | None) -> F:
+def _mark_function(function: F, session: type[Any], name: str | None) -> F:
     """Mark a transactional function, for the durable runs of which it is a tool, and for reports."""
     setattr(function, SESSION_MARK, SessionNeed(session, (AsyncEngine, Engine), name))
     setattr(function, TRANSACTIONAL_MARK, function)  # itself: outer decorators copy its attributes
@@ -218,27 +218,27 @@ def _bind_of(session: Session) -> Any:
 
 
 @contextmanager
-def _noting_commits(session: Session, recorder: TransactionRecorder | None) -> Iterator[None]:
+def _note_commits(session: Session, recorder: TransactionRecorder | None) -> Iterator[None]:
     """Note the commits of the function itself, which do not contain the record of its result."""
     if recorder is None:
         yield
         return
 
-    def committing(committed: Session) -> None:
+    def note_commit(committed: Session) -> None:
         if committed.get_nested_transaction() is None:
             recorder.outside_in(committed.connection())
 
-    event.listen(session, "before_commit", committing)
+    event.listen(session, "before_commit", note_commit)
     try:
         yield
     finally:
-        event.remove(session, "before_commit", committing)
+        event.remove(session, "before_commit", note_commit)
 
 
 # --- finding the session
 
 
-def _session_in_arguments(kind: type[S], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
+def _find_session_argument(kind: type[S], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
     """Return the session among the arguments, or in an attribute of `self`. Raises for more than one."""
     for candidates in ((*args, *kwargs.values()), tuple(getattr(args[0], "__dict__", {}).values()) if args else ()):
         found = {id(each): each for each in candidates if isinstance(each, kind)}
@@ -250,18 +250,18 @@ def _session_in_arguments(kind: type[S], label: str, args: tuple[Any, ...], kwar
     return None
 
 
-async def _awaited_session(label: str, name: str | None) -> AsyncSession:
+async def _find_async_session(label: str, name: str | None) -> AsyncSession:
     try:
-        return await _scope(label).aget(AsyncSession, name)
+        return await _find_scope(label).aget(AsyncSession, name)
     except MissingBeanError as error:
         raise MissingBeanError(
             f"{error.wanted} for {label}, which is `async def`", _missing_session_hints(error, "session")
         ) from None
 
 
-def _session(label: str, name: str | None) -> Session:
+def _find_session(label: str, name: str | None) -> Session:
     try:
-        return _scope(label).get(Session, name)
+        return _find_scope(label).get(Session, name)
     except MissingBeanError as error:
         raise MissingBeanError(
             f"{error.wanted} for {label}, which is `def`", _missing_session_hints(error, "sync_session")
@@ -272,7 +272,7 @@ def _missing_session_hints(error: MissingBeanError, producer: str) -> tuple[str,
     return (*error.near, f"toolbox.sql.{producer}")
 
 
-def _scope(label: str) -> ActiveScope:
+def _find_scope(label: str) -> ActiveScope:
     """Return the innermost scope. Raises `ScopeNotActiveError`."""
     scope = innermost_scope()
     if scope is None:
@@ -307,7 +307,7 @@ def _join_or_begin(session: AsyncSession | Session, label: str) -> Iterator[_Tra
         del session.info[_TRANSACTION]
 
 
-def _begin_options(session: Session, isolation: str | None) -> dict[str, Any]:
+def _choose_begin_options(session: Session, isolation: str | None) -> dict[str, Any]:
     """Return execution options for the connection of a new transaction; none if it has already begun."""
     if session.in_transaction():
         return {}

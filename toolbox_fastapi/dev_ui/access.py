@@ -60,7 +60,7 @@ class DevUi:
         object.__setattr__(self, "allowed_hosts", tuple(self.allowed_hosts))
         object.__setattr__(self, "allowed_clients", tuple(self.allowed_clients))
         object.__setattr__(self, "dependencies", tuple(self.dependencies))
-        problems = list(self._problems())
+        problems = list(self._problems_of_options())
         if problems:
             raise IllegalConfigurationError(problems)
 
@@ -71,7 +71,7 @@ class DevUi:
             return given
         return cls(given) if isinstance(given, str) else cls()
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems_of_options(self) -> Iterator[Problem]:
         if not self.path.startswith("/") or set(self.path) & set("{}?#"):
             yield Problem("DevUi", f"invalid path={self.path!r}", "use a path below the root, such as '/dev-ui'")
         for each in self.allowed_clients:
@@ -94,10 +94,10 @@ class DevUi:
     def refusal(self, scope: Scope) -> str | None:
         """Return why this request is rejected, or None if it is allowed."""
         headers = Headers(scope=scope)
-        for client in _clients(scope, headers):
+        for client in _find_clients(scope, headers):
             if not self._knows_client(client):
                 return f"The dev UI allows only clients on this machine, not {client}; {_access_hint(client)}"
-        for host in _hosts(headers):
+        for host in _find_hosts(headers):
             if not self._knows_host(host):
                 fix = f"DevUi(allowed_hosts=[{host!r}])"
                 return f"The dev UI allows only local host names, not {host!r}; to allow it, use {fix}"
@@ -111,7 +111,7 @@ class DevUi:
         if origin is not None:
             address = origin.partition("://")[2]
             # A proxy may change the host name; the browser says that the page has the same origin.
-            renamed = site == "same-origin" and self._knows_host(_without_port(address.lower()))
+            renamed = site == "same-origin" and self._knows_host(_remove_port(address.lower()))
             if address != headers.get("host") and not renamed:
                 return False
         return scope["method"] in ("GET", "HEAD") or site in (None, "same-origin", "none")
@@ -134,14 +134,14 @@ class DevUi:
             return False
 
 
-def _clients(scope: Scope, headers: Headers) -> Iterator[str]:
+def _find_clients(scope: Scope, headers: Headers) -> Iterator[str]:
     """Yield the address of the connected client and those that proxies report."""
     yield scope["client"][0] if scope.get("client") else "unknown"
     for name in ("x-forwarded-for", "x-real-ip"):
         for line in headers.getlist(name):
             yield from (each.strip() for each in line.split(","))
-    for value in _forwarded("for", headers):
-        yield (value if value.count(":") > 1 and "[" not in value else _without_port(value)).strip("[]")
+    for value in _read_forwarded("for", headers):
+        yield (value if value.count(":") > 1 and "[" not in value else _remove_port(value)).strip("[]")
 
 
 def _access_hint(client: str) -> str:
@@ -152,15 +152,15 @@ def _access_hint(client: str) -> str:
     return f"to allow it, use DevUi(allowed_clients=[{client!r}])"
 
 
-def _hosts(headers: Headers) -> Iterator[str]:
+def _find_hosts(headers: Headers) -> Iterator[str]:
     """Yield the host names of the request, without ports."""
-    named = (*headers.getlist("x-forwarded-host"), *_forwarded("host", headers))
+    named = (*headers.getlist("x-forwarded-host"), *_read_forwarded("host", headers))
     for line in [*(headers.getlist("host") or [""]), *named]:
         for each in line.split(","):
-            yield _without_port(each.strip().lower())
+            yield _remove_port(each.strip().lower())
 
 
-def _forwarded(key: str, headers: Headers) -> Iterator[str]:
+def _read_forwarded(key: str, headers: Headers) -> Iterator[str]:
     """Yield the values of a parameter of the `Forwarded` header."""
     for line in headers.getlist("forwarded"):
         for part in line.replace(";", ",").split(","):
@@ -169,7 +169,7 @@ def _forwarded(key: str, headers: Headers) -> Iterator[str]:
                 yield value.strip().strip('"')
 
 
-def _without_port(host: str) -> str:
+def _remove_port(host: str) -> str:
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdigit() else host).removesuffix(".")
 
@@ -217,13 +217,13 @@ class Token:
     # All ports of a host share cookies, so the name depends on the token.
     @property
     def _cookie_name(self) -> str:
-        return f"toolbox_dev_ui_{self._digest('name')[:12]}"
+        return f"toolbox_dev_ui_{self._make_digest('name')[:12]}"
 
     @property
     def _cookie_value(self) -> str:
-        return self._digest("value")
+        return self._make_digest("value")
 
-    def _digest(self, purpose: str) -> str:
+    def _make_digest(self, purpose: str) -> str:
         return hmac.new((self.value or "").encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
@@ -353,7 +353,7 @@ def guarded_route(
     """
     return InjectRoute(
         path,
-        _endpoint(inner, below),
+        _make_endpoint(inner, below),
         methods=list(methods),
         dependencies=list(dependencies),
         dependency_overrides_provider=app,
@@ -363,7 +363,7 @@ def guarded_route(
     )
 
 
-def _endpoint(inner: ASGIApp, below: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+def _make_endpoint(inner: ASGIApp, below: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def pass_on(request: Request) -> Response:
         return ForwardedResponse(inner, below)
 

@@ -95,20 +95,20 @@ def form_of(plan: MethodPlan) -> MethodForm:
         name, required = parameter.name, parameter.default is EMPTY
         annotation = annotations[name]
         if plan.continues_history and name == plan.history[-1]:
-            fields[name] = Field({"type": "string"}, _history_reader, required)
+            fields[name] = Field({"type": "string"}, _read_history, required)
         elif name in plan.history:
             if required:
                 absent[name] = []
         elif name in plan.contents:
-            fields[name] = _contents_field(annotation, required)
+            fields[name] = _make_contents_field(annotation, required)
         elif name == plan.user_parameter and _is_message(annotation):
-            fields[name] = Field({"type": "string"}, _message_reader(annotation), required)
+            fields[name] = Field({"type": "string"}, _make_message_reader(annotation), required)
         else:
-            fields[name] = _field(annotation, required)
+            fields[name] = _make_field(annotation, required)
     return MethodForm(fields, absent)
 
 
-def _field(annotation: Any, required: bool) -> Field:
+def _make_field(annotation: Any, required: bool) -> Field:
     if annotation is EMPTY or isinstance(annotation, Unresolved):
         return Field({}, lambda value: value, required)
     try:
@@ -127,33 +127,33 @@ def _error_text(name: str, error: Any) -> str:
 # --- messages and their contents
 
 
-def _kinds(annotation: Any) -> set[Any]:
+def _find_kinds(annotation: Any) -> set[Any]:
     """Return the types in an annotation, at any depth."""
-    inner = {kind for each in get_args(annotation) for kind in _kinds(each)}
+    inner = {kind for each in get_args(annotation) for kind in _find_kinds(each)}
     return inner or {annotation}
 
 
 def _is_message(annotation: Any) -> bool:
-    return bool(_kinds(annotation) & {UserMessage, *CONTENT_TYPES})
+    return bool(_find_kinds(annotation) & {UserMessage, *CONTENT_TYPES})
 
 
-def _history_reader(value: Any) -> list[UserMessage]:
+def _read_history(value: Any) -> list[UserMessage]:
     """Return the messages of a method whose only messages are a history: the text is its first and last one."""
     if not isinstance(value, str):
         raise TypeError("must be a string")
     return [UserMessage(value)]
 
 
-def _message_reader(annotation: Any) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
+def _make_message_reader(annotation: Any) -> Callable[[Any], Any]:
+    def read_message(value: Any) -> Any:
         if not isinstance(value, str):
             raise TypeError("must be a string")
-        kinds = _kinds(annotation)
+        kinds = _find_kinds(annotation)
         if str in kinds:
             return value
         return UserMessage(value) if UserMessage in kinds else [TextContent(value)]
 
-    return read
+    return read_message
 
 
 _KINDS: tuple[tuple[type[Any], str, str], ...] = (
@@ -163,37 +163,37 @@ _KINDS: tuple[tuple[type[Any], str, str], ...] = (
 )
 
 
-def _contents_field(annotation: Any, required: bool) -> Field:
+def _make_contents_field(annotation: Any, required: bool) -> Field:
     """Return a field that takes texts as they are, and images, documents and recordings as URLs or files."""
-    kinds = _kinds(annotation)
+    kinds = _find_kinds(annotation)
     media = [each for each in _KINDS if each[0] in kinds]
     has_text = TextContent in kinds
 
-    def content(value: Any) -> Content:
+    def read_content(value: Any) -> Content:
         if isinstance(value, str):
             if value.startswith("data:") or (not has_text and value.startswith(("https://", "http://"))):
-                return _media(value, media)
+                return _read_media(value, media)
             if has_text:
                 return TextContent(value)
-        raise ValueError(f"must be a file, or the URL of {_either(each[2] for each in media)}: https://… or data:…")
+        raise ValueError(f"must be a file, or the URL of {_join_names(each[2] for each in media)}: https://… or data:…")
 
-    def contents(value: Any) -> list[Content]:
+    def read_contents(value: Any) -> list[Content]:
         if not isinstance(value, list):
             raise TypeError("must be a list of URLs")
-        return [content(each) for each in value]
+        return [read_content(each) for each in value]
 
     entry: dict[str, Any] = {"type": "string"}
     if not has_text:
         accepted = ",".join(start if start == PDF else f"{start}*" for _, start, _ in media)
-        about = f"{_either(each[2] for each in media)}: a file or its URL"
+        about = f"{_join_names(each[2] for each in media)}: a file or its URL"
         entry |= {"format": "uri", "contentMediaType": accepted, "description": about}
     origin = get_origin(unwrapped(annotation).type)
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return Field({"type": "array", "items": entry}, contents, required)
-    return Field(entry, content, required)
+        return Field({"type": "array", "items": entry}, read_contents, required)
+    return Field(entry, read_content, required)
 
 
-def _media(url: str, kinds: Sequence[tuple[type[Any], str, str]]) -> Media:
+def _read_media(url: str, kinds: Sequence[tuple[type[Any], str, str]]) -> Media:
     """Return the content at a URL. Raises `ValueError` if the parameter does not take it."""
     if url.startswith("data:"):
         found = next((kind for kind, start, _ in kinds if url[5:].lower().startswith(start)), None)
@@ -207,8 +207,8 @@ def _media(url: str, kinds: Sequence[tuple[type[Any], str, str]]) -> Media:
         return PdfContent(url=url)
     if found is AudioContent:
         return AudioContent(url, url[5:].partition(",")[0].partition(";")[0])
-    raise ValueError(f"must be {_either(each[2] for each in kinds)}")
+    raise ValueError(f"must be {_join_names(each[2] for each in kinds)}")
 
 
-def _either(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return " or ".join(names)

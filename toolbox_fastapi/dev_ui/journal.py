@@ -110,15 +110,15 @@ class _RunningCall:
         self.thread = "event loop"
         self.watching: Token[Any] | None = None
 
-    def watch(self, request: ToolExecutionRequest) -> None:
+    def watch_thread(self, request: ToolExecutionRequest) -> None:
         """Record the thread of the call if it does not run on the event loop."""
 
-        def note(label: str, thread: str) -> None:
+        def note_thread(label: str, thread: str) -> None:
             current = current_invocation.get()
             if label == request.name and current is not None and current.request is request:
                 self.thread = thread
 
-        self.watching = thread_watcher.set(note)
+        self.watching = thread_watcher.set(note_thread)
 
     def unwatch(self) -> None:
         if self.watching is not None:
@@ -140,48 +140,48 @@ class DevUiListener(EventListener):
         context = event.context
         match event:
             case ServiceStartedEvent():
-                self._started(context)
+                self._on_service_started(context)
             case ServiceCompletedEvent():
                 value = event.value.content if isinstance(event.value, Result) else event.value
                 text = event.response.ai_message.text
                 content = text if value is None else value
                 answer = {"value": plain(content), "usage": usage_of(event.token_usage)}
-                self._ended(context, event.duration, answer=answer)
+                self._on_service_ended(context, event.duration, answer=answer)
             case ServiceFailedEvent():
-                self._ended(context, event.duration, failed=failure(event.error))
+                self._on_service_ended(context, event.duration, failed=make_failure_entry(event.error))
             case ServiceSuspendedEvent():
-                self._ended(context, event.duration, waits=True)
+                self._on_service_ended(context, event.duration, waits=True)
             case ModelRequestEvent():
-                self._model_asked(event)
+                self._on_model_asked(event)
             case ModelResponseEvent():
                 text = model_text(event.response.ai_message)
-                self._model_answered(context, event.request, event.duration, text, usage=event.response.token_usage)
+                self._on_model_answered(context, event.request, event.duration, text, usage=event.response.token_usage)
             case ModelFailedEvent():
                 text = failure_line(event.error)
-                self._model_answered(context, event.request, event.duration, text, is_error=True)
+                self._on_model_answered(context, event.request, event.duration, text, is_error=True)
             case ToolStartedEvent():
-                self._tool_started(event)
+                self._on_tool_started(event)
             case ToolExecutedEvent():
-                self._tool_ended(context, event.execution.duration, event.execution.result, event.execution.is_error)
+                self._on_tool_ended(context, event.execution.duration, event.execution.result, event.execution.is_error)
             case ToolFailedEvent():
-                self._tool_ended(context, event.duration, failure_line(event.error), is_error=True)
+                self._on_tool_ended(context, event.duration, failure_line(event.error), is_error=True)
             case ToolSuspendedEvent():
-                self._tool_ended(context, event.duration, "waits for an answer", is_error=False)
+                self._on_tool_ended(context, event.duration, "waits for an answer", is_error=False)
             case ConnectionReleasedEvent():
-                self._happened(context, "connection", "a database session gave its connection back")
+                self._add_moment(context, "connection", "a database session gave its connection back")
             case UsageCountedEvent():
-                self._usage_counted(event)
+                self._on_usage_counted(event)
             case GuardrailExecutedEvent():
-                self._guardrail_executed(event)
+                self._on_guardrail_executed(event)
             case MemoryWrittenEvent():
-                self._add(context, {"type": "memory", "messages": len(event.messages)})
+                self._add_entry(context, {"type": "memory", "messages": len(event.messages)})
 
-    def _add(self, context: InvocationContext, entry: Entry) -> None:
+    def _add_entry(self, context: InvocationContext, entry: Entry) -> None:
         self._journal.add({"run": context.invocation_id, "at": time.time() * 1000, **entry})
 
     # --- invocations
 
-    def _started(self, context: InvocationContext) -> None:
+    def _on_service_started(self, context: InvocationContext) -> None:
         self._open.add(context.invocation_id)
         memory_id = context.memory_id
         message = context.user_message
@@ -189,12 +189,12 @@ class DevUiListener(EventListener):
             "type": "started",
             "where": f"{context.service.__name__}.{context.method}",
             "parent": context.outer_invocation_id,
-            "user_message": None if message is None else shortened(user_text(message)),
+            "user_message": None if message is None else shorten_text(user_text(message)),
             "memory_id": None if memory_id is None else str(memory_id),
         }
-        self._add(context, started)
+        self._add_entry(context, started)
 
-    def _ended(
+    def _on_service_ended(
         self,
         context: InvocationContext,
         duration: float,
@@ -204,26 +204,28 @@ class DevUiListener(EventListener):
         waits: bool = False,
     ) -> None:
         self._open.discard(context.invocation_id)
-        self._add(context, {"type": "ended", "duration": duration, "answer": answer, "failure": failed, "waits": waits})
+        self._add_entry(
+            context, {"type": "ended", "duration": duration, "answer": answer, "failure": failed, "waits": waits}
+        )
 
     # --- models
 
-    def _new_call(self, of: object) -> _RunningCall:
+    def _start_call(self, of: object) -> _RunningCall:
         self._counted += 1
         call = self._calls[id(of)] = _RunningCall(self._counted)
         return call
 
-    def _model_asked(self, event: ModelRequestEvent) -> None:
-        call = self._new_call(event.request)
+    def _on_model_asked(self, event: ModelRequestEvent) -> None:
+        call = self._start_call(event.request)
         shown = {
             "type": "model_started",
             "call": call.number,
             "name": event.model_name,
-            "sent": shortened(conversation(event.request.messages)),
+            "sent": shorten_text(conversation(event.request.messages)),
         }
-        self._add(event.context, shown)
+        self._add_entry(event.context, shown)
 
-    def _model_answered(
+    def _on_model_answered(
         self,
         context: InvocationContext,
         request: ChatRequest,
@@ -239,30 +241,30 @@ class DevUiListener(EventListener):
             "call": call.number,
             "at": call.began,
             "duration": duration,
-            "result": shortened(text),
+            "result": shorten_text(text),
             "is_error": is_error,
             "usage": usage_of(usage),
         }
-        self._add(context, shown)
+        self._add_entry(context, shown)
 
     # --- tools
 
-    def _tool_started(self, event: ToolStartedEvent) -> None:
+    def _on_tool_started(self, event: ToolStartedEvent) -> None:
         context, request = event.context, event.request
         if context.invocation_id not in self._open:  # called outside of a service
-            self._started(context)
+            self._on_service_started(context)
             self._open.discard(context.invocation_id)
-        call = self._new_call(context)
-        call.watch(request)
+        call = self._start_call(context)
+        call.watch_thread(request)
         shown = {
             "type": "tool_started",
             "call": call.number,
             "name": request.name,
-            "arguments": shortened(request.arguments),
+            "arguments": shorten_text(request.arguments),
         }
-        self._add(context, shown)
+        self._add_entry(context, shown)
 
-    def _tool_ended(self, context: InvocationContext, duration: float, text: str, is_error: bool) -> None:
+    def _on_tool_ended(self, context: InvocationContext, duration: float, text: str, is_error: bool) -> None:
         call = self._calls.pop(id(context), None) or _RunningCall(0)
         call.unwatch()
         shown = {
@@ -271,21 +273,21 @@ class DevUiListener(EventListener):
             "at": call.began,
             "duration": duration,
             "thread": call.thread,
-            "result": shortened(text),
+            "result": shorten_text(text),
             "is_error": is_error,
         }
-        self._add(context, shown)
+        self._add_entry(context, shown)
         if context.invocation_id not in self._open:
-            self._ended(context, duration)
+            self._on_service_ended(context, duration)
 
     # --- guardrails
 
-    def _usage_counted(self, event: UsageCountedEvent) -> None:
+    def _on_usage_counted(self, event: UsageCountedEvent) -> None:
         limits = [(each.name, getattr(event.limits, each.name)) for each in fields(event.limits)]
         used = [f"{name} {event.usage.of(name)} of {allowed}" for name, allowed in limits if allowed is not None]
-        self._happened(event.context, "usage", ", ".join(used) or "no limits")
+        self._add_moment(event.context, "usage", ", ".join(used) or "no limits")
 
-    def _happened(self, context: InvocationContext, kind: str, text: str) -> None:
+    def _add_moment(self, context: InvocationContext, kind: str, text: str) -> None:
         """Add something that takes no time, between two model requests."""
         self._counted += 1
         shown = {
@@ -297,9 +299,9 @@ class DevUiListener(EventListener):
             "result": text,
             "is_error": False,
         }
-        self._add(context, shown)
+        self._add_entry(context, shown)
 
-    def _guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
+    def _on_guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
         self._counted += 1
         shown = {
             "type": "guardrail",
@@ -310,7 +312,7 @@ class DevUiListener(EventListener):
             "result": event.outcome,
             "refused": event.outcome not in ("success", "modified"),
         }
-        self._add(event.context, shown)
+        self._add_entry(event.context, shown)
 
 
 # --- entries: events as JSON
@@ -321,7 +323,7 @@ Entry: TypeAlias = dict[str, Any]
 MAX_TEXT_CHARS = 20_000
 
 
-def shortened(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Shorten a long text and append its length."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
@@ -333,7 +335,7 @@ def plain(value: object) -> Any:
     return from_json(as_json(value))
 
 
-def failure(error: BaseException) -> Entry:
+def make_failure_entry(error: BaseException) -> Entry:
     """Return an error as an entry with its class and message."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -347,7 +349,7 @@ def usage_of(usage: TokenUsage | None) -> Entry | None:
 
 def failure_line(error: BaseException) -> str:
     """Return an error as one line: its class and message."""
-    entry = failure(error)
+    entry = make_failure_entry(error)
     return f"{entry['kind']}: {entry['message']}"
 
 
@@ -356,10 +358,10 @@ def failure_line(error: BaseException) -> str:
 
 def conversation(messages: Iterable[Message]) -> str:
     """Return the messages of a model request as text."""
-    return "\n\n".join(_lines(messages))
+    return "\n\n".join(_write_lines(messages))
 
 
-def _lines(messages: Iterable[Message]) -> Iterable[str]:
+def _write_lines(messages: Iterable[Message]) -> Iterable[str]:
     for message in messages:
         match message:
             case SystemMessage(text):
@@ -398,16 +400,16 @@ def media_entry(content: Media) -> Entry:
     """Return an image, document or recording for the page: `kind`, `name` and `url`, which may be a data URL."""
     match content:
         case ImageContent():
-            return {"kind": "image", "name": f"image.{_suffix(media_type_of(content))}", "url": url_of(content)}
+            return {"kind": "image", "name": f"image.{_find_suffix(media_type_of(content))}", "url": url_of(content)}
         case PdfContent():
             return {"kind": "document", "name": content.name or "document.pdf", "url": url_of(content)}
         case AudioContent():
-            return {"kind": "audio", "name": f"audio.{_suffix(media_type_of(content))}", "url": url_of(content)}
+            return {"kind": "audio", "name": f"audio.{_find_suffix(media_type_of(content))}", "url": url_of(content)}
         case _:
             assert_never(content)
 
 
-def _suffix(media_type: str) -> str:
+def _find_suffix(media_type: str) -> str:
     return media_type.partition("/")[2].partition(";")[0].partition("+")[0].removeprefix("x-")
 
 

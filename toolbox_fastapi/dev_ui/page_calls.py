@@ -27,7 +27,7 @@ from toolbox.tools.tool_calls import Tool
 
 from ..routers import pending_view
 from ..streaming import EVENTS, close_stream, iterate
-from .journal import Entry, entry_callback, failure, media_entry, plain
+from .journal import Entry, entry_callback, make_failure_entry, media_entry, plain
 from .program import Method
 
 logger = logging.getLogger("toolbox.fastapi")
@@ -55,7 +55,7 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
                     {request.name: tool}, request, DevUiPage, ERRORS_TO_MODEL, memory_id
                 )
     except (FrameworkError, ToolAbort) as error:  # a model never sees these, the developer does
-        return failure(error)
+        return make_failure_entry(error)
     execution = outcome.execution
     return {
         "type": "result",
@@ -69,14 +69,14 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
 # --- a service's method
 
 
-def _suspended(run_id: str | None, pending: Sequence[PendingCall]) -> Entry:
+def _suspended_entry(run_id: str | None, pending: Sequence[PendingCall]) -> Entry:
     return {"type": "suspended", "run_id": run_id, "pending": [pending_view(each) for each in pending]}
 
 
 async def ask(container: Container, method: Method, arguments: Mapping[str, Any]) -> AsyncGenerator[Entry, None]:
     """Call a method; yield texts, items and tool calls as they happen, then an answer or a failure."""
     call = _MethodCall(container, method, arguments)
-    task = asyncio.create_task(call.run())
+    task = asyncio.create_task(call.run_method())
     try:
         while (entry := await call.entries.get()) is not None:
             yield entry
@@ -99,22 +99,22 @@ class _MethodCall:
         # Entries can come from other threads and loops: the container may run on another loop than the application.
         self._loop.call_soon_threadsafe(self.entries.put_nowait, entry)
 
-    async def run(self) -> None:
+    async def run_method(self) -> None:
         """Call the method and emit its entries; the last one is None."""
         began = time.perf_counter()
         entry_callback.set(self._emit)  # in this task and the calls it makes
         self._emit({"type": "asked", "at": time.time() * 1000})
         try:
-            outcome = await self._call()
+            outcome = await self._call_method()
         except RunSuspendedError as error:
-            outcome = _suspended(error.run_id, error.pending)
+            outcome = _suspended_entry(error.run_id, error.pending)
         except Exception as error:
             logger.debug("%s, called from the dev UI, failed", self._plan.where, exc_info=error)
-            outcome = failure(error)
+            outcome = make_failure_entry(error)
         self._emit({**outcome, "at": time.time() * 1000, "duration": time.perf_counter() - began})
         self._emit(None)
 
-    async def _call(self) -> Entry:
+    async def _call_method(self) -> Entry:
         async with self._container.request_scope():
             service = await self._container.aget(self._plan.service)
             function = getattr(service, self._plan.name)
@@ -127,7 +127,7 @@ class _MethodCall:
             if self._plan.output.is_stream:
                 return await self._emit_stream(value)
         if isinstance(value, Result) and value.pending:
-            return _suspended(value.run_id, value.pending)
+            return _suspended_entry(value.run_id, value.pending)
         return {"type": "answer", "value": plain(value.content if isinstance(value, Result) else value)}
 
     async def _emit_stream(self, stream: Any) -> Entry:
@@ -142,7 +142,7 @@ class _MethodCall:
                     case PartialReasoning(text):
                         self._emit({"type": "reasoning", "text": text})
                     case RunSuspended(run_id, pending):
-                        return _suspended(run_id, pending)
+                        return _suspended_entry(run_id, pending)
                     case _ if not isinstance(each, EVENTS):
                         has_items = True
                         self._emit({"type": "item", "value": plain(each)})

@@ -67,13 +67,13 @@ class ProgramView:
         self._by_place: dict[tuple[Any, ...], ListedTool] = {}
         for where, method in self.methods.items():
             for tool in method.plan.toolset.tools:
-                self._list(tool).offered_by.append(where)
+                self._add_tool(tool).offered_by.append(where)
         for where, tool in endpoint_tools:
-            self._list(tool).offered_by.append(where)
+            self._add_tool(tool).offered_by.append(where)
         for tool in read_tools(internals_of(container).tool_beans(), "the dev UI")[0]:
-            self._list(tool)
+            self._add_tool(tool)
 
-    def _list(self, tool: Tool) -> ListedTool:
+    def _add_tool(self, tool: Tool) -> ListedTool:
         name = tool.specification.name
         # A class and its only bean are the same tool; functions and instances are compared by identity.
         place = (name, tool.where, repr(tool.bean), id(tool.function) if tool.bean is None else None)
@@ -102,32 +102,32 @@ class ProgramView:
             by_service.setdefault(method.plan.service, []).append(method.plan)
         return {
             "title": title,
-            "services": [self._service(cls, plans) for cls, plans in by_service.items()],
+            "services": [self._describe_service(cls, plans) for cls, plans in by_service.items()],
             "tools": [_tool_as_json(each) for each in self.tools.values()],
             "beans": [_bean_as_json(each) for each in self.nodes],
             "left_out": [{"name": each.name, "why": each.why} for each in self.left_out],
             "reach": [each.as_json() for each in self.reach],
         }
 
-    def _service(self, cls: type[Any], plans: Iterable[MethodPlan]) -> dict[str, Any]:
+    def _describe_service(self, cls: type[Any], plans: Iterable[MethodPlan]) -> dict[str, Any]:
         plans = list(plans)
         return {
             "name": cls.__name__,
             "module": cls.__module__,
-            "doc": _first_paragraph(cls.__doc__),
-            "model": _model_of(self.host, plans[0].options.model),
-            "methods": [self._method(plan) for plan in plans],
+            "doc": _take_first_paragraph(cls.__doc__),
+            "model": _describe_model(self.host, plans[0].options.model),
+            "methods": [self._describe_method(plan) for plan in plans],
         }
 
-    def _method(self, plan: MethodPlan) -> dict[str, Any]:
+    def _describe_method(self, plan: MethodPlan) -> dict[str, Any]:
         form = self.methods[plan.where].form
         return {
             "id": plan.where,
             "name": plan.name,
-            "doc": _first_paragraph(getattr(plan.service, plan.name).__doc__),
-            "returns": _returns(plan.output),
+            "doc": _take_first_paragraph(getattr(plan.service, plan.name).__doc__),
+            "returns": _describe_output(plan.output),
             "streams": plan.output.is_stream,
-            "memory": _memory(plan.window) if plan.memory_parameter is not None else None,
+            "memory": _describe_memory(plan.window) if plan.memory_parameter is not None else None,
             "memory_parameter": plan.memory_parameter,
             "user_parameter": plan.user_parameter,
             "schema": form.schema,
@@ -145,7 +145,7 @@ def _tool_as_json(listed: ListedTool) -> dict[str, Any]:
         "description": specification.description,
         "schema": specification.parameters,
         "where": tool.where,
-        "runs": _place(tool.execution),
+        "runs": _describe_place(tool.execution),
         "returns_immediately": str(tool.return_behavior) == "immediate",
         "timeout": tool.timeout,
         "wants_memory_id": bool(tool.memory_id_names),
@@ -166,7 +166,7 @@ def _bean_as_json(node: Node) -> dict[str, Any]:
     }
 
 
-def _place(execution: Execution) -> str:
+def _describe_place(execution: Execution) -> str:
     """Describe where a tool runs."""
     if execution.is_coroutine:
         return "the event loop"
@@ -181,7 +181,7 @@ def _place(execution: Execution) -> str:
     return words[str(execution.model)]
 
 
-def _memory(window: Window | None) -> str | None:
+def _describe_memory(window: Window | None) -> str | None:
     match window:
         case None:
             return None
@@ -193,7 +193,7 @@ def _memory(window: Window | None) -> str | None:
             return type(window).__name__
 
 
-def _model_of(host: ContainerHost, name: Any) -> str:
+def _describe_model(host: ContainerHost, name: Any) -> str:
     """Return the model's name and class; not its address, which may contain a secret."""
     if (router := router_in(name)) is not None:
         return f"{router.__name__}: {', '.join(names_of_router(router))}"
@@ -204,7 +204,7 @@ def _model_of(host: ContainerHost, name: Any) -> str:
     return shown if name is None else f"{name!r}: {shown}"
 
 
-def _returns(output: Output) -> str:
+def _describe_output(output: Output) -> str:
     inner = type_name(output.type)
     match output.shape:
         case Shape.RESULT:
@@ -224,5 +224,5 @@ def _provider_name(provider: Provider) -> str:
     return getattr(found, "__name__", None) or type(found).__name__
 
 
-def _first_paragraph(text: str | None) -> str | None:
+def _take_first_paragraph(text: str | None) -> str | None:
     return inspect.cleandoc(text).partition("\n\n")[0] if text else None

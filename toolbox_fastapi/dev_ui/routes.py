@@ -33,11 +33,11 @@ from toolbox.tools.marks import toolbox_of
 from toolbox.tools.tool_calls import Tool
 
 from ..endpoints import IDENTITY_DEPENDENCY, endpoint_tools, endpoints_of
-from ..routers import AnswerBody, answered, run_view
+from ..routers import AnswerBody, answer_pending, run_view
 from ..streaming import as_json, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
 from .forms import BadInputError
-from .journal import DevUiListener, Entry, Journal, failure
+from .journal import DevUiListener, Entry, Journal, make_failure_entry
 from .page_calls import ask, call_tool
 from .program import ProgramView
 
@@ -95,7 +95,7 @@ class PageFiles:
 
     @classmethod
     @cache
-    def read(cls) -> PageFiles:
+    def read_files(cls) -> PageFiles:
         """Read the files, once. The page's own addresses of the others have the version."""
         paths = sorted(each for each in Path(__file__).with_name("page").iterdir() if each.suffix in KINDS)
         files = {each.name: (each.read_bytes(), KINDS[each.suffix]) for each in paths}
@@ -108,7 +108,7 @@ class PageFiles:
 def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApplication:
     """Serve the dev UI of `container` below `options.path`, hidden from the OpenAPI document."""
 
-    async def to_the_page(request: Request) -> Response:
+    async def redirect_to_page(request: Request) -> Response:
         query = f"?token={quote(token, safe='')}" if (token := request.scope.get(TOKEN_KEY)) else ""
         location = f"{request.url.path.rpartition('/')[2]}/{query}"
         return Response(status_code=307, headers={"location": location, "cache-control": "no-store"})
@@ -116,7 +116,7 @@ def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApp
     journal = Journal()
     # With a name, so that a program that injects its only listener still gets that one.
     container.register_instance(DevUiListener(journal), name="toolbox_dev_ui")
-    app.add_route(options.path, to_the_page, include_in_schema=False)
+    app.add_route(options.path, redirect_to_page, include_in_schema=False)
     served = DevUiApplication(app, container, options, journal)
     if (resolve_identity := getattr(app.state, IDENTITY_DEPENDENCY, None)) is not None:
         # Only calls have an identity: a browser cannot send an Authorization header for the page itself.
@@ -187,16 +187,16 @@ class DevUiApplication:
         self.token = Token(options.token)
         self._router = Router(
             [
-                Route("/", self._page),
+                Route("/", self._send_page),
                 Route("/", self._log_in, methods=["POST"]),
-                Route("/page/{name}", self._file),
-                Route("/page/{version}/{name}", self._file),
+                Route("/page/{name}", self._send_file),
+                Route("/page/{version}/{name}", self._send_file),
                 Route("/api/program", self._show_program),
-                Route("/api/tool", self._call_tool, methods=["POST"]),
-                Route("/api/ask", self._ask, methods=["POST"]),
+                Route("/api/tool", self._handle_tool_call, methods=["POST"]),
+                Route("/api/ask", self._handle_question, methods=["POST"]),
                 Route("/api/runs", self._list_runs),
                 Route("/api/runs", self._answer_run, methods=["POST"]),
-                Route("/api/log", self._log),
+                Route("/api/log", self._stream_log),
             ],
             redirect_slashes=False,
         )
@@ -215,17 +215,17 @@ class DevUiApplication:
 
         if (reason := self._options.refusal(scope)) is not None:
             logger.warning("%s", reason)
-            await _problem(403, reason)(scope, receive, send_securely)
+            await _problem_response(403, reason)(scope, receive, send_securely)
             return
         if not scope["path"].startswith(scope.get("root_path", "")):  # a proxy has removed the root path
             scope = {**scope, "root_path": self._options.path}
-        if not self.token.opens(scope) and (scope["method"], _path_in(scope)) != ("POST", "/"):
+        if not self.token.opens(scope) and (scope["method"], _read_path(scope)) != ("POST", "/"):
             await self._ask_for_token(scope)(scope, receive, send_securely)
             return
         try:
             await self._router(scope, receive, send_securely)
         except BadInputError as error:
-            await _problem(422, str(error))(scope, receive, send_securely)
+            await _problem_response(422, str(error))(scope, receive, send_securely)
 
     # --- the token
 
@@ -242,24 +242,24 @@ class DevUiApplication:
     def _ask_for_token(self, scope: Scope) -> Response:
         reason = "Missing or invalid token: open the dev UI with the address that the program printed at startup."
         logger.warning("%s", reason)
-        if scope["method"] in ("GET", "HEAD") and _path_in(scope) in ("", "/"):
+        if scope["method"] in ("GET", "HEAD") and _read_path(scope) in ("", "/"):
             # With "no-referrer" a browser sends the form without its origin.
             headers = {"content-security-policy": LOGIN_POLICY, "referrer-policy": "same-origin"}
             return HTMLResponse(LOGIN_PAGE, 403, headers)
-        return _problem(403, reason)
+        return _problem_response(403, reason)
 
-    async def _page(self, request: Request) -> Response:
+    async def _send_page(self, request: Request) -> Response:
         if TOKEN_KEY in request.scope and self.token.value is not None:
-            return self._logged_in(request)
-        return await self._file(request)
+            return self._remember_token(request)
+        return await self._send_file(request)
 
     async def _log_in(self, request: Request) -> Response:
-        body = (await _body_of(request)).decode("utf-8", "replace")
+        body = (await _read_body(request)).decode("utf-8", "replace")
         if not self.token.matches(parse_qs(body).get("token", [""])[0].strip()):
             return self._ask_for_token({**request.scope, "method": "GET"})
-        return self._logged_in(request)
+        return self._remember_token(request)
 
-    def _logged_in(self, request: Request) -> Response:
+    def _remember_token(self, request: Request) -> Response:
         """Set the cookie and redirect to the page, so that the URL does not contain the token."""
         response = Response(status_code=303, headers={"location": "./"})
         self.token.remember(response, request.scope)
@@ -267,11 +267,11 @@ class DevUiApplication:
 
     # --- the page
 
-    async def _file(self, request: Request) -> Response:
-        page = PageFiles.read()
+    async def _send_file(self, request: Request) -> Response:
+        page = PageFiles.read_files()
         content, kind = page.files.get(request.path_params.get("name", "index.html"), (None, ""))
         if content is None:
-            return _problem(404, "File not found.")
+            return _problem_response(404, "File not found.")
         is_kept = request.path_params.get("version") == page.version
         return Response(content, media_type=kind, headers={"cache-control": KEPT} if is_kept else None)
 
@@ -282,10 +282,10 @@ class DevUiApplication:
     def program(self) -> ProgramView:
         """Return the program; read again after the container was restarted."""
         if self._program is None or self._program.host is not internals_of(self._container).host:
-            self._program = ProgramView(self._container, self._endpoint_tools(), self._container.reach(self._app))
+            self._program = ProgramView(self._container, self._find_endpoint_tools(), self._container.reach(self._app))
         return self._program
 
-    def _endpoint_tools(self) -> Iterator[tuple[str, Tool]]:
+    def _find_endpoint_tools(self) -> Iterator[tuple[str, Tool]]:
         for where, context in endpoints_of(self._app.routes):
             if callable(context.endpoint) and toolbox_of(context.endpoint) is not None:
                 for tool in endpoint_tools(context.endpoint):
@@ -293,26 +293,26 @@ class DevUiApplication:
 
     # --- calls
 
-    async def _call_tool(self, request: Request) -> Response:
-        body = await _read(ToolCallBody, request)
+    async def _handle_tool_call(self, request: Request) -> Response:
+        body = await _parse_body(ToolCallBody, request)
         tool = self.program.tool(body.tool)
         if tool.needs_memory_id and body.memory_id is None:
             raise BadInputError("this tool needs a memory id")
         result = await call_tool(self._container, tool, body.arguments, body.memory_id)
         return Response(as_json(result), media_type="application/json")
 
-    async def _ask(self, request: Request) -> Response:
-        body = await _read(MethodCallBody, request)
+    async def _handle_question(self, request: Request) -> Response:
+        body = await _parse_body(MethodCallBody, request)
         method = self.program.method(body.method)
         arguments = method.form.arguments(body.arguments)
-        return sse(_events(ask(self._container, method, arguments)))
+        return sse(_make_events(ask(self._container, method, arguments)))
 
     async def _list_runs(self, request: Request) -> Response:
         found = await self._container.runs.list(limit=MAX_RUNS)
-        return Response(as_json([_inbox_view(each) for each in found]), media_type="application/json")
+        return Response(as_json([_describe_run(each) for each in found]), media_type="application/json")
 
     async def _answer_run(self, request: Request) -> Response:
-        body = await _read(RunAnswersBody, request)
+        body = await _parse_body(RunAnswersBody, request)
         try:
             if body.cancel:
                 await self._container.runs.cancel(body.run_id, reason=body.reason)
@@ -320,24 +320,24 @@ class DevUiApplication:
             answers = {call_id: each.answer() for call_id, each in body.answers.items()}
             with WhileCallerWaits():
                 async with self._container.request_scope():
-                    return await answered(self._container, body.run_id, answers)
+                    return await answer_pending(self._container, body.run_id, answers)
         except ValueError as error:
             raise BadInputError(str(error)) from None
         except Exception as error:
             logger.debug("run %s, answered in the dev UI, failed", body.run_id, exc_info=error)
-            return Response(as_json(failure(error)), media_type="application/json")
+            return Response(as_json(make_failure_entry(error)), media_type="application/json")
 
-    async def _log(self, request: Request) -> Response:
-        return sse(_events(self._journal.follow()))
+    async def _stream_log(self, request: Request) -> Response:
+        return sse(_make_events(self._journal.follow()))
 
 
-async def _events(entries: AsyncGenerator[Entry, None]) -> AsyncIterator[ServerSentEvent]:
+async def _make_events(entries: AsyncGenerator[Entry, None]) -> AsyncIterator[ServerSentEvent]:
     async with aclosing(entries):
         async for entry in entries:
             yield ServerSentEvent(raw_data=as_json(entry))
 
 
-async def _body_of(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """Return the request body. Raises `BadInputError` if it is too large."""
     body = bytearray()
     async for chunk in request.stream():
@@ -347,14 +347,14 @@ async def _body_of(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _read(kind: type[B], request: Request) -> B:
+async def _parse_body(kind: type[B], request: Request) -> B:
     """Return the body as a `kind`. Raises `BadInputError` if it is invalid.
 
     The content type must be JSON: pages of other sites cannot send it without permission.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadInputError("the content type must be application/json")
-    body = await _body_of(request)
+    body = await _read_body(request)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -362,18 +362,18 @@ async def _read(kind: type[B], request: Request) -> B:
         raise BadInputError("; ".join(texts)) from None
 
 
-def _path_in(scope: Scope) -> str:
+def _read_path(scope: Scope) -> str:
     """Return the path relative to the path of the dev UI."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def _problem(status: int, detail: str) -> Response:
+def _problem_response(status: int, detail: str) -> Response:
     problem: dict[str, Any] = {"type": "about:blank", "status": status, "detail": detail}
     return Response(as_json(problem), status, media_type="application/problem+json")
 
 
-def _inbox_view(run: Run[Any]) -> dict[str, Any]:
+def _describe_run(run: Run[Any]) -> dict[str, Any]:
     """Return a run for the page. The `text` of a pending call is the JSON of its arguments, with all digits."""
     view = run_view(run).model_dump()
     pending = [
