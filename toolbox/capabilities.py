@@ -6,8 +6,9 @@ the tool. Tool output guardrails are outside of the interceptors: they have the 
 model request: limits (`services.driver`), then `Capabilities.of_method`: recording, interceptors. Of one invocation:
 roles, the turn of the conversation (`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
 
-A new capability is a function in its module, a line in `LATE`, and a place in one of the lists below. Not
-here: the layers themselves.
+A new capability is a function in its module, a line in `LATE`, and a place in one of the lists below. `LATE` names
+modules of packages that a program without the capability does not import. What every program imports, such as a module
+of `toolbox.tools`, is imported above. Not here: the layers themselves.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ PRODUCER_MARK = "__toolbox_producer__"
 
 
 class Scope(StrEnum):
-    """Lifetime of a bean."""
+    """Lifetime of a bean. One without a decorator is dependent: each lookup, and each holder, gets a new instance."""
 
     APPLICATION = "application"
     REQUEST = "request"

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from ..context import InvocationContext, run_for
 from ..errors import IllegalConfigurationError
 from .markers import Execution, ExecutionModel, awaitable_of, unknown_executor
-from .threads import Finish, Workers, finished, is_of_an_executor, run_labelled, settle
+from .threads import Finish, Workers, finished, has_own_name, run_labelled, settle
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ class CallerRunner(LoopRunner):
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._caller_works_for = _occupied.executors
         # A thread of a user's executor keeps its name.
-        self._rename_caller = not self._caller_works_for and not is_of_an_executor(threading.current_thread())
+        self._rename_caller = not self._caller_works_for and not has_own_name(threading.current_thread())
         self.has_deadline = False
 
     async def run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
+import re
 import threading
 import time
 from collections import deque
@@ -94,15 +94,13 @@ def run_labelled(call: Callable[[], T], label: str, *, rename: bool) -> T:
         thread.name = name
 
 
-def is_of_an_executor(thread: threading.Thread) -> bool:
-    """Return True for a thread of a user's `ThreadPoolExecutor`.
+_UNNAMED = re.compile(r"MainThread|Thread-\d+.*|asyncio_\d+|AnyIO worker thread")
+"""The names of threads that Python, asyncio and anyio give."""
 
-    Threads of asyncio's default executor do not count: users do not choose their names.
-    """
-    # There is no public way to find out. The thread list of the executor may not contain its newest thread yet.
-    work = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
-    is_worker = work is not None and getattr(thread, "_target", None) is work
-    return is_worker and not thread.name.startswith("asyncio_")
+
+def has_own_name(thread: threading.Thread) -> bool:
+    """Return True if a thread has a name that somebody chose, such as that of a user's executor."""
+    return _UNNAMED.fullmatch(thread.name) is None
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

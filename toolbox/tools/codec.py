@@ -1,7 +1,7 @@
 """Decodes the JSON arguments of a tool call, and encodes a tool's return value for the model.
 
 All preparation is done when a tool is described; a call costs one validation. Not here: repairing broken JSON
-(`toolbox.json_text`), filling hidden parameters (`pipeline`).
+(`toolbox.json_text`), filling hidden parameters (`function_calls`).
 """
 
 from __future__ import annotations

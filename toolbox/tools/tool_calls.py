@@ -88,12 +88,12 @@ def read_injected(function: Callable[..., Any], where: str) -> tuple[list[Inject
 class Tool:
     """One tool, with everything that can be prepared before a call.
 
-    `bean` is looked up for each call in the current scope, and its attribute `member` is called; without a bean,
-    `function` is called. `decode` is None for an executor written by hand, which gets the request itself. `positional`
-    contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
-    `EMPTY`. `step` runs a call inside the tool's layers; None if it has none. `key_names` and `run_id_names` are hidden
-    parameters about the run, `progress_names` those that report progress. `visible` are the parameters that the model
-    fills.
+    `bean` is looked up for each call in the current scope, and its attribute `member` is called: a class without a
+    scope of its own is a dependent bean, so each call gets a new instance. Without a bean, `function` is called.
+    `decode` is None for an executor written by hand, which gets the request itself. `positional` contains the names
+    and defaults of positional-only parameters. `returns` is the resolved return annotation, or `EMPTY`. `step` runs a
+    call inside the tool's layers; None if it has none. `key_names` and `run_id_names` are hidden parameters about the
+    run, `progress_names` those that report progress. `visible` are the parameters that the model fills.
 
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
@@ -215,7 +215,10 @@ class ToolCall:
         return dict(self.arguments) if complete is None else complete(self.arguments)
 
     def json_arguments(self) -> dict[str, Any]:
-        """Return the same as JSON values, by the model's names."""
+        """Return the same as JSON values, by the model's names: for people and records.
+
+        Not for comparing calls: all secrets become the same text.
+        """
         from pydantic_core import to_jsonable_python
 
         names = {each.name: each.shown_name for each in self.tool.visible}
@@ -292,7 +295,8 @@ class ToolEnvironment:
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
     ran: dict[int, ToolCall] | None = None
-    """The calls whose tools ran without an error, by the id of their request; None if nobody wants to know."""
+    """The calls whose tools ran without an error, by the id of their request, for compensations. None outside of
+    services: nothing is undone there, and the environment of an executor would collect its calls for ever."""
     on_unknown_outcome: UnknownOutcome = "tell"
     """What a run does for tools that do not say it themselves."""
     search_tool: str | None = None
