@@ -89,7 +89,7 @@ class Tool:
     """One tool, with everything that can be prepared before a call.
 
     `bean` is looked up for each call in the current scope, and its attribute `member` is called: a class without a
-    scope of its own is a dependent bean, so each call gets a new instance. Without a bean, `function` is called.
+    scope decorator is a dependent bean, so each call gets a new instance. Without a bean, `function` is called.
     `decode` is None for an executor written by hand, which gets the request itself. `positional` contains the names
     and defaults of positional-only parameters. `returns` is the resolved return annotation, or `EMPTY`. `step` runs a
     call inside the tool's layers; None if it has none. `key_names` and `run_id_names` are hidden parameters about the
