@@ -338,7 +338,7 @@ class Container:
         wiring = self._started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
-            values[point.parameter] = wiring.get_value(value, wiring.scope())
+            values[point.parameter] = wiring.get_value(value, wiring.active_scope())
         return function(*_positional(points, values), **values)
 
     @overload
@@ -355,7 +355,7 @@ class Container:
         wiring = self._started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
-            values[point.parameter] = await wiring.aget_value(value, wiring.scope())
+            values[point.parameter] = await wiring.aget_value(value, wiring.active_scope())
         result = function(*_positional(points, values), **values)
         return await result if inspect.isawaitable(result) else result
 

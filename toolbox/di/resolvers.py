@@ -16,7 +16,7 @@ with an application-scoped `Store` (key 3) and a dependent `Clock` (key 4), `get
 
 `create` calls its function once for all threads. `scope` is the active scope in `get`, and in `make_5` the scope of the
 new bean. Functions of beans that hold async dependent beans are `async def`. An overridden bean comes from its
-provider (`home.overridden`). Not here: providers (`providers`), what async code must create before (`awaited`).
+provider (`home.get_overridden`). Not here: providers (`providers`), what async code must create before (`awaited`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Resolvers:
             "without_none": without_none,
         }
 
-    def lookup(self, value: Value) -> Lookup:
+    def find_lookup(self, value: Value) -> Lookup:
         """Return how to get a value."""
         try:
             if (known := self._of_value.get(value)) is not None:
@@ -192,15 +192,15 @@ class _Writing:
 
     def _absent(self, key: int, instead: Any) -> str:
         """Return an expression for a bean without a value."""
-        return f"scope.home.absent({key}, {self._resolvers.name_object('instead', instead)})"
+        return f"scope.home.replace_absent({key}, {self._resolvers.name_object('instead', instead)})"
 
     def _find(self, key: int, instead: Any = MISSING) -> str:
         """Return an expression that finds a bean in its scope, or creates it; `instead` replaces a missing seed."""
         definition = self._graph.definitions[key]
         if key in self._planner.overridden:
             if key not in self._planner.asked:
-                return f"scope.home.overridden({key}, scope)"
-            return f"(await scope.home.overridden_awaiting({key}, scope))" if self.awaits else f"must_await({key})"
+                return f"scope.home.get_overridden({key}, scope)"
+            return f"(await scope.home.aget_overridden({key}, scope))" if self.awaits else f"must_await({key})"
         if key in self._resolvers.seeded and self.owner is not Scope.APPLICATION:
             return f"scope.seeds[{key}]"
         if (nobody := self._graph.outside(key)) is not MISSING:

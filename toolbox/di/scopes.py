@@ -1,20 +1,15 @@
-"""Open scopes: they store beans, create each of them once, are entered, and close what they hold, newest first.
+"""Open scopes: they are entered, store beans, and close what they hold, newest first.
 
-Several threads and tasks can request a bean at the same time: one creates it, threads wait on events, tasks on futures.
-If the creator fails or is cancelled, a waiter takes over. A wait that can never end raises an error with the path.
-Not here: how a bean is created (`resolvers`), how it is closed (`closing`).
+Not here: which of several threads creates a bean (`creating`), how it is created (`resolvers`) and closed (`closing`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from threading import get_ident
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
 
@@ -37,6 +32,7 @@ from .closing import (
     stop_async,
     yielded_nothing,
 )
+from .creating import AsyncCreation, BeanStore, reset_variable
 
 _log = logging.getLogger("toolbox")
 
@@ -59,7 +55,7 @@ def request_hooks() -> list[Callable[[], Any]]:
     found: dict[tuple[int, str], Callable[[], Any]] = {}
     scope = active.get()
     while scope is not None:
-        for bean in scope.beans():
+        for bean in scope.held_beans():
             kind: Any = type(bean)
             for name in request_hooks_of(kind):
                 found.setdefault((id(bean), name), getattr(bean, name))
@@ -77,44 +73,7 @@ def outside_scopes() -> Iterator[None]:
         active.reset(token)
 
 
-class AsyncCreation:
-    """The creation of a bean by a task: `outer` is the creation that contains it, `waits` the beans it waits for."""
-
-    __slots__ = ("key", "outer", "scope", "waits")
-
-    def __init__(self, scope: OpenScope, key: int, outer: AsyncCreation | None) -> None:
-        self.scope, self.key, self.outer = scope, key, outer
-        self.waits: list[tuple[OpenScope, int]] = []
-
-    @property
-    def chain(self) -> Iterator[AsyncCreation]:
-        """Yield this creation and the creations that contain it, innermost first."""
-        making: AsyncCreation | None = self
-        while making is not None:
-            yield making
-            making = making.outer
-
-
-_current_creation: ContextVar[AsyncCreation | None] = ContextVar("toolbox.making", default=None)
-
-# Used only while a thread or task waits for another one to create a bean.
-_waiting_lock = threading.Lock()
-_waiting_threads: dict[int, tuple[OpenScope, int]] = {}
-_wakers: dict[tuple[OpenScope, int], list[Callable[[], None]]] = {}
-
-
-def _forget_waiting() -> None:
-    global _waiting_lock
-    _waiting_lock = threading.Lock()
-    _waiting_threads.clear()
-    _wakers.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_waiting)
-
-
-class OpenScope:
+class OpenScope(BeanStore):
     """Stores and closes the beans of one scope. While entered, it is the active scope of the context.
 
     `request` is the request scope it is or lies in. `seeds` are beans it was given that do not live as long as a
@@ -125,7 +84,7 @@ class OpenScope:
     # Defaults are class attributes: each request and each tool call opens a scope, and few of them have seeds.
     seeds: Mapping[int, Any] = MappingProxyType({})
     extras: Mapping[Any, Any] = MappingProxyType({})
-    is_seeded = closing = closed = entered_on_loop = False
+    is_seeded = closed = entered_on_loop = False
     _token: Token[OpenScope | None] | None = None
 
     def __init__(self, home: Home, outer: OpenScope | None = None) -> None:
@@ -144,160 +103,15 @@ class OpenScope:
         """Return the name of a bean for messages."""
         return self.home.label(key)
 
-    def beans(self) -> list[Any]:
+    def held_beans(self) -> list[Any]:
         """Return the beans that the scope holds: stored ones, seeds, and dependent ones that it closes."""
         # Other threads may create beans during this: each mapping is copied in one step, and a list may grow.
         closed = [each.bean for each in self.closers]
         return [*self.store.values(), *self.seeds.values(), *self.extras.values(), *closed]
 
-    def around(self) -> Iterator[OpenScope]:
-        """Yield the scopes in which one thread can create beans at the same time, longest-lived first."""
+    def stores_around(self) -> Iterator[BeanStore]:
+        """Yield the stores in which one thread can create beans at the same time, longest-lived first."""
         yield from dict.fromkeys((self.home.application, self.request or self, self))
-
-    # --- creating beans without await
-
-    def create(self, key: int, make: Callable[[Any], Any]) -> Any:
-        """Return the bean; create it with `make(self)`, or wait for the thread or task that already creates it."""
-        making, me = self.making, get_ident()
-        # No lock: only this thread can set its own ident.
-        if (key in making or making.setdefault(key, me) != me) and self._wait_on_thread(key, me):
-            return self.store[key]
-        try:
-            store = self.store
-            if key in store:
-                return store[key]
-            if self.closing:
-                raise self.ended(key)
-            value = store[key] = make(self)
-            return value
-        finally:
-            del making[key]
-            if _wakers:
-                self._wake(key)
-
-    def _wait_on_thread(self, key: int, me: int) -> bool:
-        """Wait for the creator. Return True if the bean exists, False if this thread must create it."""
-        while True:
-            made = threading.Event()
-            with _waiting_lock:
-                self._refuse_endless_wait(key, me)
-                self._notify(key, made.set)
-                if key not in self.making:
-                    made.set()
-                else:
-                    _waiting_threads[me] = (self, key)
-            made.wait()
-            with _waiting_lock:
-                _waiting_threads.pop(me, None)
-                if key in self.store:
-                    return True
-                if self.making.setdefault(key, me) == me:
-                    return False
-
-    # --- creating beans with await
-
-    async def create_awaiting(self, key: int, make: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Return the bean; create it with `await make(self)`, or wait for its current creator."""
-        me = AsyncCreation(self, key, _current_creation.get())
-        making = self.making
-        while key in making or making.setdefault(key, me) is not me:
-            await self.settled(key)
-            if key in self.store:
-                return self.store[key]
-        try:
-            if key in self.store:
-                return self.store[key]
-            if self.closing:
-                raise self.ended(key)
-            token = _current_creation.set(me)
-            try:
-                value = await make(self)
-            finally:
-                _reset(_current_creation, token)
-            self.store[key] = value
-            return value
-        finally:
-            del making[key]
-            if _wakers:
-                self._wake(key)
-
-    async def settled(self, key: int) -> None:
-        """Wait until no thread or task creates the bean."""
-        loop = asyncio.get_running_loop()
-        made = loop.create_future()
-
-        def wake() -> None:
-            if not made.done():
-                made.set_result(None)
-
-        def notify() -> None:
-            try:
-                loop.call_soon_threadsafe(wake)
-            except RuntimeError:  # the loop is closed, so no task waits
-                return
-
-        within = _current_creation.get()
-        entry = (self, key)
-        with _waiting_lock:
-            self._refuse_endless_wait(key, within)
-            self._notify(key, notify)
-            if key not in self.making:
-                wake()
-            elif within is not None:
-                for each in within.chain:
-                    each.waits.append(entry)
-        try:
-            await made
-        finally:
-            if within is not None:
-                with _waiting_lock:
-                    for each in within.chain:
-                        if entry in each.waits:
-                            each.waits.remove(entry)
-
-    # --- waiting for each other
-
-    def _notify(self, key: int, waker: Callable[[], None]) -> None:
-        _wakers.setdefault((self, key), []).append(waker)
-
-    def _wake(self, key: int) -> None:
-        with _waiting_lock:
-            wakers = _wakers.pop((self, key), ())
-        for wake in wakers:
-            wake()
-
-    def _refuse_endless_wait(self, key: int, me: int | AsyncCreation | None) -> None:
-        """Raise if the creator of the bean waits, directly or indirectly, for the caller."""
-        asking = list(me.chain) if isinstance(me, AsyncCreation) else [me if me is not None else get_ident()]
-        todo: list[tuple[OpenScope, int]] = [(self, key)]
-        seen: set[tuple[int, int]] = set()
-        while todo:
-            scope, wanted = todo.pop()
-            maker = scope.making.get(wanted)
-            if maker is None or (id(scope), wanted) in seen:
-                continue
-            seen.add((id(scope), wanted))
-            if maker in asking:
-                raise self._endless(key, me)
-            if isinstance(maker, AsyncCreation):
-                todo += maker.waits
-            elif maker in _waiting_threads:
-                todo.append(_waiting_threads[maker])
-
-    def _endless(self, key: int, me: int | AsyncCreation | None) -> IllegalConfigurationError:
-        label = self.label
-        if isinstance(me, AsyncCreation):
-            path = [label(each.key) for each in me.chain][::-1]
-        else:
-            thread = me if me is not None else get_ident()
-            path = [label(k) for scope in self.around() for k, maker in list(scope.making.items()) if maker == thread]
-        if label(key) in path:
-            path = path[path.index(label(key)) :]
-        text = " -> ".join([*path, label(key)])
-        problem = Problem(
-            label(key), f"dependency cycle during creation: {text}", "look the bean up after it is created"
-        )
-        return IllegalConfigurationError([problem])
 
     # --- registering beans to close
 
@@ -310,7 +124,7 @@ class OpenScope:
                     close_on_this_thread([closer], None, [])
                 else:
                     asyncio.run_coroutine_threadsafe(closer.begin(None), closer.loop)
-            raise self.ended(closer.key)
+            raise self.ended_error(closer.key)
         return value
 
     async def keep_awaiting(self, value: Any, closer: Closer) -> Any:
@@ -319,7 +133,7 @@ class OpenScope:
         if self.closing:
             if self._take_back(closer):
                 await close_awaiting([closer], None, [], self.home.stop_timeout)
-            raise self.ended(closer.key)
+            raise self.ended_error(closer.key)
         return value
 
     def _take_back(self, closer: Closer) -> bool:
@@ -372,7 +186,7 @@ class OpenScope:
 
     # --- the end
 
-    def ended(self, key: int | None) -> ScopeNotActiveError:
+    def ended_error(self, key: int | None) -> ScopeNotActiveError:
         """Return the error for a bean that is requested after the scope has ended."""
         wanted = self.label(key) if key is not None else "a dependent bean"
         return ScopeNotActiveError(wanted, f"its {self.what} has ended")
@@ -432,14 +246,6 @@ class OpenScope:
         self.store = {}
 
 
-def _reset(variable: ContextVar[Any], token: Token[Any] | None) -> None:
-    try:
-        if token is not None:
-            variable.reset(token)
-    except ValueError:  # exited in another context than entered, for example by a finalised coroutine
-        return
-
-
 class MustAwait(Exception):  # noqa: N818 - never leaves the container
     """The bean with this key does not exist yet, and async code must create it.
 
@@ -471,15 +277,15 @@ class Home:
         """Raise `ScopeNotActiveError`: the bean needs a request scope, and none is active."""
         raise ScopeNotActiveError(self.label(key), "no request scope is active here")
 
-    def absent(self, key: int, instead: Any) -> Any:
+    def replace_absent(self, key: int, instead: Any) -> Any:
         """Return `instead` for a bean without a value. Raises `MissingBeanError` if there is nothing instead."""
         raise NotImplementedError
 
-    def overridden(self, key: int, scope: OpenScope) -> Any:
+    def get_overridden(self, key: int, scope: OpenScope) -> Any:
         """Return what replaces an overridden bean in `scope`. Raises `MustAwait` if that must be awaited."""
         raise NotImplementedError
 
-    async def overridden_awaiting(self, key: int, scope: OpenScope) -> Any:
+    async def aget_overridden(self, key: int, scope: OpenScope) -> Any:
         """Return what replaces an overridden bean in `scope`; await it if necessary."""
         raise NotImplementedError
 
@@ -513,7 +319,7 @@ class RequestScope(OpenScope):
         try:
             self.close_waiting(error)
         finally:
-            _reset(active, self._token)
+            reset_variable(active, self._token)
 
     async def __aenter__(self) -> RequestScope:
         self._become_active()
@@ -526,7 +332,7 @@ class RequestScope(OpenScope):
             if not self.close_if_empty():
                 await self.aclose(error)
         finally:
-            _reset(active, self._token)
+            reset_variable(active, self._token)
 
     def _become_active(self) -> None:
         if self._token is not None or self.closing:
@@ -555,4 +361,4 @@ class CallScope(OpenScope):
 
     def leave(self) -> None:
         """Make the outer scope active again; close nothing."""
-        _reset(active, self._token)
+        reset_variable(active, self._token)

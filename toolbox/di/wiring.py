@@ -58,7 +58,7 @@ class Wiring(Home):
         self._seeded_resolvers: dict[frozenset[int], Resolvers] = {}
 
     def _resolvers_with(self, seeded: frozenset[int], plain: Resolvers | None = None) -> Resolvers:
-        return Resolvers(self.graph, self, self._planner, self._layers.place_of, self._instance, seeded, plain)
+        return Resolvers(self.graph, self, self._planner, self._layers.place_of, self._new_instance, seeded, plain)
 
     def _resolvers_of(self, scope: OpenScope) -> Resolvers:
         """Return the generated functions for a scope: other ones where seeds replace beans of other scopes."""
@@ -69,7 +69,7 @@ class Wiring(Home):
             known = self._seeded_resolvers[seeded] = self._resolvers_with(seeded, self._resolvers)
         return known
 
-    def _instance(self, later: LazyBean) -> Instance[Any]:
+    def _new_instance(self, later: LazyBean) -> Instance[Any]:
         return Instance(self.lookup, later.wanted, later.name)
 
     def follow_graph(self) -> None:
@@ -90,7 +90,7 @@ class Wiring(Home):
 
     # --- scopes
 
-    def absent(self, key: int, instead: Any) -> Any:
+    def replace_absent(self, key: int, instead: Any) -> Any:
         """Return `instead` for a bean without a value: a seed that was not given, or a producer's None."""
         if instead is not MISSING:
             return instead
@@ -101,7 +101,7 @@ class Wiring(Home):
             what, fix = "its producer returned None", f"take `{type_name(definition.provides)} | None`"
         raise MissingBeanError(f"{definition.label}: {what}", fix=fix)
 
-    def scope(self) -> OpenScope:
+    def active_scope(self) -> OpenScope:
         """Return the active scope of this container, or its application scope."""
         scope = active.get()
         while scope is not None and scope.home is not self:
@@ -117,13 +117,13 @@ class Wiring(Home):
 
     def given_seeds(self) -> dict[Any, Any]:
         """Return the seeds and the identity of the active request scope; outside, the anonymous identity."""
-        return find_given(self.graph, self.scope().request)
+        return find_given(self.graph, self.active_scope().request)
 
     def open_call_scope(self) -> CallScope:
         """Return a new call scope inside the active scope. It is the active scope until `leave` is called."""
-        return CallScope(self, active.get(), self.scope().request)
+        return CallScope(self, active.get(), self.active_scope().request)
 
-    def place_of(self, key: int, owner: OpenScope) -> OpenScope:
+    def find_place(self, key: int, owner: OpenScope) -> OpenScope:
         """Return the scope that stores a bean requested inside `owner`."""
         scope = self.graph.definitions[key].scope
         if scope is Scope.APPLICATION:
@@ -136,39 +136,39 @@ class Wiring(Home):
 
     def get(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean; create it without await."""
-        scope = self.scope()
+        scope = self.active_scope()
         lookup = self._find_lookup(scope, wanted, name)
         return self._find_extra(scope, wanted, name) if lookup is None else self._get(lookup, scope)
 
     async def aget(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean; await async producers."""
-        scope = self.scope()
+        scope = self.active_scope()
         lookup = self._find_lookup(scope, wanted, name)
         return self._find_extra(scope, wanted, name) if lookup is None else await self._aget(lookup, scope)
 
     def find_now(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean, or None if there is none; create it without await."""
-        scope = self.scope()
+        scope = self.active_scope()
         lookup = self._find_lookup(scope, wanted, name, may_be_missing=True)
         return find_extra(scope, wanted, None) if lookup is None else self._get(lookup, scope)
 
     async def find(self, wanted: Any, name: str | None = None) -> Any:
         """Return the bean, or None if there is none; await async producers."""
-        scope = self.scope()
+        scope = self.active_scope()
         lookup = self._find_lookup(scope, wanted, name, may_be_missing=True)
         return find_extra(scope, wanted, None) if lookup is None else await self._aget(lookup, scope)
 
     async def find_bean(self, key: int) -> Any:
         """Return the bean with this key, or None if its producer returns None; await async producers."""
-        return await self.aget_value(SingleBean(key, absent=None), self.scope())
+        return await self.aget_value(SingleBean(key, absent=None), self.active_scope())
 
     def get_value(self, value: Value, scope: OpenScope) -> Any:
         """Return a value; create it without await."""
-        return self._get(self._resolvers_of(scope).lookup(value), scope)
+        return self._get(self._resolvers_of(scope).find_lookup(value), scope)
 
     async def aget_value(self, value: Value, scope: OpenScope) -> Any:
         """Return a value; await async producers."""
-        return await self._aget(self._resolvers_of(scope).lookup(value), scope)
+        return await self._aget(self._resolvers_of(scope).find_lookup(value), scope)
 
     def _find_lookup(
         self, scope: OpenScope, wanted: Any, name: str | None, may_be_missing: bool = False
@@ -188,7 +188,7 @@ class Wiring(Home):
             value = replace(value, absent=None)
         self.follow_graph()
         resolvers = self._resolvers_of(scope)
-        lookup = resolvers.lookup(value)
+        lookup = resolvers.find_lookup(value)
         with suppress(TypeError):
             resolvers.lookups[key] = lookup
         return lookup
@@ -212,7 +212,7 @@ class Wiring(Home):
         prepared = scope.prepared.get(reason.key)
         if prepared and isinstance(value, SingleBean) and value.bean == reason.key:
             made = prepared.pop()
-            return made if made is not None else self.absent(reason.key, value.absent)
+            return made if made is not None else self.replace_absent(reason.key, value.absent)
         path = [self.label(key) for key in self._planner.path(value, reason.key)]
         raise AsyncBeanError(path[0], chain_text(path))
 
@@ -223,7 +223,7 @@ class Wiring(Home):
         try:
             if lookup.plan.awaited or self._is_creating(scope):
                 await self._make_ready(lookup.value, scope)
-                lookup = self._resolvers_of(scope).lookup(lookup.value)  # an override may have begun
+                lookup = self._resolvers_of(scope).find_lookup(lookup.value)  # an override may have begun
             return lookup.get(scope) if lookup.aget is None else await lookup.aget(scope)
         except MustAwait as error:
             reason = error
@@ -234,7 +234,7 @@ class Wiring(Home):
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         """Create the async parts of a bean, so that `get` can create the rest on any thread."""
         self._follow_providers()
-        scope = self.scope()
+        scope = self.active_scope()
         lookup = self._find_lookup(scope, wanted, name)
         if lookup is None:
             return
@@ -260,24 +260,24 @@ class Wiring(Home):
             plan = self._planner.plan_outside(value)
         else:
             plan = self._planner.plan(value)
-        if plan.goal is not None and plan.goal in self.place_of(plan.goal, scope).store:
+        if plan.goal is not None and plan.goal in self.find_place(plan.goal, scope).store:
             return
         for key in plan.awaited:
             if (make_ready := self.graph.definitions[key].make_ready) is not None:
                 await make_ready()
                 continue
-            place = self.place_of(key, scope)
+            place = self.find_place(key, scope)
             if key not in place.store:
                 await place.create_awaiting(key, self._resolvers_of(place).maker(key, awaiting=True))
         # Await beans that a thread is creating, so that the loop is not blocked.
         if self._is_creating(scope):
             for place in {self.application, scope, scope.request or scope}:
                 for key in plan.others.intersection(place.making):
-                    await place.settled(key)
+                    await place.wait_until_settled(key)
 
     # --- providers that answer for beans
 
-    def overridden(self, key: int, scope: OpenScope) -> Any:
+    def get_overridden(self, key: int, scope: OpenScope) -> Any:
         """Return what replaces an overridden bean in `scope`. Raises `MustAwait` if that must be awaited."""
         made = self._ask_overriding(key, scope)
         if inspect.isawaitable(made):
@@ -286,7 +286,7 @@ class Wiring(Home):
             raise MustAwait(key, self.providers[key].last_overriding)
         return self.graph.definitions[key].adapted(made)
 
-    async def overridden_awaiting(self, key: int, scope: OpenScope) -> Any:
+    async def aget_overridden(self, key: int, scope: OpenScope) -> Any:
         """Return what replaces an overridden bean in `scope`; await it if necessary."""
         made = self._ask_overriding(key, scope)
         return self.graph.definitions[key].adapted(await made if inspect.isawaitable(made) else made)
@@ -330,14 +330,18 @@ class Wiring(Home):
             # The provider also works after the container was started again.
             definition = self.graph.definitions[value.bean]
             return self.lookup.get(definition.provides, definition.name)
-        scope = owner or self.scope()
+        scope = owner or self.active_scope()
         if (args or kwargs) and isinstance(value, SingleBean) and self._takes_arguments(value.bean):
             return self._create_with(self.graph[value.bean], scope, args, kwargs or {})
         try:
-            return self._resolvers_of(scope).lookup(value).get(scope)
+            return self._create(value, scope)
         except MustAwait as error:
             self._follow_providers(error)
             return self.aget_value(value, scope)
+
+    def _create(self, value: Value, scope: OpenScope) -> Any:
+        """Return a value without await. Raises `MustAwait`."""
+        return self._resolvers_of(scope).find_lookup(value).get(scope)
 
     def _takes_arguments(self, key: int) -> bool:
         return not self.graph.definitions[key].is_stored and key not in self._planner.awaited
@@ -348,9 +352,9 @@ class Wiring(Home):
         named = dict(kwargs)
         for point, value in bean.needs:
             if point.positional:
-                given.append(point.default if value == DEFAULT else self._resolvers_of(scope).lookup(value).get(scope))
+                given.append(point.default if value == DEFAULT else self._create(value, scope))
             elif point.parameter not in kwargs and value != DEFAULT:
-                named[point.parameter] = self._resolvers_of(scope).lookup(value).get(scope)
+                named[point.parameter] = self._create(value, scope)
         definition = bean.definition
         made = definition.factory(*given, *args, **named)
         if definition.factory_kind is FactoryKind.GENERATOR:
