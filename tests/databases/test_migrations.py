@@ -240,6 +240,15 @@ async def test_a_missing_table_is_a_problem_at_start(database_url: str, store: t
         await start(container_at(database_url, store, migrate=False))
 
 
+async def test_all_stores_whose_tables_do_not_fit_are_named_in_one_error(database_url: str) -> None:
+    with pytest.raises(IllegalConfigurationError) as caught:
+        await start(container_at(database_url, *sql.stores, migrate=False))
+
+    places = [each.where for each in caught.value.problems]
+    assert places == ["the tables of toolbox_conversations", "the tables of toolbox_runs"]
+    assert all("toolbox migrate" in each.fix for each in caught.value.problems)
+
+
 @pytest.mark.parametrize("store", sql.stores)
 async def test_a_newer_table_is_a_problem_at_start(database_url: str, store: type[Any]) -> None:
     async with sql.open_engine(database_url) as engine:

@@ -292,11 +292,26 @@ class ContainerHost(ServiceHosting):
         return cls if self._graph is None else self._graph.class_behind(cls)
 
     async def open_stores(self) -> None:
-        """Open the `RunStore` bean, if there is one, and let the `ChatMemoryStore` bean check its tables, if it can."""
+        """Open the `RunStore` bean, if there is one, and let the `ChatMemoryStore` bean check its tables, if it can.
+
+        Raises one `IllegalConfigurationError` with the problems of both.
+        """
+        problems: list[Problem] = []
+        for opening in (self._open_conversations, self._open_run_store):
+            try:
+                await opening()
+            except IllegalConfigurationError as error:
+                problems += error.problems
+        if problems:
+            raise IllegalConfigurationError(problems)
+
+    async def _open_conversations(self) -> None:
         if self._has_bean(ChatMemoryStore):
             store = (await self.memories()).store  # the calls use the same one
             if (open_at_start := getattr(store, "open_at_start", None)) is not None:
                 await open_at_start()
+
+    async def _open_run_store(self) -> None:
         if _runs_are_imported() and self._has_bean(load("run store")):
             await self.run_store()
 
