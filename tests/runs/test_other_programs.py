@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -202,6 +203,32 @@ async def test_interceptors_know_that_a_call_and_a_reply_are_replayed() -> None:
     assert seen == [("model", True), ("tool", True), ("model", False)]
     assert result.tool_executions[0].result == "paid 7"
     assert ran == [("pay", 7)]
+
+
+async def test_finished_rounds_are_restored_with_what_their_interceptors_returned() -> None:
+    """The model has replied to these results: they must not change any more, and nothing is asked for again."""
+    seen: list[tuple[str, bool]] = []
+
+    @application_scoped
+    class Numbering(ToolInterceptor, ModelInterceptor):
+        async def around_tool(self, call: ToolInvocation, proceed: Any) -> Any:
+            seen.append((str(call.arguments["euros"]), call.replayed))
+            return replace(await proceed(call), text=f"result {len(seen)}")
+
+        async def around_model(self, call: ModelInvocation, proceed: Any) -> Any:
+            seen.append(("model", call.replayed))
+            return await proceed(call)
+
+    store = Kept(lease=0.05)
+    store.dies_on = "reply:#r2"
+    two = asks(tool_call("pay", {"euros": 8}))
+    await dies(*program(store, asks(PAY), two, says("lost"), tools=pay, around=[Numbering]))
+    seen.clear()
+    result = await continued(store.restarted(), says("done"), tools=pay, around=[Numbering])
+
+    assert seen == [("model", True), ("8", True), ("model", False)]
+    assert result.tool_executions[0].result == "result 2"
+    assert ran == [("pay", 7), ("pay", 8)]
 
 
 async def test_interceptors_do_not_see_a_result_whose_tool_is_gone() -> None:

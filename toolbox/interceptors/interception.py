@@ -31,7 +31,8 @@ class ToolInvocation:
 
     `request` is the model's call. `arguments` are the validated arguments that the model can see, with defaults, by the
     names of the parameters. `context` is that of the call. `replayed` is True if a stored run has the result, so that
-    `proceed` returns it and the tool does not run.
+    `proceed` returns it and the tool does not run. That is for calls of the last recorded reply: a run that continues
+    restores the results of earlier rounds, without interceptors.
     """
 
     request: ToolExecutionRequest
