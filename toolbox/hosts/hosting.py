@@ -29,6 +29,7 @@ from ..di.scopes import outside_scopes
 from ..di.values import SingleBean
 from ..errors import (
     ContainerNotStartedError,
+    IllegalConfigurationError,
     Problem,
 )
 from ..events import EventListener, Listeners
