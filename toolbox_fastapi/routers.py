@@ -34,7 +34,7 @@ from toolbox.execution.markers import BLOCKING, is_async
 from toolbox.execution.runners import LoopRunner
 from toolbox.introspection import takes
 from toolbox.overview import ENTRIES, Entry
-from toolbox.runs.event_log import number_after
+from toolbox.runs.run_events import number_after
 from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, respond, retry
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from, identity_in
 

@@ -24,8 +24,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from toolbox.callers import WhileCallerWaits
 from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
-from toolbox.runs.event_log import RunEnded, RunEvent, RunEvents
 from toolbox.runs.resuming import ResumedEvents
+from toolbox.runs.run_events import RunEnded, RunEvent, RunEvents
 from toolbox.services.outputs import Result
 
 from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, ClientExchange, record_failure

@@ -34,8 +34,8 @@ from toolbox.errors import (
 )
 from toolbox.limits import usage_limits
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, RunSuspended, approve
-from toolbox.runs.event_log import RunEnded
 from toolbox.runs.run_engines import RunEngine
+from toolbox.runs.run_events import RunEnded
 from toolbox.security import SecurityIdentity
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call

@@ -12,7 +12,8 @@ from fastapi import FastAPI, Header, WebSocket
 from tests.runs.one_run import NOW, events_of, store_with_a_run
 from toolbox import BeforeToolExecution, Container, PartialResponse, ToolExecuted, ToolExecution, ToolExecutionRequest
 from toolbox.runs import InMemoryRunStore, RunChanges
-from toolbox.runs.event_log import RunEnded, RunEvents, event_to_json
+from toolbox.runs.event_log import event_to_json
+from toolbox.runs.run_events import RunEnded, RunEvents
 from toolbox_fastapi import install, send_stream, sse
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from toolbox.runs import InMemoryRunStore, StoredRun
-from toolbox.runs.event_log import RunEvents, number_after
+from toolbox.runs.run_events import RunEvents, number_after
 from toolbox.runs.stored_runs import StoredRuns
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

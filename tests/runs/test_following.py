@@ -25,14 +25,8 @@ from toolbox import (
 )
 from toolbox.errors import RunNotFoundError, TranscriptError
 from toolbox.runs import InMemoryRunStore, PendingCall, RunChanges, RunSuspended
-from toolbox.runs.event_log import (
-    EventLog,
-    RunEnded,
-    RunEvents,
-    event_from_json,
-    event_to_json,
-    number_after,
-)
+from toolbox.runs.event_log import EventLog, event_from_json, event_to_json
+from toolbox.runs.run_events import RunEnded, RunEvents, number_after
 
 from .one_run import events_of, store_with_a_run, stored_in
 

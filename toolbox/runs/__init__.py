@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     )
     from ..parameters import IdempotencyKey, RunId
     from ..services.declaration import durable
-    from .event_log import RunEnded, RunEvent, RunEvents
     from .prepared_runs import IdentityLoader
     from .resuming import ResumedEvents
     from .run_engines import LocalRunEngine, RunEngine
+    from .run_events import RunEnded, RunEvent, RunEvents
     from .runs_bean import Runs, runs_of
     from .store import (
         KEEP,
@@ -77,7 +77,7 @@ _HOMES = {
     ),
     "..services.declaration": ("durable",),
     ".run_engines": ("LocalRunEngine", "RunEngine"),
-    ".event_log": ("RunEnded", "RunEvent", "RunEvents"),
+    ".run_events": ("RunEnded", "RunEvent", "RunEvents"),
     ".prepared_runs": ("IdentityLoader",),
     ".resuming": ("ResumedEvents",),
     ".runs_bean": ("Runs", "runs_of"),

@@ -1,18 +1,15 @@
-"""The events of a run: their versioned JSON, `EventLog`, which writes them, and following them in any process.
+"""The events of a run: their versioned JSON, and `EventLog`, which writes them.
 
-Not here: numbering and storing events (`store`).
+Not here: numbering and storing events (`store`), following them (`run_events`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from datetime import datetime
-from functools import partial
-from typing import Any, Protocol, TypeVar, cast, get_args
+from dataclasses import fields
+from typing import Any, TypeVar, cast, get_args
 
 from ..chat import (
     IntermediateResponse,
@@ -27,7 +24,7 @@ from ..services.stored_forms import execution_from_dict, execution_to_dict, resp
 from ..transcripts import Json, read_json, request_from_dict, request_to_dict, write_json
 from .documents import call_from_dict, stored_call_to_dict
 from .run_looks import RunLooks
-from .store import ENDED, RunLook, RunStatus, RunStore, StoredRun
+from .store import RunStore
 
 T = TypeVar("T")
 
@@ -159,133 +156,3 @@ def _identity(event: ServiceEvent) -> str:
     return (
         f"{type(event).__name__} {request.id} {request.name} {request.arguments}" if request else type(event).__name__
     )
-
-
-# --- following a run
-
-
-_AT_ONCE = 500  # events read at once
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnded:
-    """The run has ended: `status` is `"completed"`, `"failed"` or `"cancelled"`.
-
-    `error` is type and text of the error of a failed run, the reason of a cancelled one, else None.
-    """
-
-    status: RunStatus
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvent:
-    """One event of a run. `number` counts from 1 and never changes; `at` is in UTC."""
-
-    number: int
-    at: datetime
-    event: ServiceEvent | RunEnded
-
-
-class FollowedRuns(Protocol):
-    """The stored runs, as `RunEvents` needs them."""
-
-    looks: RunLooks
-
-    async def open(self) -> RunStore:
-        """Return the opened store."""
-        ...
-
-    async def load(self, run_id: str) -> StoredRun:
-        """Return a run. Raises `RunNotFoundError`."""
-        ...
-
-    async def look(self, run_id: str) -> RunLook:
-        """Return what changes of a run. Raises `RunNotFoundError`."""
-        ...
-
-    async def on_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await `work()` on the container's loop."""
-        ...
-
-
-class RunEvents(AsyncIterator[RunEvent]):
-    """The events of a run, from `runs.events(…)`. It continues over suspensions and ends with `RunEnded`.
-
-    The iteration raises `RunNotFoundError`.
-    """
-
-    def __init__(
-        self, runs: FollowedRuns, run_id: str, after: int, error_of: Callable[[StoredRun], str | None]
-    ) -> None:
-        self.run_id = run_id
-        self._runs, self._after, self._error_of = runs, after, error_of
-        self._seen: RunLook | None = None  # everything up to this look was read
-        self._ready: deque[RunEvent] = deque()
-        self._is_over = False
-
-    def __aiter__(self) -> RunEvents:
-        return self
-
-    async def __anext__(self) -> RunEvent:
-        """Return the next event; wait for it. Raises `RunNotFoundError`."""
-        if not self._ready and not self._is_over:
-            await self._runs.on_home(self._wait)
-        if not self._ready:
-            raise StopAsyncIteration
-        event = self._ready.popleft()
-        self._after = event.number
-        return event
-
-    async def is_over(self) -> bool:
-        """Return True if the run has ended and nothing is newer. Raises `RunNotFoundError`."""
-        if not self._ready and not self._is_over:
-            look = await self._runs.on_home(lambda: self._runs.look(self.run_id))
-            self._is_over = look.status in ENDED and self._after > look.events
-        return self._is_over and not self._ready
-
-    async def aclose(self) -> None:
-        """End the iteration; the run continues."""
-        self._ready.clear()
-        self._is_over = True
-
-    async def _wait(self) -> None:
-        """Wait until `_ready` has the next events, or no more can come."""
-        looks, after = self._runs.looks, self._after
-        while not self._ready and not self._is_over:
-            look = await looks.after(self.run_id, self._seen)  # first: an ended run gets no more events
-            found = await looks.shared(self.run_id, after, partial(self._read, after))
-            self._ready.extend(found)
-            if len(found) == _AT_ONCE:
-                continue
-            self._seen = look
-            if look.status in ENDED:
-                # Its end comes after its last event. A reader who has a later number has seen the end.
-                if after <= look.events:
-                    self._ready.append(await looks.shared(self.run_id, "end", partial(self._read_end, look)))
-                self._is_over = True
-
-    async def _read(self, after: int) -> list[RunEvent]:
-        found = await (await self._runs.open()).events(self.run_id, after, _AT_ONCE)
-        return [RunEvent(each.number, each.at, event_from_json(each.data)) for each in found]
-
-    async def _read_end(self, look: RunLook) -> RunEvent:
-        run = await self._runs.load(self.run_id)
-        return RunEvent(look.events + 1, run.updated_at, RunEnded(look.status, self._error_of(run)))
-
-
-def number_after(after: int | str | None) -> int:
-    """Return the number that a reader has seen; 0 for None, and for a header that no run has sent.
-
-    Raises `ValueError` for a negative number and `TypeError` for other types.
-    """
-    if after is None:
-        return 0
-    if isinstance(after, str):
-        # `Last-Event-ID` comes from outside: a reader with another text gets everything.
-        return int(after) if after.isascii() and after.isdigit() and len(after) <= 18 else 0
-    if isinstance(after, bool) or not isinstance(after, int):
-        raise TypeError(f"invalid after={after!r}; use an event's number, the text of Last-Event-ID, or None")
-    if after < 0:
-        raise ValueError(f"invalid after={after}; use the number of an event, or None for all")
-    return after

@@ -1,6 +1,6 @@
 """`RunLooks`: looks into the store for all in this process who wait for a run, so that many cost as much as one.
 
-Not here: what they wait for (`event_log`, `run_execution`, `stored_runs`).
+Not here: what they wait for (`run_events`, `run_execution`, `stored_runs`).
 """
 
 from __future__ import annotations

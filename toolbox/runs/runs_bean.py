@@ -17,12 +17,12 @@ from ..errors import RunStateError
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
-from .event_log import RunEvents, number_after
 from .new_documents import conversation_key, is_text
 from .new_runs import NewRuns
 from .prepared_runs import PreparedRuns
 from .program_values import qualified
 from .resuming import ResumedEvents, Resuming
+from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
 from .store import ENDED, Answer, Run, RunStatus, RunStore, StoredRun, position_of
 from .stored_runs import RunsHost, StoredRuns, show_run

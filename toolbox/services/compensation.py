@@ -39,7 +39,7 @@ from .loop import CallModel, RunTool, ToolFinished, request_of
 from .outputs import Compensation
 from .recording_needs import PlaceInRun
 from .state import State, identity_of
-from .stored_forms import execution_from_dict, execution_to_dict
+from .stored_forms import StoredExecution, fields_from_dict, fields_to_dict
 
 logger = logging.getLogger("toolbox.services")
 
@@ -293,7 +293,7 @@ async def _undo_failed(invocation: Invocation, error: BaseException, has_left: b
     if isinstance(error, Exception) and not isinstance(error, _UNCHANGED):
         written = place.session.failure_at(place.path)
         if written is not None:
-            await _undo(invocation, [_Undo.from_dict(each) for each in written["undo"]], has_left)
+            await _undo(invocation, [fields_from_dict(_Undo, each) for each in written["undo"]], has_left)
         elif listed := _to_undo(invocation):
             undo = [each.to_dict(invocation) for each in listed]
             await place.session.record_failure(place.path, error, undo)
@@ -332,13 +332,13 @@ class _Undo:
     """An execution to undo. In a record, `arguments` are those that the tool had, by the model's names."""
 
     position: int
-    execution: ToolExecution
+    execution: StoredExecution
     arguments: Mapping[str, Any] | None = None
 
     def to_dict(self, invocation: Invocation) -> dict[str, Any]:
         """Return it as JSON values."""
         arguments = _json_arguments(self.call_that_ran(invocation))
-        return {"position": self.position, "execution": execution_to_dict(self.execution), "arguments": arguments}
+        return fields_to_dict(replace(self, arguments=arguments))
 
     def call_that_ran(self, invocation: Invocation) -> ToolCall:
         """Return the call as the tool ran: of this process, or with the stored arguments."""
@@ -351,11 +351,6 @@ class _Undo:
             request = replace(request, arguments=json.dumps(dict(self.arguments)))
         arguments = None if tool.decode is None else tool.decode(request)
         return ToolCall(tool, request, arguments, environment.context, environment)
-
-    @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> _Undo:
-        """Read what `to_dict` wrote."""
-        return cls(written["position"], execution_from_dict(written["execution"]), written["arguments"])
 
 
 def _to_undo(invocation: Invocation) -> list[_Undo]:
