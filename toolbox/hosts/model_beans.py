@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from ..chat import ChatModel
 from ..context import InvocationContext
@@ -37,7 +37,7 @@ class ModelBeans:
 
     def __init__(self, sources: NamedModels, host: InjectingHost, overridden: Collection[str]) -> None:
         self.sources, self._host, self._overridden = sources, host, overridden
-        self._cooling = CoolingModels(self.name_of)
+        self.cooling = CoolingModels(self.name_of)
         self._registered: dict[str, BeanDefinition] = {}
 
     # --- the beans
@@ -226,9 +226,7 @@ class ModelBeans:
         return await self.find(name, context)
 
     async def _bean(self, name: str | None) -> InjectedModel:
-        found = await self._host.scope.aget(ChatModel, name)
-        assert isinstance(found, InjectedModel), "all beans of models are adapted"
-        return found
+        return cast("InjectedModel", await self._host.scope.aget(ChatModel, name))  # all of them: see `_injected`
 
     async def with_fallbacks(self, name: str, made: ChatModel | None, context: InvocationContext | None) -> ChatModel:
         """Return the own model, or a chain of it and its fallbacks.
@@ -245,17 +243,7 @@ class ModelBeans:
             if (problem := self._fault(wanted, each, f"fallback of model {name!r}")) is not None:
                 raise IllegalConfigurationError([problem])
             chain.append(NamedModel(wanted, (await self._bean(wanted)).own_model))
-        return FallbackModel(chain, self._cooling, tell_skipped(self._host, context))
-
-    def note_answer(self, name: str, model: ChatModel) -> None:
-        """Note that a model has answered. A chain notes that for each of its models."""
-        if not isinstance(model, FallbackModel):
-            self._cooling.note_answer(name, model)
-
-    def note_error(self, name: str, model: ChatModel, error: BaseException) -> None:
-        """Note how a request to a model has ended without an answer. A chain notes that for each of its models."""
-        if not isinstance(model, FallbackModel):
-            self._cooling.note_error(name, model, error)
+        return FallbackModel(chain, self.cooling, tell_skipped(self._host, context))
 
     def describe(self, name: str | None) -> str:
         """Return a model's name and class for people; not its address, which may contain a secret."""

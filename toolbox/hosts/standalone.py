@@ -28,6 +28,7 @@ from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
 from ..introspection import takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
+from ..models.fallbacks import CoolingModels
 from ..models.routing import router_in
 from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
@@ -101,10 +102,10 @@ atexit.register(lambda: _process.end())
 
 
 class _OnlyModel:
-    """The model of a service, which has all names. Without other models, it does not matter if it fails."""
+    """The model of a service, which has all names."""
 
     def __init__(self, model: ChatModel) -> None:
-        self._model = model
+        self._model, self.cooling = model, CoolingModels()
 
     async def find(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
         return self._model
@@ -114,12 +115,6 @@ class _OnlyModel:
             return self._model
         fact = f"the call chose the model {name!r}, but a service without a container has only one model"
         raise IllegalConfigurationError([Problem(where, fact, "register the service with a Container(models={…})")])
-
-    def note_answer(self, name: str, model: ChatModel) -> None:
-        pass
-
-    def note_error(self, name: str, model: ChatModel, error: BaseException) -> None:
-        pass
 
 
 class _Host(ServiceHosting):

@@ -79,12 +79,14 @@ class CoolingModels:
             failed.is_tried = True
 
     def note_answer(self, name: str, model: ChatModel) -> None:
-        """Note that a model has answered."""
-        if self._failed:
+        """Note that a model has answered, or has begun to. A chain notes that for each of its models."""
+        if self._failed and not isinstance(model, FallbackModel):
             self._failed.pop(model_key(self._name_of(name), model), None)
 
     def note_error(self, name: str, model: ChatModel, error: BaseException) -> None:
-        """Note how a request to a model has ended without an answer."""
+        """Note how a request to a model has ended without an answer. A chain notes that for each of its models."""
+        if isinstance(model, FallbackModel):
+            return
         if is_failure(error):
             self._add(model_key(self._name_of(name), model), cooldown_of(model))
         elif (failed := self._find(name, model)) is not None:

@@ -15,6 +15,7 @@ from ..errors import Problem
 from ..events import Listeners
 from ..execution.threads import Workers
 from ..limits import CostEstimator
+from ..models.fallbacks import CoolingModels
 from ..models.pools import ConnectionPools
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import Tool
@@ -34,12 +35,9 @@ class HostModels(Protocol):
         """Return the model that a call chose. Raises `IllegalConfigurationError` for an unknown name."""
         ...
 
-    def note_answer(self, name: str, model: ChatModel, /) -> None:
-        """Note that a model has answered, or has begun to."""
-        ...
-
-    def note_error(self, name: str, model: ChatModel, error: BaseException, /) -> None:
-        """Note how a request to a model has ended without an answer: a model that has failed is skipped for a while."""
+    @property
+    def cooling(self) -> CoolingModels:
+        """The models that failed lately. It is told how each request to a model ends."""
         ...
 
 

@@ -136,8 +136,8 @@ class Invocation(InterruptibleCall):
         """Return the runner of the tools: with the thread of the caller, if one waits for a synchronous method."""
         pool = self.plan.options.concurrent_tools
         # In a run that continues elsewhere, no caller waits on a thread.
-        continues = self.is_recorded and not as_tool
-        kind = LoopRunner if self.plan.is_async or on_loop or continues else CallerRunner
+        is_on_loop = self.plan.is_async or on_loop or (self.is_recorded and not as_tool)
+        kind = LoopRunner if is_on_loop else CallerRunner
         return kind(self.host.workers, pool if isinstance(pool, Executor) else None)
 
     def _open_account(self, restored: StoredInvocation | None) -> Account | None:

@@ -85,11 +85,11 @@ async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
         with _inside_model(call):
             response = response_of(model, await OwnCode(model.chat(request)))
     except BaseException as error:
-        call.host.models.note_error(call.model_name, model, error)
+        call.host.models.cooling.note_error(call.model_name, model, error)
         if listeners is not None:
             listeners.tell(ModelFailedEvent(context, request, error, perf_counter() - began))
         raise
-    call.host.models.note_answer(call.model_name, model)
+    call.host.models.cooling.note_answer(call.model_name, model)
     if listeners is not None:
         listeners.tell(ModelResponseEvent(context, request, response, perf_counter() - began))
     return response
@@ -109,7 +109,7 @@ async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[
             while (event := await _next_event(events, call)) is not None:
                 if first is None:
                     first = perf_counter() - began
-                    call.host.models.note_answer(call.model_name, model)
+                    call.host.models.cooling.note_answer(call.model_name, model)
                 if isinstance(event, CompleteResponse):
                     response = response_of(model, event.response)
                     if listeners is not None:
@@ -120,7 +120,7 @@ async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[
             raise no_response(model)
     except BaseException as error:
         if first is None:
-            call.host.models.note_error(call.model_name, model, error)
+            call.host.models.cooling.note_error(call.model_name, model, error)
         if response is None and listeners is not None:
             listeners.tell(ModelFailedEvent(context, request, reported(error), perf_counter() - began))
         raise

@@ -102,7 +102,7 @@ class Handover:
         self._items.put_nowait(item)
         await self._requested.wait()
 
-    async def next(self) -> Any:
+    async def take(self) -> Any:
         """Request the next item, and wait for it; `_END` after the last."""
         self._requested.set()
         return await self._items.get()
@@ -115,10 +115,11 @@ class Handover:
 class ServiceStream(AsyncIterator[T], Generic[T]):
     """The stream of a streaming service method. `aclose()`, or leaving `async with`, cancels the call.
 
-    The call runs in a separate task and hands over one item at a time. So its deadline, its limits and the cancel
-    scopes of its tools belong to this task, and the reader's task is free between two items: each item may be read by
-    another task. While a reader waits, cancelling the reader cancels the call. The task does not know the stream, so
-    that a stream that nobody has any more is collected, and then ends its task.
+    The call runs in a separate task and hands over one item at a time. An async generator would run it in the tasks of
+    its readers, in parts: timeouts, limits and the cancel scopes of tools belong to one task, and break if the next
+    part runs in another one. So each item may be read by another task, which is free between two items.
+
+    The task does not know the stream. A stream that its reader drops is therefore collected, which ends the task.
     """
 
     _task: asyncio.Task[None] | None = None
@@ -154,36 +155,26 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             self._invocation = self._context.run(self._begin)
         invocation = self._invocation
         if invocation.memory_key is not None:
-            invocation.caller = reader
+            invocation.caller = reader  # whose own call in this conversation would wait for itself
         home = self._loop or invocation.host.loop
         if home is not None and home is not asyncio.get_running_loop():
             reading = asyncio.run_coroutine_threadsafe(self.read(reader), home)
             return await asyncio.wrap_future(given_up_with_outer(reading))
-        where = invocation.plan.where
         if self._is_awaited:
             raise RuntimeError(
-                f"{where}: another task is already waiting for the next item of this stream; use one reader at a time"
+                f"{invocation.where}: another task is already waiting for the next item of this stream; use one reader "
+                "at a time"
             )
         self._is_awaited = True
         try:
-            with WhileCallerWaits(), invocation.host.running.task(where):
+            with WhileCallerWaits(), invocation.host.running.task(invocation.where):
                 task = self._task or self._start(invocation)
-                item = await self._next_of(task)
+                item = await self._take_from(task)
         finally:
             self._is_awaited = False
-        if item is not _END:
-            return cast("T", item)
-        was_left, self._is_closed = self._is_closed, True
-        if not (was_left and task.cancelled()):
-            task.result()  # raises the error of the call
-        raise StopAsyncIteration
-
-    async def _next_of(self, task: asyncio.Task[None]) -> Any:
-        try:
-            return await self._handover.next()
-        except asyncio.CancelledError:  # of the reader
-            await self._cancel(task)
-            raise
+        if item is _END:
+            self._end_iteration(task)
+        return cast("T", item)
 
     def _start(self, invocation: Invocation) -> asyncio.Task[None]:
         """Start the call in a task."""
@@ -195,6 +186,25 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         task.add_done_callback(_tasks.discard)
         task.add_done_callback(self._handover.end)
         return task
+
+    async def _take_from(self, task: asyncio.Task[None]) -> Any:
+        # A reader that is cancelled while it waits is inside of the call, as one that awaits a plain method: the call
+        # is cancelled with it, and has ended when the reader gets its `CancelledError`, so that nothing of it goes on
+        # unseen. A reader that is cancelled between two items is not: `aclose` or dropping the stream ends the call.
+        try:
+            return await self._handover.take()
+        except asyncio.CancelledError:
+            await self._cancel(task)
+            raise
+
+    def _end_iteration(self, task: asyncio.Task[None]) -> NoReturn:
+        """Raise the error of the call, or `StopAsyncIteration`. Who has left the stream knows that it is cancelled."""
+        was_left, self._is_closed = self._is_closed, True
+        if not (was_left and task.cancelled()):
+            task.result()
+        raise StopAsyncIteration
+
+    # --- leaving
 
     async def aclose(self) -> None:
         """Cancel the call: close the model's stream, cancel the tools, store nothing.
@@ -218,12 +228,12 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         """Cancel the call once, and wait for its end: a second cancellation would interrupt what it closes."""
         if not self._is_closed:
             self._is_closed = True
-            self._has_no_reader()
+            self._forget_reader()
             task.cancel("the stream was left")
         await asyncio.wait([task])
 
-    def _has_no_reader(self) -> None:
-        """Record that there is no reader, so that a former reader can wait for the conversation."""
+    def _forget_reader(self) -> None:
+        """Note that there is no reader, so that a former reader can wait for the conversation."""
         if self._invocation is not None:
             self._invocation.caller = None
 
@@ -237,7 +247,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         # The reader dropped the stream: end the call on its own loop.
         if self._task is None or self._loop is None or self._task.done() or self._loop.is_closed():
             return
-        self._has_no_reader()
+        self._forget_reader()
         with suppress(RuntimeError):  # the loop has just been closed
             self._loop.call_soon_threadsafe(self._task.cancel, "the stream was left")
 
@@ -246,7 +256,7 @@ _tasks: set[asyncio.Task[None]] = set()  # the loop itself has only weak referen
 
 
 async def _produce(produce: Produce, invocation: Invocation, handover: Handover) -> None:
-    await produce(invocation, handover.put)
+    await produce(invocation, handover.put)  # a method of the stream would keep the stream
 
 
 class EventStream(ServiceStream[ServiceEvent], TokenStream):
