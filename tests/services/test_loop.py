@@ -339,7 +339,8 @@ def test_messages_added_during_a_call_are_sent_and_not_remembered() -> None:
 def test_states_survive_json_between_any_two_events(rounds: int) -> None:
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
     effect: Effect
-    state, effect = begin(rules, SystemMessage("Add."), (UserMessage("hi"),), USER, prompted=UserMessage("2 + 3? JSON"))
+    state, effect = begin(rules, SystemMessage("Add."), (UserMessage("hi"),), USER)
+    assert state.prompted is not None
     usage = TokenUsage(1, 2)
     played = [asks(call(id_=f"{n}a"), call(id_=f"{n}b"), usage=usage) for n in range(rounds)]
     for event in [*played, says("no"), says('{"total": 5}')]:

@@ -7,8 +7,8 @@ a stream (`streams`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -123,7 +123,10 @@ def wrap_perform(invocation: Invocation) -> Perform:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
     with invocation.host.running.task(invocation.where):
-        return await _run(invocation, None)
+        async with _enter_call(invocation), within_limits(invocation):
+            async with enter_layers(invocation):
+                await Rounds(invocation, None).run()
+            return invocation.value()
 
 
 async def stream(invocation: Invocation, send: Send) -> None:
@@ -140,23 +143,24 @@ async def stream(invocation: Invocation, send: Send) -> None:
         if invocation.is_late:
             raise invocation.make_timeout_error()
 
-    await _run(invocation, send_in_time)
+    async with _enter_call(invocation), within_limits(invocation):
+        async with enter_layers(invocation):
+            await Rounds(invocation, send_in_time).run()
+        await _send_end(invocation, send_in_time)
 
 
-async def _run(invocation: Invocation, send: Send | None) -> Any:
+@asynccontextmanager
+async def _enter_call(invocation: Invocation) -> AsyncIterator[None]:
+    """Make the invocation the current one inside the block, and end what it has started elsewhere if it fails."""
     token = current_invocation.set(invocation.context)
     # Not a method of the invocation: timers of its requests keep this context, and would keep its model.
     caller = current_bean_caller.set(partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner))
     try:
-        async with within_limits(invocation):
-            async with enter_layers(invocation):
-                await Rounds(invocation, send).run()
-            if send is not None:
-                await _send_end(invocation, send)
-        return invocation.value() if send is None else None
+        yield
     except BaseException as error:
-        # Tools on threads, and calls that they have started on other loops, end by this. A suspended run that the error
-        # names is of a service that code of this invocation called, such as a guardrail: nobody will continue it.
+        # Tools on threads, and calls on other loops that its tools have made, see this cancellation; the task's own
+        # does not reach them. Runs that the error names wait for an answer that nobody would take: they are suspended
+        # calls of services that code of this invocation has called, such as a guardrail.
         invocation.context.cancellation.cancel()
         own = invocation.place.run_id if invocation.place is not None else None
         await abandon_runs(error, invocation.host.cancel_run, own)

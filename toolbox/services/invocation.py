@@ -74,7 +74,7 @@ class Invocation(InterruptibleCall):
     unreachable: tuple[McpConnectionError, ...] = ()
     """The servers whose tools are missing."""
     is_input_checked = False
-    """True if the input guardrails have judged the user message before the run was stored."""
+    """True if the input guardrails have judged the user message, before the run was stored."""
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
     is_admitted = False
@@ -192,11 +192,6 @@ class Invocation(InterruptibleCall):
     def is_resumed(self) -> bool:
         """True if the invocation continues from a stored state."""
         return self.stored_state is not None
-
-    @property
-    def needs_check_of_input(self) -> bool:
-        """True if input guardrails must judge the user message. A resumed invocation has passed them."""
-        return self.plan.layers.check_input is not None and not (self.is_resumed or self.is_input_checked)
 
     # --- messages
 

@@ -42,13 +42,15 @@ def enter_layers(invocation: Invocation) -> AbstractAsyncContextManager[None]:
 
     Their order is that of `capabilities`. Those that the call does not need are not there.
     """
+    plan = invocation.plan
+    is_checked = invocation.is_resumed or invocation.is_input_checked
     layers = [
         *([in_account] if invocation.account is not None else ()),
         *([observed] if invocation.host.listeners is not None else ()),
-        *([with_roles] if invocation.plan.access is not None and not invocation.is_admitted else ()),
-        *invocation.plan.layers.around_turn,
+        *([with_roles] if plan.access is not None and not invocation.is_admitted else ()),
+        *plan.layers.around_turn,
         *([in_conversation] if invocation.memory_key is not None else ()),
-        *([with_checked_input] if invocation.needs_check_of_input else ()),
+        *([with_checked_input] if plan.layers.check_input is not None and not is_checked else ()),
     ]
     return _enter_all(layers, invocation) if layers else NOTHING
 

@@ -217,12 +217,19 @@ def begin(
     history: Sequence[Message],
     user_message: UserMessage | None,
     *,
-    prompted: UserMessage | None = None,
     mode: OutputMode = "prompt",
     model: str | None = None,
 ) -> tuple[State, CallModel]:
-    """Return the first state and the first effect of an invocation; without a user message, the history has it."""
+    """Return the first state and the first effect of an invocation; without a user message, the history has it.
+
+    In mode `prompt`, the instructions for a structured answer follow the last user message.
+    """
     messages = () if user_message is None else (user_message,)
+    prompted = None
+    if rules.structure is not None and mode == "prompt":
+        last = [*history, *messages][-1]
+        user = last if isinstance(last, UserMessage) else UserMessage(())
+        prompted = UserMessage([*user.contents, rules.structure.instructions], user.name, user.attributes)
     state = State(system, tuple(history), messages, prompted, mode, rules.names, model=model)
     return state, CallModel(request_of(rules, state))
 

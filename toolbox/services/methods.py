@@ -40,26 +40,17 @@ def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: Ser
         "__toolbox_runs__": staticmethod(lambda: host.runs),
     }
     for name, plan in plans.items():
-        namespace[name] = _method(cls, plan, host)
+        namespace[name] = _make_method(cls, plan, host)
     return types.new_class(f"{cls.__name__}Implementation", (cls,), {}, lambda body: body.update(namespace))
 
 
-def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[..., Any]:
+def _make_method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[..., Any]:
     declared = getattr(cls, plan.name)
     if plan.is_coroutine:
 
         @functools.wraps(declared)
         async def asynchronous(self: object, *args: Any, **kwargs: Any) -> Any:
-            with WhileCallerWaits():
-                home = host.running_loop
-                if home is not asyncio.get_running_loop():
-                    home = host.loop
-                if plan.durable:
-                    return await host.runs.call(plan, plan.bind(args, kwargs))
-                invocation = Invocation(plan, host, plan.bind(args, kwargs))
-                if home is None or home is asyncio.get_running_loop():
-                    return await run(invocation)
-                return await _on_loop(home, invocation)
+            return await _await_call(plan, host, plan.bind(args, kwargs))
 
         method: Callable[..., Any] = asynchronous
     else:
@@ -68,15 +59,15 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
         def synchronous(self: object, *args: Any, **kwargs: Any) -> Any:
             arguments = plan.bind(args, kwargs)
             if plan.output.is_stream:
-                return stream_of_method(plan, host, _admitted(plan, host, arguments))
-            return _waited_for(plan, host, arguments)
+                return stream_of_method(plan, host, _begin_admitted(plan, host, arguments))
+            return _wait_for_call(plan, host, arguments)
 
         method = synchronous
     method.__dict__.pop("__isabstractmethod__", None)
     return method
 
 
-def _admitted(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]) -> Callable[[], Invocation]:
+def _begin_admitted(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]) -> Callable[[], Invocation]:
     """Return a function that begins a stream, after the roles of the caller were checked.
 
     Raises `UnauthenticatedError` or `ForbiddenError`.
@@ -91,7 +82,7 @@ def _admitted(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any])
 def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) -> Any:
     """Call a method as a tool, without memory and without streaming. Returns the value or a coroutine."""
     arguments = arguments_as_tool(plan, args, kwargs)
-    return (_awaited if plan.is_async else _waited_for)(plan, host, arguments, as_tool=True)
+    return (_await_call if plan.is_async else _wait_for_call)(plan, host, arguments, as_tool=True)
 
 
 def arguments_as_tool(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,23 +91,21 @@ def arguments_as_tool(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[s
     return plan.bind(args, {**{each: None for each in hidden if each is not None}, **kwargs})
 
 
-async def _awaited(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
+async def _await_call(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
+    """Run a call and return its value. It runs in the caller's task, unless its host has another event loop."""
     with WhileCallerWaits():
         home = host.loop
-        if plan.durable and not is_part_of_run():
+        if plan.durable and not (as_tool and is_part_of_run()):
             return await host.runs.call(plan, arguments)
         invocation = Invocation(plan, host, arguments, as_tool=as_tool)
         if home is None or home is asyncio.get_running_loop():
             return await run(invocation)
-        return await _on_loop(home, invocation)
+        running = asyncio.run_coroutine_threadsafe(run(invocation), home)
+        return await asyncio.wrap_future(given_up_with_outer(running))
 
 
-async def _on_loop(home: asyncio.AbstractEventLoop, invocation: Invocation) -> Any:
-    running = asyncio.run_coroutine_threadsafe(run(invocation), home)
-    return await asyncio.wrap_future(given_up_with_outer(running))
-
-
-def _waited_for(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
+def _wait_for_call(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
+    """Run a call on the loop of its host, and return its value. This thread runs its blocking tools meanwhile."""
     refuse_on_event_loop(f"{plan.where}()")
     loop = host.sync_loop()
     if plan.durable and not (as_tool and is_part_of_run()):
@@ -124,10 +113,10 @@ def _waited_for(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any
         return given_up_with_outer(calling).result()
     invocation = Invocation(plan, host, arguments, as_tool=as_tool)
     runner = invocation.caller_runner()  # before the invocation can start on the loop's thread
-    running = asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop)
+    running = asyncio.run_coroutine_threadsafe(_run_while_caller_waits(invocation), loop)
     return runner.wait_for(given_up_with_outer(running))
 
 
-async def _while_caller_waits(invocation: Invocation) -> Any:
+async def _run_while_caller_waits(invocation: Invocation) -> Any:
     with WhileCallerWaits():
         return await run(invocation)

@@ -18,8 +18,7 @@ from .added_tools import find_dynamic_tools, find_toolset
 from .answers import restored_result
 from .call_messages import make_system_message
 from .invocation import Invocation
-from .loop import CallModel, Effect, Rules, begin, next_effect, request_of
-from .outputs import OutputMode
+from .loop import Effect, Rules, begin, next_effect, request_of
 from .plans import Toolset
 from .state import State
 
@@ -161,21 +160,13 @@ async def _begin(invocation: Invocation) -> Effect:
         if invocation.ends_with_user_message:
             history = (*history, invocation.user_message)
 
-    def begin_in(mode: OutputMode) -> tuple[State, CallModel]:
-        structure, prompted = plan.output.structure, None
-        if structure is not None and mode == "prompt":
-            user = invocation.user_message if invocation.ends_with_user_message else UserMessage(())
-            prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
-        return begin(
-            invocation.rules, system, history, asked, prompted=prompted, mode=mode, model=invocation.model_name
-        )
-
-    mode = plan.output_mode
+    mode, rules = plan.output_mode, invocation.rules
     if not invocation.model_name:
-        await _route(invocation, begin_in(mode or "schema")[1].request)
+        _, first = begin(rules, system, history, asked, mode=mode or "schema")
+        await _route(invocation, first.request)
     if mode is None:
         mode = "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
-    invocation.state, effect = begin_in(mode)
+    invocation.state, effect = begin(rules, system, history, asked, mode=mode, model=invocation.model_name)
     invocation.has_begun = True
     return effect
 
