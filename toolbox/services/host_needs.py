@@ -37,7 +37,7 @@ class HostModels(Protocol):
 
     @property
     def cooling(self) -> CoolingModels:
-        """The models that failed lately. It is told how each request to a model ends."""
+        """The models that failed lately. It notes how each request to a model ends."""
         ...
 
 

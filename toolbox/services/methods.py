@@ -105,7 +105,7 @@ async def _await_call(plan: MethodPlan, host: ServiceHost, arguments: Mapping[st
 
 
 def _wait_for_call(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
-    """Run a call on the loop of its host, and return its value. This thread runs its blocking tools meanwhile."""
+    """Run a call on the loop of its host, and return its value. Its blocking tools run on this thread."""
     refuse_on_event_loop(f"{plan.where}()")
     loop = host.sync_loop()
     if plan.durable and not (as_tool and is_part_of_run()):
