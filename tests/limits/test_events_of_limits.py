@@ -8,18 +8,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from toolbox import (
-    AiMessage,
-    ChatResponse,
-    Container,
-    EventListener,
-    TokenUsage,
-    application_scoped,
-    create_ai_service,
-    register_ai_service,
-    tool,
-)
-from toolbox.events import InvocationEvent, UsageCountedEvent
+from tests.listening import Events
+from toolbox import AiMessage, ChatResponse, Container, TokenUsage, create_ai_service, register_ai_service, tool
+from toolbox.events import UsageCountedEvent
 from toolbox.limits import CostEstimator, GenAiPrices, Usage, UsageLimitExceededError, UsageLimits, usage_limits
 from toolbox.otel import OpenTelemetryListener
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -47,16 +38,9 @@ def model() -> ScriptedChatModel:
 
 
 async def test_listeners_receive_the_usage_after_each_reply() -> None:
-    events: list[InvocationEvent] = []
-
-    @application_scoped
-    class Listener(EventListener):
-        def on_event(self, event: InvocationEvent) -> None:
-            events.append(event)
-
-    async with Container(models={"default": model()}).register(Limited, Listener) as container:
+    async with Container(models={"default": model()}).register(Limited, Events) as container:
         await (await container.aget(Limited)).ask("q")
-    counted = [each for each in events if isinstance(each, UsageCountedEvent)]
+        counted = container.get(Events).of(UsageCountedEvent)
 
     assert [each.limits for each in counted] == [LIMITS, LIMITS]
     assert [each.usage for each in counted] == [
@@ -66,20 +50,14 @@ async def test_listeners_receive_the_usage_after_each_reply() -> None:
 
 
 async def test_calls_without_limits_have_no_such_event() -> None:
-    events: list[InvocationEvent] = []
-
-    @application_scoped
-    class Listener(EventListener):
-        def on_event(self, event: InvocationEvent) -> None:
-            events.append(event)
-
     @register_ai_service(tools=note)
     class Unlimited(Protocol):
         async def ask(self, question: str) -> str: ...
 
-    async with Container(models={"default": model()}).register(Unlimited, Listener) as container:
+    async with Container(models={"default": model()}).register(Unlimited, Events) as container:
         await (await container.aget(Unlimited)).ask("q")
-    assert not any(isinstance(each, UsageCountedEvent) for each in events)
+        assert container.get(Events).seen
+        assert container.get(Events).of(UsageCountedEvent) == []
 
 
 async def test_spans_show_the_usage_and_the_limits() -> None:

@@ -12,6 +12,7 @@ from mcp_types import TextContent
 
 from tests import programs
 from tests.conftest import Clock
+from tests.listening import Events
 from toolbox import (
     AiMessage,
     Container,
@@ -25,7 +26,7 @@ from toolbox import (
     register_ai_service,
     return_to_model,
 )
-from toolbox.events import EventListener, InvocationEvent, ToolProgressEvent
+from toolbox.events import ToolProgressEvent
 from toolbox.mcp import (
     McpConnectionError,
     McpError,
@@ -282,14 +283,8 @@ async def test_progress_of_servers_reaches_streams_and_listeners_of_tools() -> N
         server=telling(),
         cls=Reporter,
     )
-    heard: list[ToolProgressEvent] = []
-
-    class Listener(EventListener):
-        def on_event(self, event: InvocationEvent) -> None:
-            if isinstance(event, ToolProgressEvent):
-                heard.append(event)
-
-    made.register_instance(Listener())
+    heard = Events()
+    made.register_instance(heard)
     async with made:
         events = [event async for event in made.get(Reporter).stream("q")]
 
@@ -297,7 +292,7 @@ async def test_progress_of_servers_reaches_streams_and_listeners_of_tools() -> N
     progress = [each for each in events if isinstance(each, ToolProgress)]
     assert [(each.done, each.total, each.message) for each in progress] == expected
     assert {each.request.name for each in progress} == {"work"}
-    assert [(each.done, each.total, each.message) for each in heard] == expected
+    assert [(each.done, each.total, each.message) for each in heard.of(ToolProgressEvent)] == expected
 
 
 async def test_invalid_progress_of_servers_is_ignored_and_long_texts_are_cut() -> None:

@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from toolbox import ChatRequest, UserMessage
+
 
 @dataclass
 class Scripted:
@@ -157,6 +159,11 @@ def completion(message: Any, finish: str | None = "stop", **more: Any) -> Script
         **more,
     }
     return Scripted(json.dumps(value).encode())
+
+
+HI = ChatRequest([UserMessage("Hi")])
+OK = completion({"content": "ok"})
+OK_STREAM = stream(chunk({"content": "ok"}), chunk({}, "stop"))
 
 
 def call(name: Any = None, arguments: Any = None, *, id: Any = None, **more: Any) -> dict[str, Any]:  # noqa: A002

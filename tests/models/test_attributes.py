@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
-from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
+from tests.models.scripted_server import HI, OK, Scripted, Serve, chunk, completion, stream
 from tests.models.test_responses import events, response, text, whole
 from toolbox import (
     AiMessage,
@@ -35,8 +35,6 @@ from toolbox.transcripts import messages_from_json, messages_to_json
 
 pytestmark = pytest.mark.anyio
 
-HI = ChatRequest([UserMessage("Hi")])
-OK = completion({"content": "ok"})
 LOOK = ToolSpecification("look")
 MARK = {"type": "ephemeral"}
 CITED = {"type": "url_citation", "url_citation": {"url": "https://example.com", "title": "A", "start_index": 0}}

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.listening import Events
 from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
 from toolbox import (
     ChatModel,
@@ -14,9 +15,7 @@ from toolbox import (
     CompleteResponse,
     Container,
     DemoChatModel,
-    EventListener,
     IllegalConfigurationError,
-    InvocationEvent,
     InvocationTimeoutError,
     ModelConnectionError,
     ModelHttpError,
@@ -41,18 +40,6 @@ HTTP = ModelHttpError(503, "overloaded")
 @register_ai_service
 class Desk(Protocol):
     async def ask(self, text: str) -> str: ...
-
-
-class Events(EventListener):
-    def __init__(self) -> None:
-        self.seen: list[InvocationEvent] = []
-
-    def on_event(self, event: InvocationEvent) -> None:
-        self.seen.append(event)
-
-    @property
-    def skipped(self) -> list[str]:
-        return [each.model for each in self.seen if isinstance(each, ModelSkippedEvent)]
 
 
 class First(ScriptedChatModel):
@@ -195,8 +182,8 @@ async def test_a_model_that_failed_is_skipped_by_the_whole_container() -> None:
         assert (await model.chat(HI)).ai_message.text == "from the local"
 
     assert len(flaky.requests) == 1
-    assert events.skipped == ["default", "default"]
-    [first, second] = [each for each in events.seen if isinstance(each, ModelSkippedEvent)]
+    [first, second] = events.of(ModelSkippedEvent)
+    assert (first.model, second.model) == ("default", "default")
     assert first.until - before >= timedelta(seconds=30)
     assert (first.context.service, first.context.method) == (Desk, "ask")
     assert (second.context.service, second.context.method) == (ChatModel, "chat")

@@ -13,6 +13,7 @@ from dependency_injector import containers, providers
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from tests.listening import Events
 from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
 from toolbox import (
     AiMessage,
@@ -22,10 +23,8 @@ from toolbox import (
     CompleteResponse,
     Container,
     DemoChatModel,
-    EventListener,
     Inject,
     Instance,
-    InvocationEvent,
     InvocationTimeoutError,
     MissingBeanError,
     ModelError,
@@ -65,17 +64,6 @@ class Desk(Protocol):
 @register_ai_service(model="small")
 class Titles(Protocol):
     async def ask(self, text: str) -> str: ...
-
-
-class Events(EventListener):
-    def __init__(self) -> None:
-        self.seen: list[InvocationEvent] = []
-
-    def on_event(self, event: InvocationEvent) -> None:
-        self.seen.append(event)
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [each for each in self.seen if isinstance(each, kind)]
 
 
 def says(text: str) -> ScriptedChatModel:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock
-from tests.models.scripted_server import Scripted, ScriptedServer, Serve, chunk, completion, serving, sse, stream
+from tests.models.scripted_server import HI, OK, OK_STREAM, Scripted, ScriptedServer, Serve, chunk, serving, sse, stream
 from toolbox import (
-    ChatRequest,
     ChatResponse,
     CompleteResponse,
     ModelConnectionError,
@@ -25,14 +24,10 @@ from toolbox import (
     OpenAiChatModel,
     PartialResponse,
     StreamEvent,
-    UserMessage,
 )
 
 pytestmark = pytest.mark.anyio
 
-HI = ChatRequest([UserMessage("Hi")])
-OK = completion({"content": "ok"})
-OK_STREAM = stream(chunk({"content": "ok"}), chunk({}, "stop"))
 SOON = {"retry-after-ms": "1"}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
+from tests.models.scripted_server import HI, OK, OK_STREAM, Scripted, Serve, chunk, completion, stream
 from toolbox import (
     ChatRequest,
     CompleteResponse,
@@ -22,9 +22,6 @@ from toolbox import (
 
 pytestmark = pytest.mark.anyio
 
-HI = ChatRequest([UserMessage("Hi")])
-OK = completion({"content": "ok"})
-OK_STREAM = stream(chunk({"content": "ok"}), chunk({}, "stop"))
 BUSY = b'{"error": {"message": "slow down"}}'
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.models.scripted_server import Scripted, Serve, chunk, completion, sse, stream
+from tests.models.scripted_server import HI, OK, OK_STREAM, Scripted, Serve, chunk, sse, stream
 from toolbox import (
     ChatRequest,
     ChatResponse,
@@ -29,9 +29,6 @@ from toolbox.settings import ToolboxSettings
 
 pytestmark = pytest.mark.anyio
 
-HI = ChatRequest([UserMessage("Hi")])
-OK = completion({"content": "ok"})
-OK_STREAM = stream(chunk({"content": "ok"}), chunk({}, "stop"))
 SECRET = "sk-proj-/5f1c+9a77d0=e4b2\"38c6a1'd7"
 
 both_transports = pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])

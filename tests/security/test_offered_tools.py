@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.listening import Events
 from toolbox import (
     AiMessage,
     AiServiceTool,
     ChatRequest,
     Container,
-    EventListener,
     IllegalConfigurationError,
     Inject,
     Result,
@@ -21,7 +21,6 @@ from toolbox import (
     ToolProviderResult,
     ToolSpecification,
     UnknownToolError,
-    application_scoped,
     create_ai_service,
     produces,
     register_ai_service,
@@ -32,7 +31,7 @@ from toolbox import (
     user_message,
 )
 from toolbox.chat import ToolExecutionRequest
-from toolbox.events import InvocationEvent, ServiceFailedEvent, ServiceStartedEvent
+from toolbox.events import ServiceFailedEvent, ServiceStartedEvent
 from toolbox.search import KeywordToolSearch
 from toolbox.security import (
     ForbiddenError,
@@ -429,21 +428,15 @@ def test_synchronous_methods_need_a_role() -> None:
 
 
 async def test_listeners_receive_events_of_refused_calls() -> None:
-    events: list[InvocationEvent] = []
-
-    @application_scoped
-    class Listener(EventListener):
-        def on_event(self, event: InvocationEvent) -> None:
-            events.append(event)
-
-    async with container_of(model_of("hi"), Restricted, Listener) as container:
+    async with container_of(model_of("hi"), Restricted, Events) as container:
         service = await container.aget(Restricted)
         with pytest.raises(UnauthenticatedError):
             await service.chat("q")
         with pytest.raises(UnauthenticatedError):
             service.events("q")
-    assert [type(each) for each in events] == [ServiceStartedEvent, ServiceFailedEvent] * 2
-    assert all(isinstance(each.error, UnauthenticatedError) for each in events if isinstance(each, ServiceFailedEvent))
+        events = container.get(Events)
+    assert [type(each) for each in events.seen] == [ServiceStartedEvent, ServiceFailedEvent] * 2
+    assert all(isinstance(each.error, UnauthenticatedError) for each in events.of(ServiceFailedEvent))
 
 
 # --- services as tools

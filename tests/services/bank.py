@@ -3,11 +3,10 @@
 from decimal import Decimal
 from typing import Any, Protocol
 
+from tests.listening import Events
 from toolbox import (
-    CompensatedEvent,
     Container,
     EventListener,
-    InvocationEvent,
     MemoryId,
     Result,
     TokenStream,
@@ -103,15 +102,6 @@ class Session:
         self.rows: list[str] = []
 
 
-class Seen(EventListener):
-    def __init__(self) -> None:
-        self.events: list[CompensatedEvent] = []
-
-    def on_event(self, event: InvocationEvent) -> None:
-        if isinstance(event, CompensatedEvent):
-            self.events.append(event)
-
-
 @application_scoped
 class Doubles(ToolInterceptor):
     async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> Any:
@@ -143,7 +133,7 @@ class Trips(Protocol):
     async def plan(self, text: str) -> Result[str]: ...
 
 
-def trips(*replies: Any, seen: Seen | None = None, store: RunStore | None = None) -> Container:
+def trips(*replies: Any, events: Events | None = None, store: RunStore | None = None) -> Container:
     made = Container(models={"default": ScriptedChatModel(replies)}, take_over_runs=False)
-    made.register(Trips, Hotel, Doubles).register_instance(seen or Seen(), EventListener)
+    made.register(Trips, Hotel, Doubles).register_instance(events or Events(), EventListener)
     return made.register_instance(store or InMemoryRunStore(), RunStore)

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.services.bank import CREDIT, WITHDRAW, Bank, Seen, Trips, book, results, rolled_back, trips
+from tests.listening import Events
+from tests.services.bank import CREDIT, WITHDRAW, Bank, Trips, book, results, rolled_back, trips
 from toolbox import (
     AiMessage,
+    CompensatedEvent,
     Compensation,
     Container,
     Result,
@@ -223,12 +225,12 @@ async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_pat
 
 
 async def test_a_run_that_waited_undoes_with_the_arguments_that_ran() -> None:
-    store, seen = InMemoryRunStore(), Seen()
+    store, events = InMemoryRunStore(), Events()
     async with trips(tool_call("book", {"seats": 2}), tool_call("sign", {}), store=store) as here:
         run_id = (await here.get(Trips).plan("x")).run_id or ""
-    async with trips("failed", seen=seen, store=store) as there:
+    async with trips("failed", events=events, store=store) as there:
         result = await there.runs.resume(run_id, {"1": approve()})
 
         assert result.compensations == (Compensation("book", {"seats": 4}),)
-        assert [(each.tool_name, each.arguments) for each in seen.events] == [("book", {"seats": 4})]
+        assert [(each.tool_name, each.arguments) for each in events.of(CompensatedEvent)] == [("book", {"seats": 4})]
         assert await there.runs.result(run_id) == result

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.services.bank import CREDIT, WITHDRAW, Seen, Trips, assistant, book, results, rolled_back, trips
-from toolbox import AiMessage, Compensation, hide_details, return_to_model
+from tests.listening import Events
+from tests.services.bank import CREDIT, WITHDRAW, Trips, assistant, book, results, rolled_back, trips
+from toolbox import AiMessage, CompensatedEvent, Compensation, hide_details, return_to_model
 from toolbox.testing import tool_call
 
 pytestmark = pytest.mark.anyio
@@ -146,21 +147,23 @@ async def test_streams_and_synchronous_methods_undo_too() -> None:
 
 
 async def test_a_result_and_an_event_name_what_was_undone_with_the_arguments_that_ran() -> None:
-    seen = Seen()
+    events = Events()
     calls = [tool_call("book", {"seats": 2}), tool_call("book", {"seats": 6}), tool_call("pay", {})]
-    async with trips(AiMessage(None, calls), "failed", seen=seen) as here:
+    async with trips(AiMessage(None, calls), "failed", events=events) as here:
         result = await here.get(Trips).plan("x")
 
     assert result.compensations == (
         Compensation("book", {"seats": 12}, "too late"),
         Compensation("book", {"seats": 4}),
     )
-    assert [(each.tool_name, each.arguments) for each in seen.events] == [
+    assert [(each.tool_name, each.arguments) for each in events.of(CompensatedEvent)] == [
         ("book", {"seats": 12}),
         ("book", {"seats": 4}),
     ]
-    assert [str(each.error) for each in seen.events] == ["too late", "None"]
-    assert all(each.context.request is not None and each.context.request.name == "book" for each in seen.events)
+    assert [str(each.error) for each in events.of(CompensatedEvent)] == ["too late", "None"]
+    assert all(
+        each.context.request is not None and each.context.request.name == "book" for each in events.of(CompensatedEvent)
+    )
 
 
 async def test_a_call_without_compensations_says_so() -> None:

@@ -6,11 +6,12 @@ import os
 import textwrap
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import pytest
 
 from tests import programs
+from tests.problems import problems_of
 from toolbox import (
     AiMessage,
     AiServiceTool,
@@ -19,7 +20,6 @@ from toolbox import (
     IllegalConfigurationError,
     MemoryId,
     OutputParsingError,
-    Problem,
     Result,
     ToolRoundsExceededError,
     ToolSpecification,
@@ -236,7 +236,7 @@ async def test_methods_with_empty_bodies_are_implemented() -> None:
         async def passes(self, text: str) -> str:  # type: ignore[empty-body]
             pass
 
-        async def documented(self, text: str) -> str:
+        async def documented(self, text: str) -> str:  # pyright: ignore[reportReturnType]  # its body is empty
             """Says something."""
 
         async def both(self, text: str) -> str:
@@ -318,12 +318,6 @@ async def test_abcs_with_optional_constructor_parameters_need_no_container() -> 
 
 
 # --- problems
-
-
-def problems_of(cls: Any) -> list[Problem]:
-    with pytest.raises(IllegalConfigurationError) as raised:
-        create_ai_service(cls, chat_model=ScriptedChatModel([]))
-    return list(raised.value.problems)
 
 
 def test_concrete_classes_are_a_problem() -> None:

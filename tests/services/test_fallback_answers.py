@@ -7,14 +7,13 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.listening import Events
 from toolbox import (
     ChatModel,
     ChatRequest,
     ChatResponse,
     Container,
-    EventListener,
     FallbackUsedEvent,
-    InvocationEvent,
     MemoryId,
     ModelConnectionError,
     ModelError,
@@ -90,14 +89,6 @@ def offline_memory(text: str) -> str:
     return "offline"
 
 
-class Events(EventListener):
-    def __init__(self) -> None:
-        self.seen: list[InvocationEvent] = []
-
-    def on_event(self, event: InvocationEvent) -> None:
-        self.seen.append(event)
-
-
 def desk(*replies: Any) -> Desk:
     return create_ai_service(Desk, chat_model=ScriptedChatModel(replies))
 
@@ -139,10 +130,10 @@ async def test_it_answers_after_the_last_model_of_the_chain() -> None:
         answer = await (await container.aget(Desk)).chat("Hi")
 
     assert answer == "offline: Hi (ModelConnectionError)"
-    [used] = [each for each in events.seen if isinstance(each, FallbackUsedEvent)]
+    [used] = events.of(FallbackUsedEvent)
     assert isinstance(used.error, ModelConnectionError)
     assert (used.context.service, used.context.method) == (Desk, "chat")
-    [completed] = [each for each in events.seen if isinstance(each, ServiceCompletedEvent)]
+    [completed] = events.of(ServiceCompletedEvent)
     assert completed.value == answer
 
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
+from tests.problems import problems_of
 from toolbox import (
     AiMessage,
     Container,
@@ -25,7 +26,6 @@ from toolbox import (
     InvocationContext,
     MemoryId,
     Message,
-    Problem,
     SystemMessage,
     TextContent,
     UserMessage,
@@ -44,12 +44,6 @@ pytestmark = pytest.mark.anyio
 def service(cls: Any, *replies: Any, **options: Any) -> tuple[Any, ScriptedChatModel]:
     model = ScriptedChatModel(replies or ["ok"] * 20)
     return create_ai_service(cls, chat_model=model, **options), model
-
-
-def problems_of(cls: Any, **options: Any) -> list[Problem]:
-    with pytest.raises(IllegalConfigurationError) as raised:
-        service(cls, **options)
-    return list(raised.value.problems)
 
 
 # --- templates

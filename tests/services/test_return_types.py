@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.problems import problems_of
 from toolbox import (
     AiMessage,
     ChatResponse,
@@ -21,7 +22,6 @@ from toolbox import (
     MemoryId,
     ModelTruncatedError,
     OutputParsingError,
-    Problem,
     Result,
     SystemMessage,
     TokenUsage,
@@ -76,7 +76,8 @@ def service_of(annotation: Any, *replies: Any, **options: Any) -> tuple[Any, Scr
 
     chat.__annotations__ = {"text": str, "return": annotation}
     model = ScriptedChatModel(replies, supports_response_format=options.pop("supports", False))
-    cls = type("Assistant", (Protocol,), {"chat": chat, "__module__": __name__})
+    bases: Any = (Protocol,)
+    cls = type("Assistant", bases, {"chat": chat, "__module__": __name__})
     return create_ai_service(cls, chat_model=model, **options), model
 
 
@@ -208,7 +209,7 @@ async def test_output_mode_is_schema_if_the_model_supports_it_and_prompt_otherwi
     service, model = service_of(City, '{"name": "x"}')
     await service.chat("x")
     assert model.requests[0].response_format is None
-    text = model.requests[0].messages[0].text  # type: ignore[union-attr]
+    text = model.requests[0].messages[0].text or ""
     assert text.startswith("x")
     assert "JSON" in text
     assert '"name"' in text
@@ -476,12 +477,6 @@ async def test_type_variables_are_resolved_by_the_service_class() -> None:
 
 
 # --- problems
-
-
-def problems_of(cls: Any) -> list[Problem]:
-    with pytest.raises(IllegalConfigurationError) as raised:
-        create_ai_service(cls, chat_model=ScriptedChatModel([]))
-    return list(raised.value.problems)
 
 
 def test_missing_return_annotations_are_a_problem() -> None:

@@ -9,16 +9,15 @@ import pytest
 from pydantic import BaseModel
 
 from tests.conftest import Clock
+from tests.listening import Events
 from toolbox import (
     AiMessage,
     AiServiceTool,
     Container,
-    EventListener,
     GuardrailExecutedEvent,
     IllegalConfigurationError,
     ImageContent,
     InvocationContext,
-    InvocationEvent,
     InvocationTimeoutError,
     MemoryId,
     Result,
@@ -28,7 +27,6 @@ from toolbox import (
     ToolExecutionRequest,
     ToolExecutionResult,
     ToolSpecification,
-    application_scoped,
     create_ai_service,
     register_ai_service,
     return_to_model,
@@ -541,15 +539,6 @@ async def test_a_guardrail_with_invalid_json_of_an_executor_never_runs() -> None
 
 
 async def test_tool_events_and_guardrail_events_share_the_context_of_the_call() -> None:
-    @application_scoped
-    class Events(EventListener):
-        def __init__(self) -> None:
-            self.seen: list[Any] = []
-
-        def on_event(self, event: InvocationEvent) -> None:
-            if event.context.request is not None:
-                self.seen.append(event)
-
     refuse = judging(lambda g, r: g.failure("no"), "Refusing")
 
     @register_ai_service(tools=[echo_with(tool_input_guardrails(refuse))])
@@ -559,7 +548,8 @@ async def test_tool_events_and_guardrail_events_share_the_context_of_the_call() 
     model = ScriptedChatModel([tool_call("echo", {"text": "x"}), "done"])
     async with Container(models={"default": model}).register(Guarded, Events) as container:
         await container.get(Guarded).ask("x")
-        started, guarded, executed = container.get(Events).seen
+        seen = container.get(Events).seen
+        started, guarded, executed = [each for each in seen if each.context.request is not None]
     assert isinstance(guarded, GuardrailExecutedEvent)
     assert (guarded.guardrail, guarded.outcome) == (refuse, "failure")
     assert started.context is guarded.context is executed.context

@@ -7,17 +7,16 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 
+from tests.problems import problems_of
 from tests.tools.listing import Calculator, by_hand, offered, results, weather
 from toolbox import (
     AiMessage,
     AiServiceTool,
     Container,
-    IllegalConfigurationError,
     Inject,
     InvocationContext,
     MemoryId,
     Named,
-    Problem,
     Result,
     ReturnBehavior,
     ToolExecutionRequest,
@@ -374,12 +373,6 @@ async def test_provided_tools_are_added_to_class_tools_and_toolboxes() -> None:
 # --- problems
 
 
-def problems_of(cls: Any, **options: Any) -> list[Problem]:
-    with pytest.raises(IllegalConfigurationError) as raised:
-        create_ai_service(cls, chat_model=ScriptedChatModel([]), **options)
-    return list(raised.value.problems)
-
-
 class Assistant(Protocol):
     async def chat(self, text: str) -> Result[str]: ...
 
@@ -512,8 +505,8 @@ async def test_ai_service_tools_have_a_return_behavior_and_a_timeout() -> None:
     service = create_ai_service(Assistant, chat_model=model, tools=tools, on_tool_execution_error=handler)
     result = await service.chat("x")
 
-    assert result.content is None
-    assert [each.result for each in result.tool_executions] == ["too late", "fast {} None"]
+    results = [each.result for each in result.tool_executions]
+    assert (result.content, results) == (None, ["too late", "fast {} None"])
     assert isinstance(seen[0], TimeoutError)
     assert isinstance(seen[0], ToolTimeoutError)
 

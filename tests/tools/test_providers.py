@@ -6,6 +6,7 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 
+from tests.problems import problems_of
 from tests.tools.listing import Calculator, by_hand, offered, results, weather
 from toolbox import (
     AiServiceTool,
@@ -15,7 +16,6 @@ from toolbox import (
     InvocationContext,
     MemoryId,
     Named,
-    Problem,
     Result,
     ToolProvider,
     ToolProviderRequest,
@@ -34,12 +34,6 @@ from toolbox import (
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
-
-
-def problems_of(cls: Any, **options: Any) -> list[Problem]:
-    with pytest.raises(IllegalConfigurationError) as raised:
-        create_ai_service(cls, chat_model=ScriptedChatModel([]), **options)
-    return list(raised.value.problems)
 
 
 class Assistant(Protocol):
