@@ -422,6 +422,7 @@ def test_json_of_something_else_is_no_document() -> None:
     [
         ("waiting", [{}]),
         ("waiting", [3]),
+        ("identity", {"roles": []}),
         ("answers", [3]),
         ("answers", [{"call_id": "0"}]),
         ("history", [{"at": "yesterday"}]),

@@ -15,7 +15,7 @@ from datetime import datetime
 from secrets import token_hex
 from typing import Annotated, Any, TypeAlias, cast
 
-from pydantic import BeforeValidator, PlainSerializer, SerializerFunctionWrapHandler, WrapSerializer
+from pydantic import BeforeValidator, PlainSerializer, SerializerFunctionWrapHandler, ValidationInfo, WrapSerializer
 
 from ..chat import PendingCall
 from ..deferred_answers import ToolOrigin
@@ -114,9 +114,12 @@ def _waiting_to_dict(waiting: WaitingCall, to_dict: SerializerFunctionWrapHandle
     return {**written, "call_id": written["call"].pop("call_id")}
 
 
-def _waiting_from_dict(written: Any) -> dict[str, Any]:
-    call_id = read_field(written, "call_id", str, "", "")  # runs of earlier versions have none
-    return {**written, "call": {**read_field(written, "call", dict, ""), "call_id": call_id}}
+def _waiting_from_dict(written: Any, document: ValidationInfo) -> dict[str, Any]:
+    about = {
+        "call_id": read_field(written, "call_id", str, "", ""),  # runs of earlier versions have none
+        "started_by": _name_of(document.data.get("identity")),
+    }
+    return {**written, "call": {**read_field(written, "call", dict, ""), **about}}
 
 
 def _answer_to_dict(given: GivenAnswer, to_dict: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -174,7 +177,7 @@ class RunDocument:
     unwritten: tuple[str, ...] = ()
     output: str = ""
     seeds: Mapping[str, Any] = field(default_factory=dict)
-    identity: Mapping[str, Any] | None = None
+    identity: Mapping[str, Any] | None = None  # before `waiting`, which is read with it
     attributes: Mapping[str, Any] = field(default_factory=dict)
     waiting: tuple[StoredWaitingCall, ...] = ()
     answers: tuple[StoredAnswer, ...] = ()
@@ -199,7 +202,7 @@ class RunDocument:
     @property
     def started_by(self) -> str | None:
         """The name of the identity that asked for the run; None for an anonymous one."""
-        return None if self.identity is None else str(self.identity["name"])
+        return _name_of(self.identity)
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
@@ -228,15 +231,14 @@ class RunDocument:
         if "output" not in written:  # the JSON of something else: no field is required, and new ones have defaults
             raise UnreadableDocumentError("invalid document of a run: output: missing required field")
         try:
-            document = fields_from_dict(cls, written)
+            return fields_from_dict(cls, written)
         except TranscriptError as error:
             place = f"{error.path}: " if error.path else ""
             raise UnreadableDocumentError(f"invalid document of a run: {place}{error.what}") from error
-        if not document.waiting:
-            return document
-        by = document.started_by
-        waiting = (replace(each, call=replace(each.call, started_by=by)) for each in document.waiting)
-        return document.changed(waiting=tuple(waiting))
+
+
+def _name_of(identity: Mapping[str, Any] | None) -> str | None:
+    return None if identity is None else cast("str", read_field(identity, "name", str, "identity"))
 
 
 # --- parts of a document
