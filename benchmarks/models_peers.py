@@ -152,9 +152,9 @@ class ByHand:
                 *events, tail = (tail + block).split(b"\n\n")
                 for event in events:
                     if event != b"data: [DONE]":
-                        text = parse(event[6:])["choices"][0]["delta"].get("content")
-                        if text:
-                            yield text
+                        for choice in parse(event[6:])["choices"]:  # the last event has none, only the usage
+                            if text := choice["delta"].get("content"):
+                                yield text
 
         return stream
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
@@ -39,8 +39,10 @@ def running(code: object) -> Iterator[None]:
 
 
 def _unmark(token: Token[tuple[object, ...]]) -> None:
-    with suppress(ValueError):  # closed in another context, for example by the garbage collector
+    try:
         _running.reset(token)
+    except ValueError:
+        return  # closed in another context, for example by the garbage collector
 
 
 class _Watched(Generic[T]):
