@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, get_origin, ove
 from typing_extensions import TypeForm
 
 from .chat import ChatModel, ToolSpecification
-from .di.beans import MISSING, InjectionPoint, Missing, point_of, points_of, read_class
+from .di.beans import read_class
 from .di.conditions import LeftOut
 from .di.decorators import Scope
 from .di.descriptions import BeanDescription, describe, describe_function, provider_names
 from .di.graph import BeanGraph, Binding
+from .di.injection_points import MISSING, InjectionPoint, Missing, point_of, points_of
 from .di.registry import marked_in
 from .di.scopes import CallScope, RequestScope
 from .di.values import DEFAULT, Value

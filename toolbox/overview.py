@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from .bean_references import is_rest_client
-from .di.beans import InjectionPoint
 from .di.descriptions import BeanDescription
 from .di.graph import BeanGraph
+from .di.injection_points import InjectionPoint
 from .di.values import LazyBean, beans_in
 from .errors import IllegalConfigurationError
 from .introspection import class_of

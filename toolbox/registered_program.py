@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_origin
 from .bean_references import GLOBAL_INTERCEPTOR_MARK, is_rest_client
 from .chat import ChatModel
 from .context import ActiveScope
-from .di.beans import BeanDefinition, settings_problem
+from .di.beans import BeanDefinition
 from .di.conditions import conditions_of
 from .di.decorating import decorates_mark_of
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
@@ -33,6 +33,7 @@ from .di.registry import (
     read_instance,
     settings_in,
 )
+from .di.settings_beans import settings_problem
 from .errors import IllegalConfigurationError, Problem
 from .security import SecurityIdentity
 

@@ -19,8 +19,8 @@ from .called_functions import (
     called_problems,
     values_missing,
 )
-from .di.beans import point_of
 from .di.graph import BeanGraph, Registration
+from .di.injection_points import point_of
 from .di.scopes import outside_scopes
 from .di.values import SingleBean
 from .errors import Problem

@@ -32,9 +32,9 @@ from starlette.routing import BaseRoute, Host, Mount, Route
 
 from toolbox.bean_references import is_rest_client
 from toolbox.container import Offered, internals_of
-from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.decorators import scope_mark_of
 from toolbox.di.graph import BeanGraph
+from toolbox.di.injection_points import MISSING, InjectionPoint, point_of
 from toolbox.di.registry import Fallback
 from toolbox.errors import IllegalConfigurationError, Problem
 from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems

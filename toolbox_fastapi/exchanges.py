@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from toolbox.callers import current_caller
-from toolbox.di.beans import MISSING, Missing
+from toolbox.di.injection_points import MISSING, Missing
 from toolbox.errors import ToolboxError
 from toolbox.execution.threads import call_on
 from toolbox.security import SecurityIdentity, caller_of_request

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .beans import MISSING
 from .graph import BeanGraph
+from .injection_points import MISSING
 from .scopes import OpenScope
 from .values import SingleBean, Value, beans_in
 

@@ -1,12 +1,11 @@
-"""Reads what a program registers (a marked or plain class, a producer) into `BeanDefinition`s with injection points.
+"""Reads what a program registers (a marked or plain class, a producer, a seed) into `BeanDefinition`s.
 
-An injection point has the requested type of a parameter, from its annotation and default. `inspect` and `typing` end
-here. Not here: which bean an injection point gets (`graph`), making one (`resolvers`).
+`inspect` and `typing` end here. Not here: the injection points of parameters (`injection_points`), which bean an
+injection point gets (`graph`), making one (`resolvers`).
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import sys
@@ -17,21 +16,18 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Generator,
     Iterable,
     Iterator,
-    Mapping,
-    Sequence,
 )
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import partial
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from ..bean_references import DEFAULT_SCOPE_MARK, MODEL_MARKS
-from ..errors import IllegalConfigurationError, Problem
+from ..errors import Problem
 from ..introspection import (
     EMPTY,
     Parameter,
@@ -53,164 +49,17 @@ from ..introspection import (
     with_self,
 )
 from .conditions import conditions_of
-from .decorators import Instance, Named, Scope, producer_mark_of, scope_mark_of
-
-Names = Mapping[str, Any]
-"""Registered classes that are local to functions, by name: annotations can use them."""
-
-
-class Missing(Enum):
-    """Type of `MISSING`, the marker for no value."""
-
-    MISSING = "missing"
-
-
-MISSING: Final = Missing.MISSING
-
-
-class PointShape(StrEnum):
-    """Kind of an injection point: one bean, a list, a tuple, a dict or an `Instance`."""
-
-    ONE = "one"
-    LIST = "list"
-    TUPLE = "tuple"
-    DICT = "dict"
-    INSTANCE = "instance"
-
-
-@dataclass(frozen=True, slots=True)
-class InjectionPoint:
-    """A parameter that requests a bean: its place, its type and its default.
-
-    `wants` is the type without `Annotated`, `None` and shape: `Payments` of `list[Payments] | None`; `whole` keeps the
-    shape. `default` is `MISSING` where the parameter has none. `problem` is set where the annotation cannot be read.
-    """
-
-    where: str
-    wants: Any
-    whole: Any = None
-    name: str | None = None
-    shape: PointShape = PointShape.ONE
-    optional: bool = False
-    parameter: str = ""
-    default: Any = MISSING
-    positional: bool = False
-    keyword: bool = False
-    problem: Problem | None = None
-
-
-_LISTS = (list, Sequence, Collection, Iterable)
-
-
-def point_of(
-    annotation: Any,
-    where: str,
-    *,
-    parameter: str = "",
-    default: Any = MISSING,
-    positional: bool = False,
-    keyword: bool = False,
-) -> InjectionPoint:
-    """Return the injection point of a parameter with this annotation."""
-    if isinstance(annotation, Unresolved):
-        problem: Problem | None = unresolved(annotation, where)
-        annotation = Any
-    elif annotation is EMPTY and default is MISSING:
-        problem = Problem(
-            where, "the parameter has no annotation", f"annotate {parameter or 'it'} with the type to inject"
-        )
-        annotation = Any
-    else:
-        problem = None
-        annotation = Any if annotation is EMPTY else annotation
-    taken = unwrapped(annotation)
-    inner = taken.type
-    shape, wants, whole = PointShape.ONE, inner, inner
-    origin, arguments = get_origin(inner), get_args(inner)
-    if origin in _LISTS and len(arguments) == 1:
-        shape, wants = PointShape.LIST, plain(arguments[0])
-    elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        shape, wants = PointShape.TUPLE, plain(arguments[0])
-    elif origin in (dict, Mapping) and len(arguments) == 2 and arguments[0] is str:
-        shape, wants = PointShape.DICT, plain(arguments[1])
-    elif origin is Instance:
-        shape, wants = PointShape.INSTANCE, arguments[0]
-    elif inner is Instance and problem is None:
-        problem = Problem(where, "Instance needs a type argument", "write Instance[T]")
-    if shape not in (PointShape.ONE, PointShape.INSTANCE) and get_origin(wants) is Instance and problem is None:
-        generic: Any = origin
-        of = type_name(generic[tuple(get_args(each)[0] if each is wants else each for each in arguments)])
-        problem = Problem(where, f"{type_name(inner)} is not supported", f"write Instance[{of}]")
-    return InjectionPoint(
-        where=where,
-        wants=wants,
-        whole=whole,
-        name=name_in(taken.metadata),
-        shape=shape,
-        optional=taken.optional,
-        parameter=parameter,
-        default=default,
-        positional=positional,
-        keyword=keyword,
-        problem=problem,
-    )
-
-
-def name_in(metadata: Iterable[object]) -> str | None:
-    """Return the name that `Named` gives in an annotation's metadata."""
-    return next((each.name for each in metadata if isinstance(each, Named)), None)
-
-
-def points_of(function: Callable[..., Any], where: str, names: Names | None = None) -> tuple[InjectionPoint, ...]:
-    """Return the injection points of a function: its parameters except `*args` and `**kwargs`."""
-    return tuple(
-        point_of_parameter(each, where) for each in read_signature(function, names).parameters if not each.is_variadic
-    )
-
-
-def point_of_parameter(parameter: Parameter, where: str) -> InjectionPoint:
-    return point_of(
-        parameter.annotation,
-        f"{where}.{parameter.name}",
-        parameter=parameter.name,
-        default=MISSING if parameter.default is EMPTY else parameter.default,
-        positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
-        keyword=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
-    )
-
-
-def unresolved(annotation: Unresolved, where: str) -> Problem:
-    what = f"the annotation {annotation.text!r} cannot be resolved ({annotation.reason})"
-    return Problem(where, what, "import the type at run time, or correct the annotation")
-
-
-def with_type_checking_hint(point: InjectionPoint, annotation: Any, module: str) -> InjectionPoint:
-    """Return the point; explain in its problem if the type is imported only under TYPE_CHECKING."""
-    if point.problem is None or not isinstance(annotation, Unresolved):
-        return point
-    for name in _names_for_checkers(module):
-        if f"'{name}'" in annotation.reason:
-            problem = Problem(
-                point.where,
-                f"the annotation {annotation.text!r} cannot be resolved: "
-                f"{module} imports {name} only under TYPE_CHECKING",
-                f"import {name} outside of `if TYPE_CHECKING:`",
-            )
-            return dataclasses.replace(point, problem=problem)
-    return point
-
-
-def _names_for_checkers(module: str) -> Iterator[str]:
-    """Yield the names that a module imports under `if TYPE_CHECKING:`."""
-    with suppress(OSError, TypeError, SyntaxError):
-        for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
-            if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-                for each in ast.walk(node):
-                    if isinstance(each, (ast.Import, ast.ImportFrom)):
-                        yield from (alias.asname or alias.name for alias in each.names)
-
-
-# --- definitions
+from .decorators import Scope, producer_mark_of, scope_mark_of
+from .injection_points import (
+    MISSING,
+    InjectionPoint,
+    Names,
+    add_type_checking_hint,
+    name_in,
+    point_of_parameter,
+    unresolved_problem,
+)
+from .settings_beans import build_settings, is_settings
 
 
 class FactoryKind(StrEnum):
@@ -380,7 +229,7 @@ def _constructor_points(form: Any, cls: type[Any], where: str, names: Names | No
             if not isinstance(annotation, Unresolved):
                 annotation = substitute(annotation, arguments)
             parameter = Parameter(each.name, annotation, each.default, each.kind)
-            yield with_type_checking_hint(point_of_parameter(parameter, where), annotation, owner.__module__)
+            yield add_type_checking_hint(point_of_parameter(parameter, where), annotation, owner.__module__)
 
 
 def _constructor(cls: type[Any]) -> tuple[type[Any], Callable[..., Any] | None]:
@@ -455,7 +304,7 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
         scope=mark.scope if mark else Scope.DEPENDENT,
         name=(mark.name if mark else None) or named,
         needs=tuple(
-            with_type_checking_hint(point_of_parameter(each, where), each.annotation, module)
+            add_type_checking_hint(point_of_parameter(each, where), each.annotation, module)
             for each in signature.parameters
             if not each.is_variadic
         ),
@@ -478,7 +327,7 @@ def _making_of(function: Callable[..., Any]) -> FactoryKind:
 def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, bool, Problem | None]:
     """Return the type that a producer creates, if it may return None, and the problem of its return annotation."""
     if isinstance(returns, Unresolved):
-        return Any, False, unresolved(returns, f"{where}.return")
+        return Any, False, unresolved_problem(returns, f"{where}.return")
     if returns is EMPTY or returns is None or returns is type(None):
         problem = Problem(where, "missing return annotation", "annotate the type that the producer returns or yields")
         return Any, False, problem
@@ -542,50 +391,3 @@ def open_variables(definition: BeanDefinition) -> tuple[TypeVar, ...]:
     """Return the type variables of a registered generic class without arguments."""
     form = definition.provides
     return tuple(getattr(form, "__parameters__", ())) if isinstance(form, type) and definition.source is form else ()
-
-
-# --- settings classes as beans: built from the environment; error messages contain no values
-
-
-def is_settings(form: Any) -> bool:
-    """Return True for subclasses of `pydantic_settings.BaseSettings`."""
-    module = sys.modules.get("pydantic_settings")
-    base = getattr(module, "BaseSettings", None) if module is not None else None
-    return base is not None and isinstance(form, type) and base in form.__mro__ and form is not base
-
-
-def build_settings(cls: Any) -> Any:
-    """Return the settings from the environment. Raises `IllegalConfigurationError`."""
-    try:
-        return cls()
-    except Exception as error:  # settings classes can raise any error
-        problem = settings_problem(cls, error)
-    # Outside the handler, so that the context of the error does not contain the values.
-    raise IllegalConfigurationError([problem])
-
-
-def settings_problem(settings: Any, error: Exception) -> Problem:
-    """Return the problem of settings that cannot be built, without values."""
-    where = type_name(settings)
-    report = getattr(error, "errors", None)
-    if report is None:
-        return Problem(where, f"the settings cannot be read ({type(error).__name__})", "correct the environment")
-    faults = report(include_url=False, include_context=False, include_input=False)
-    what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_error_text(each)}" for each in faults)
-    missing = _variables(settings, [each for each in faults if each["type"] == "missing"])
-    wrong = _variables(settings, [each for each in faults if each["type"] != "missing"])
-    fix = " and ".join(f"{verb} {', '.join(names)}" for verb, names in (("set", missing), ("correct", wrong)) if names)
-    return Problem(where, f"the settings cannot be read: {what}", fix or "correct the environment")
-
-
-def _variables(settings: Any, faults: list[Any]) -> dict[str, None]:
-    """Return the names of the invalid environment variables."""
-    prefix, delimiter = (settings.model_config.get(each) or "" for each in ("env_prefix", "env_nested_delimiter"))
-    places = [list(map(str, each["loc"])) for each in faults if each["loc"]]
-    return dict.fromkeys((prefix + (delimiter.join(each) if delimiter else each[0])).upper() for each in places)
-
-
-def _error_text(fault: Any) -> str:
-    # The message of a custom validator can contain the value, which can be a secret.
-    own = fault["type"] in ("value_error", "assertion_error")
-    return "rejected by its validator" if own else str(fault["msg"])

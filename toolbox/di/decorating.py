@@ -13,8 +13,9 @@ from typing_extensions import TypeForm
 
 from ..errors import Problem
 from ..introspection import class_of, fitted, forms_of, is_key, opened, parameters_of, plain, type_name, unfit
-from .beans import BeanDefinition, FactoryKind, InjectionPoint, Names, PointShape, read_class
+from .beans import BeanDefinition, FactoryKind, read_class
 from .decorators import scope_mark_of
+from .injection_points import InjectionPoint, Names, PointShape
 
 C = TypeVar("C", bound=type[Any])
 

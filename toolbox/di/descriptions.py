@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import get_origin
 
 from ..introspection import class_of, type_name
-from .beans import BeanDefinition, FactoryKind, InjectionPoint
+from .beans import BeanDefinition, FactoryKind
 from .decorating import decorates_mark_of
 from .decorators import Scope
 from .graph import BeanGraph
+from .injection_points import InjectionPoint
 from .values import LazyBean, beans_in
 
 # --- names of providers

@@ -18,10 +18,11 @@ from dependency_injector import providers, resources
 
 from ..errors import Problem
 from ..introspection import class_of, is_class, parameters_of, plain, read_signature, type_name, unwrapped, with_self
-from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
+from .beans import BeanDefinition, FactoryKind, yielded
 from .closing import Closer, running_loop
 from .decorators import Scope
 from .graph import BeanGraph, Registration
+from .injection_points import MISSING, InjectionPoint, point_of
 from .providers import BeanProvider, ValueProvider, end_override
 from .scopes import Home, MustAwait
 

@@ -30,21 +30,11 @@ from ..introspection import (
     unfit,
 )
 from ..security import SecurityIdentity
-from .beans import (
-    MISSING,
-    BeanDefinition,
-    FactoryKind,
-    InjectionPoint,
-    Names,
-    PointShape,
-    is_settings,
-    open_variables,
-    point_of,
-    read_class,
-)
+from .beans import BeanDefinition, FactoryKind, open_variables, read_class
 from .conditions import LeftOut
 from .decorating import BeanDecorator, Decorations
 from .decorators import Scope
+from .injection_points import MISSING, InjectionPoint, Names, PointShape, point_of
 from .problem_texts import (
     NearMisses,
     find_similar,
@@ -54,6 +44,7 @@ from .problem_texts import (
     wanted_text,
     web_request_fix,
 )
+from .settings_beans import is_settings
 from .values import DEFAULT, BeanDict, BeanList, Constant, LazyBean, NotFound, SingleBean, Value, beans_in
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..errors import Problem
 from ..introspection import type_name
-from .beans import FactoryKind, InjectionPoint
+from .beans import FactoryKind
 from .decorators import Scope
 from .descriptions import provider_names
 from .graph import Bean, BeanGraph
+from .injection_points import InjectionPoint
 from .problem_texts import chain_text
 
 Check = Callable[[BeanGraph], Iterator[Problem]]

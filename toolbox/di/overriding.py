@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationError, Problem
 from ..introspection import type_name
-from .beans import point_of
 from .closing import running_loop
 from .decorators import Scope
 from .graph import BeanGraph
+from .injection_points import point_of
 from .scopes import ApplicationScope, Home
 from .values import NotFound, SingleBean
 

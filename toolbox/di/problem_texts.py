@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any, overload
 
 from ..introspection import class_of, forms_of, type_name
-from .beans import BeanDefinition, InjectionPoint, PointShape
+from .beans import BeanDefinition
 from .conditions import LeftOut
+from .injection_points import InjectionPoint, PointShape
 
 
 def wanted_text(point: InjectionPoint) -> str:

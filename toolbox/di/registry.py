@@ -17,21 +17,14 @@ from typing import Any, Protocol, TypeAlias, cast, get_origin
 
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import class_of, forms_of, plain, type_name
-from .beans import (
-    BeanDefinition,
-    InjectionPoint,
-    Names,
-    is_settings,
-    local_names,
-    read_class,
-    read_producer,
-    seed_of,
-)
+from .beans import BeanDefinition, local_names, read_class, read_producer, seed_of
 from .conditions import Condition, Conditions, LeftOut, SettingCondition, conditions_of
 from .decorating import decorates_mark_of, read_decorator
 from .decorators import Scope, producer_mark_of, settings_check_of
 from .graph import BeanGraph, Binding, NamedType, Registration
 from .graph_checks import find_problems
+from .injection_points import InjectionPoint, Names
+from .settings_beans import is_settings
 
 Reader: TypeAlias = Callable[[object], Registration | None]
 """Reads a registered object; returns None for objects of other kinds."""

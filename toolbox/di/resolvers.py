@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .awaited import Plan, Planner
-from .beans import MISSING, BeanDefinition, FactoryKind, Stop
+from .beans import BeanDefinition, FactoryKind, Stop
 from .decorators import Scope
 from .graph import Bean, BeanGraph
+from .injection_points import MISSING
 from .scopes import ApplicationScope, Home, MustAwait, OpenScope
 from .values import DEFAULT, BeanDict, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
 

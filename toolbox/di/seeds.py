@@ -11,9 +11,10 @@ from typing import Annotated, Any
 from ..errors import ScopeNotActiveError
 from ..introspection import forms_of, plain
 from ..security import SecurityIdentity
-from .beans import MISSING, BeanDefinition, FactoryKind, seed_of
+from .beans import BeanDefinition, FactoryKind, seed_of
 from .decorators import Named, Scope
 from .graph import BeanGraph
+from .injection_points import MISSING
 from .scopes import OpenScope, RequestScope
 from .values import SingleBean
 

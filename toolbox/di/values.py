@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .beans import MISSING
+from .injection_points import MISSING
 
 
 @dataclass(frozen=True, slots=True)

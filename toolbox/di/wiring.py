@@ -19,11 +19,12 @@ from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
 from ..introspection import type_name
 from .awaited import Planner
-from .beans import MISSING, FactoryKind, InjectionPoint, Stop
+from .beans import FactoryKind, Stop
 from .decorators import Instance, Scope
 from .foreign import Opened, fill, holders_in, override_outside
 from .graph import Bean, BeanGraph
 from .graph_checks import find_problems
+from .injection_points import MISSING, InjectionPoint
 from .overriding import OverrideLayers
 from .problem_texts import chain_text, web_request_fix
 from .providers import Providers, owned_by

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..di.beans import MISSING, point_of
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
+from ..di.injection_points import MISSING, point_of
 from ..di.problem_texts import find_look_alikes
 from ..di.values import NotFound, SingleBean, beans_in
 from ..errors import Problem

@@ -20,9 +20,10 @@ from ..bean_references import BeanReference
 from ..capabilities import Capabilities, load, tool_layers
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
-from ..di.beans import Names, Stop, point_of, read_class
+from ..di.beans import Stop, read_class
 from ..di.decorators import Scope
 from ..di.graph import BeanGraph, Registration
+from ..di.injection_points import Names, point_of
 from ..di.problem_texts import find_look_alikes
 from ..di.registry import Fallback
 from ..di.scopes import outside_scopes

@@ -14,9 +14,10 @@ from typing import Any, cast, get_args
 
 from ..chat import ChatModel
 from ..context import InvocationContext
-from ..di.beans import BeanDefinition, FactoryKind, InjectionPoint
+from ..di.beans import BeanDefinition, FactoryKind
 from ..di.decorators import Scope
 from ..di.graph import Binding
+from ..di.injection_points import InjectionPoint
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import forms_of, is_union, plain, type_name
 from ..models import model_requests

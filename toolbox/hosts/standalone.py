@@ -23,7 +23,8 @@ from ..bean_references import BeanReference, global_priority
 from ..capabilities import Capabilities, load, named_problems
 from ..chat import ChatModel
 from ..context import ActiveScope, InvocationContext
-from ..di.beans import MISSING, read_class
+from ..di.beans import read_class
+from ..di.injection_points import MISSING
 from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
 from ..introspection import takes, type_name

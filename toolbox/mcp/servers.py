@@ -26,9 +26,9 @@ from ..deferred_answers import (
     ToolOrigin,
     current_answer,
 )
-from ..di.beans import point_of, points_of
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
+from ..di.injection_points import point_of, points_of
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
 from ..parameters import TAKES_PROGRESS

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
 
 from ..context import InvocationContext
-from ..di.beans import MISSING, InjectionPoint, point_of, points_of
+from ..di.injection_points import MISSING, InjectionPoint, point_of, points_of
 from ..errors import Problem
 from ..introspection import (
     EMPTY,

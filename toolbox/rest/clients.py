@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import TypeForm
 
 from ..context import ActiveScope
-from ..di.beans import MISSING, BeanDefinition, point_of
+from ..di.beans import BeanDefinition
 from ..di.decorators import Scope, application_scoped
 from ..di.graph import BeanGraph, Registration
+from ..di.injection_points import MISSING, point_of
 from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import refuse_on_event_loop
 from ..introspection import plain

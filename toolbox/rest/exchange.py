@@ -21,7 +21,7 @@ import stamina
 from pydantic_core import from_json
 
 from ..context import ActiveScope, InvocationContext
-from ..di.beans import InjectionPoint
+from ..di.injection_points import InjectionPoint
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from ..http_replies import BoundedBody, RefusedBody, read_retry_after
 from ..safe_text import brief, hide_secrets, without_secrets

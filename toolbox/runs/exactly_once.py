@@ -11,8 +11,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from ..di.beans import InjectionPoint, point_of
 from ..di.graph import BeanGraph
+from ..di.injection_points import InjectionPoint, point_of
 from ..di.values import SingleBean
 from ..tools.tool_calls import Tool
 from ..transaction_recorder import DATABASE_MARK, SESSION_MARK, TRANSACTIONAL_MARK, SessionNeed

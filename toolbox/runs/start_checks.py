@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ..bean_references import BeanReference
-from ..di.beans import point_of
 from ..di.decorators import Scope
 from ..di.graph import BeanGraph
+from ..di.injection_points import point_of
 from ..di.values import SingleBean
 from ..errors import Problem
 from ..introspection import type_name
