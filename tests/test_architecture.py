@@ -292,6 +292,17 @@ def test_capabilities_that_are_imported_late_exist_in_lower_layers() -> None:
     assert [each for each in homes if LAYERS[room_of(each)] >= LAYERS["toolbox.capabilities"]] == []
 
 
+def test_the_diagram_of_the_architecture_page_has_the_layers_of_this_test() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = {
+        (f"toolbox.{name}" if name != "toolbox_fastapi" else name): int(number)
+        for number, names in re.findall(r'f\d\["(\d) &nbsp; (.*)"\]', page)
+        for name in names.split(" · ")
+    }
+
+    assert drawn == {name: layer for name, layer in LAYERS.items() if name not in ("toolbox.__main__", "sample_app")}
+
+
 def test_services_and_their_hosts_load_other_capabilities_from_the_table_only() -> None:
     """Imports inside functions would hide the order of the capabilities, and what a program loads."""
     behind = {package_of(function.partition(":")[0]) for function in LATE.values()} - {"toolbox.services"}
