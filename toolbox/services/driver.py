@@ -7,10 +7,11 @@ a stream (`streams`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from ..chat import (
@@ -123,7 +124,7 @@ def wrap_perform(invocation: Invocation) -> Perform:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
     with invocation.host.running.task(invocation.where):
-        async with _enter_call(invocation), within_limits(invocation):
+        async with CurrentCall(invocation), within_limits(invocation):
             async with enter_layers(invocation):
                 await Rounds(invocation, None).run()
             return invocation.value()
@@ -143,33 +144,42 @@ async def stream(invocation: Invocation, send: Send) -> None:
         if invocation.is_late:
             raise invocation.make_timeout_error()
 
-    async with _enter_call(invocation), within_limits(invocation):
+    async with CurrentCall(invocation), within_limits(invocation):
         async with enter_layers(invocation):
             await Rounds(invocation, send_in_time).run()
         await _send_end(invocation, send_in_time)
 
 
-@asynccontextmanager
-async def _enter_call(invocation: Invocation) -> AsyncIterator[None]:
-    """Make the invocation the current one inside the block, and end what it has started elsewhere if it fails."""
-    token = current_invocation.set(invocation.context)
-    # Not a method of the invocation: timers of its requests keep this context, and would keep its model.
-    caller = current_bean_caller.set(partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner))
-    try:
-        yield
-    except BaseException as error:
-        # Tools on threads, and calls on other loops that its tools have made, see this cancellation; the task's own
-        # does not reach them. Runs that the error names wait for an answer that nobody would take: they are suspended
-        # calls of services that code of this invocation has called, such as a guardrail.
-        invocation.context.cancellation.cancel()
-        own = invocation.place.run_id if invocation.place is not None else None
-        await abandon_runs(error, invocation.host.cancel_run, own)
-        raise
-    finally:
-        if invocation.has_begun:
-            note_in_records(invocation.state)
-        current_bean_caller.reset(caller)
-        current_invocation.reset(token)
+class CurrentCall(AbstractAsyncContextManager[None]):
+    """Makes an invocation the current one inside the block, and ends what it has started elsewhere if it fails."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self._invocation = invocation
+
+    async def __aenter__(self) -> None:
+        invocation = self._invocation
+        # Not a method of the invocation: timers of its requests keep this context, and would keep its model.
+        call = partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner)
+        self._tokens = current_invocation.set(invocation.context), current_bean_caller.set(call)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        invocation = self._invocation
+        try:
+            if error is not None:
+                # Tools on threads, and calls on other loops that its tools have made, see this cancellation; the task's
+                # own does not reach them. Runs that the error names wait for an answer that nobody would take: they are
+                # suspended calls of services that code of this invocation has called, such as a guardrail.
+                invocation.context.cancellation.cancel()
+                own = invocation.place.run_id if invocation.place is not None else None
+                await abandon_runs(error, invocation.host.cancel_run, own)
+        finally:
+            if invocation.has_begun:
+                note_in_records(invocation.state)
+            outer_call, outer_caller = self._tokens
+            current_bean_caller.reset(outer_caller)
+            current_invocation.reset(outer_call)
 
 
 async def _send_end(invocation: Invocation, send: Send) -> None:
