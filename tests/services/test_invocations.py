@@ -456,7 +456,7 @@ async def test_time_limit_inside_a_tool_applies_to_its_calls() -> None:
 
         @tool
         async def ask_quickly(self) -> str:
-            with time_limit(0.02):
+            with time_limit(0.2):
                 return await self.container.get(Inner).ask("q")
 
     @register_ai_service(tools=(forever,))
