@@ -73,7 +73,7 @@ def naming(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
             name = getattr(each, "__name__", repr(each))
             raise TypeError(f"@{decorator}: {name} is a function; write @{decorator}(TheClass) with parentheses")
 
-    def leave(target: D) -> D:
+    def leave_mark(target: D) -> D:
         if not hasattr(target, "__dict__"):
             raise TypeError(f"@{decorator}: expected a function, a method or a class, got {target!r}")
         marks: Mapping[str, tuple[object, ...]] = vars(target).get(REFERENCES_MARK, {})
@@ -81,18 +81,18 @@ def naming(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
         setattr(target, REFERENCES_MARK, {**marks, decorator: (*named, *marks.get(decorator, ()))})
         return target
 
-    return leave
+    return leave_mark
 
 
 def named_at(target: object, decorator: str) -> tuple[BeanReference, ...]:
     """Return what a decorator names at this function, static or class method, or class; without inherited ones."""
-    named = _marks_of(target).get(decorator)
+    named = _read_marks(target).get(decorator)
     return tuple(map(BeanReference.to, named)) if named else ()
 
 
 def is_marked(*targets: object) -> bool:
     """Return True if a decorator names something at one of these functions and classes."""
-    return any(map(_marks_of, targets))
+    return any(map(_read_marks, targets))
 
 
 def named_in_class(cls: type[Any], decorator: str) -> tuple[BeanReference, ...]:
@@ -122,7 +122,7 @@ def all_named(target: object) -> Iterator[BeanReference]:
         for base in target.__mro__[:-1]:  # without `object`
             targets += (base, *[each for _, each in may_be_marked_in(base)])
     for each in targets:
-        if marks := _marks_of(each):
+        if marks := _read_marks(each):
             yield from (BeanReference.to(one) for named in marks.values() for one in named)
 
 
@@ -131,7 +131,7 @@ def global_priority(cls: object) -> float | None:
     return vars(cls).get(GLOBAL_INTERCEPTOR_MARK) if isinstance(cls, type) else None
 
 
-def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
+def _read_marks(target: object) -> Mapping[str, tuple[object, ...]]:
     kind = type(target)
     if kind is FunctionType or issubclass(kind, type):
         own: Mapping[str, tuple[object, ...]] = target.__dict__.get(REFERENCES_MARK, _NO_MARKS)

@@ -102,7 +102,9 @@ class CallDecorator:
         if isinstance(registered, type) or not callable(registered) or (mark := self.mark_of(registered)) is None:
             return None
         where, execution = type_name(registered), getattr(registered, EXECUTION_MARK, None)
-        return self._read(registered, where, mark, mark.local_names, execution, bound=False, function=registered)
+        return self._read_function(
+            registered, where, mark, mark.local_names, execution, bound=False, function=registered
+        )
 
     def functions_in(self, readings: Iterable[Registration], graph: BeanGraph) -> Iterator[CalledFunction]:
         """Yield the marked functions and methods of all registered objects, which are `readings` in their order."""
@@ -111,22 +113,22 @@ class CallDecorator:
         for reading in readings:
             yield from (each for each in reading.called if each.decorator == self.name)
             for definition in reading.definitions:
-                yield from self._methods_of(key, definition, instances)
+                yield from self._find_methods(key, definition, instances)
                 key += 1
             if reading.decorator is not None:
                 for outer, inner in graph.decorations.inner_of.items():
                     if graph.definitions[outer].source is reading.decorator.definition.source:
-                        of_inner = self._members_of(class_of(graph.definitions[inner].provides))
-                        found = self._methods_of(outer, graph.definitions[outer], instances)
+                        of_inner = self._find_members(class_of(graph.definitions[inner].provides))
+                        found = self._find_methods(outer, graph.definitions[outer], instances)
                         yield from (each for each in found if each.member not in of_inner)
 
-    def _methods_of(
+    def _find_methods(
         self, key: int, definition: BeanDefinition, instances: set[tuple[int, str]]
     ) -> Iterator[CalledFunction]:
         source = definition.source
         is_instance = not (isinstance(source, type) or inspect.isroutine(source))
         own = (type(source),) if is_instance else ()
-        for name, member in self._members_of(class_of(definition.provides), *own).items():
+        for name, member in self._find_members(class_of(definition.provides), *own).items():
             if not is_instance or (id(source), name) not in instances:
                 yield self._read_method(member, key)
             if is_instance:
@@ -135,7 +137,7 @@ class CallDecorator:
     def _as_member(self, raw: object) -> ToolMark | None:
         return None if self.mark_of(raw) is None else _MEMBER
 
-    def _members_of(self, *classes: Any) -> dict[str, Member]:
+    def _find_members(self, *classes: Any) -> dict[str, Member]:
         """Return the marked methods of a bean by name: of the type that it provides, and of an instance's class."""
         found = (each for cls in classes if isinstance(cls, type) for each in members_of(cls, self._as_member))
         return {each.attribute: each for each in found}
@@ -143,7 +145,7 @@ class CallDecorator:
     def _read_method(self, member: Member, bean: int) -> CalledFunction:
         marks = [mark for each in member.definitions if (mark := self.mark_of(each)) is not None]
         names = {**{each.__name__: each for each in reversed(member.owner.__mro__)}, **marks[0].local_names}
-        return self._read(
+        return self._read_function(
             member.function,
             member.where,
             marks[0],
@@ -154,7 +156,7 @@ class CallDecorator:
             member=member.attribute,
         )
 
-    def _read(
+    def _read_function(
         self,
         called: Any,
         where: str,
@@ -175,7 +177,7 @@ class CallDecorator:
                 fact = f"the positional-only parameter {each.name!r} is not supported"
                 problems.append(Problem(where, fact, "remove the `/`"))
         run_as = execution_of(called, execution, taken.returns)
-        problems += [*self._kind_problems(called, taken.returns, where), *execution_problems(where, called, run_as)]
+        problems += [*self._problems_of_kind(called, taken.returns, where), *execution_problems(where, called, run_as)]
         return CalledFunction(
             self.name,
             where,
@@ -187,7 +189,7 @@ class CallDecorator:
             **place,
         )
 
-    def _kind_problems(self, function: Any, returns: Any, where: str) -> Iterator[Problem]:
+    def _problems_of_kind(self, function: Any, returns: Any, where: str) -> Iterator[Problem]:
         if producer_mark_of(function) is not None:
             fix = f"put {self.name} on another function that takes the bean with Inject[…]"
             yield Problem(where, f"a producer cannot have {self.name}: it creates a bean when the bean is needed", fix)

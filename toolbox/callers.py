@@ -51,7 +51,7 @@ class WhileCallerWaits:
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
         self._context = copy_context()  # in which it cancels: for the awaited code this comes from outside
-        self._end = caller.watch(self._leave)
+        self._end = caller.watch(self._leave_task)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -66,10 +66,10 @@ class WhileCallerWaits:
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._error from error
 
-    def _leave(self, error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, error, context=self._context)
+    def _leave_task(self, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(self._cancel_task, error, context=self._context)
 
-    def _cancel(self, error: Exception) -> None:
+    def _cancel_task(self, error: Exception) -> None:
         if self._task is not None and self._error is None:
             self._error = error
             self._task.cancel()

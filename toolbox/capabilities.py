@@ -87,15 +87,15 @@ class Capabilities:
         checks, output_checks = marks.named_by("input_guardrails"), marks.named_by("output_guardrails")
         models: tuple[EffectLayer, ...] = load("interceptors of models")(interceptors) if interceptors else ()
         effects: list[EffectLayer] = [
-            *_when(has_providers, "dynamic tool providers"),
-            *_when(_compensates(options), "compensation of rounds"),
+            *_load_when(has_providers, "dynamic tool providers"),
+            *_load_when(_compensates(options), "compensation of rounds"),
             *([load("tool search")(BeanReference.to(options.tool_search))] if options.tool_search is not None else ()),
-            *_when(in_run, "recording of effects"),
+            *_load_when(in_run, "recording of effects"),
             *models,
-            *_when(in_run, "recorded replies"),
+            *_load_when(in_run, "recorded replies"),
         ]
         return Layers(
-            around_turn=_when(options.compensate_on_failure, "compensation of failures"),
+            around_turn=_load_when(options.compensate_on_failure, "compensation of failures"),
             check_input=load("input guardrails")(checks) if checks else None,
             effects=tuple(effects),
             tools=tool_layers(interceptors, marks, in_run=in_run),
@@ -123,23 +123,27 @@ def tool_layers(
     Each layer of guardrails or interceptors adds what decorators name at the tool itself.
     """
 
-    def named(decorator: str) -> tuple[BeanReference, ...]:
+    def find_named(decorator: str) -> tuple[BeanReference, ...]:
         return marks.named_by(decorator) if marks is not None else ()
 
-    input_guardrails = _NamedLayer("tool input guardrails", "tool_input_guardrails", named("tool_input_guardrails"))
-    output_guardrails = _NamedLayer("tool output guardrails", "tool_output_guardrails", named("tool_output_guardrails"))
-    checks: tuple[ToolLayer, ...] = (input_guardrails, _approval)
+    input_guardrails = _NamedLayer(
+        "tool input guardrails", "tool_input_guardrails", find_named("tool_input_guardrails")
+    )
+    output_guardrails = _NamedLayer(
+        "tool output guardrails", "tool_output_guardrails", find_named("tool_output_guardrails")
+    )
+    checks: tuple[ToolLayer, ...] = (input_guardrails, _add_approval)
     judgement: ToolLayer = output_guardrails
     if in_run:  # a recorded call has passed the checks, and its result was judged
         checks = tuple(_InRunLayer("checks before the first run", each) for each in checks)
         judgement = _InRunLayer("recording of judgements", output_guardrails)
     return (
-        *_when(in_run, "answers of people"),
+        *_load_when(in_run, "answers of people"),
         *checks,
         judgement,
         # Arguments that an interceptor has changed pass through the checks again.
         _NamedLayer("interceptors of tools", "interceptors", tuple(interceptors), (checks,)),
-        *_when(in_run, "recording of results"),
+        *_load_when(in_run, "recording of results"),
         # Inside of the record: all attempts of a call are one effect of its run.
         _NamedLayer("innermost interceptors of tools", "interceptors", tuple(interceptors)),
     )
@@ -158,11 +162,11 @@ def _compensates(options: ServiceOptions) -> bool:
 # --- layers whose module is imported when the first tool needs them
 
 
-def _when(needed: bool, name: str) -> tuple[Any, ...]:
+def _load_when(needed: bool, name: str) -> tuple[Any, ...]:
     return (load(name),) if needed else ()
 
 
-def _approval(step: ToolStep, tool: Tool) -> ToolStep:
+def _add_approval(step: ToolStep, tool: Tool) -> ToolStep:
     approved: Callable[[ToolStep, Tool], ToolStep] | None = load("approval") if tool.requires_approval else None
     return step if approved is None else approved(step, tool)
 

@@ -57,17 +57,17 @@ class Encodable:
 # --- contents
 
 
-def _checked(contents: Iterable[Any]) -> tuple[Content, ...]:
+def _check_contents(contents: Iterable[Any]) -> tuple[Content, ...]:
     if not isinstance(contents, Iterable):
-        raise _unknown_content(contents)
+        raise _make_content_error(contents)
     parts = tuple(contents)
     for each in parts:
         if not isinstance(each, CONTENT_TYPES):
-            raise _unknown_content(each)
+            raise _make_content_error(each)
     return parts
 
 
-def _unknown_content(given: object) -> TypeError:
+def _make_content_error(given: object) -> TypeError:
     expected = " or ".join(kind.__name__ for kind in CONTENT_TYPES)
     return TypeError(f"unknown message content {type(given).__name__}; expected {expected}")
 
@@ -121,7 +121,7 @@ class ToolExecutionResult:
 
     def __post_init__(self) -> None:
         if self.contents or type(self.contents) is not tuple:
-            object.__setattr__(self, "contents", _checked(self.contents))
+            object.__setattr__(self, "contents", _check_contents(self.contents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +195,14 @@ class UserMessage(Encodable):
             given: Any = contents
             if isinstance(given, Iterable):
                 given = (TextContent(each) if isinstance(each, str) else each for each in given)
-            parts = _checked(given)
+            parts = _check_contents(given)
         object.__setattr__(self, "contents", parts)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "attributes", attributes if attributes is not None else {})
 
     def __post_init__(self) -> None:
         # For pydantic, which sets the fields of a message that it reads without calling `__init__`.
-        object.__setattr__(self, "contents", _checked(self.contents))
+        object.__setattr__(self, "contents", _check_contents(self.contents))
 
     @property
     def text(self) -> str:
@@ -250,7 +250,7 @@ class ToolExecutionResultMessage(Encodable):
 
     def __post_init__(self) -> None:
         if self.contents or type(self.contents) is not tuple:
-            object.__setattr__(self, "contents", _checked(self.contents))
+            object.__setattr__(self, "contents", _check_contents(self.contents))
 
     @classmethod
     def of(cls, request: ToolExecutionRequest, text: str) -> ToolExecutionResultMessage:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def stream_of(model: ChatModel, request: ChatRequest) -> AsyncIterator[StreamEvent]:
     """Return the reply of `model` as stream events. A model without `stream` sends its whole reply at once."""
     stream: Callable[[ChatRequest], AsyncIterator[StreamEvent]] | None = getattr(model, "stream", None)
-    return _whole(model, request) if stream is None else stream(request)
+    return _stream_whole(model, request) if stream is None else stream(request)
 
 
-async def _whole(model: ChatModel, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+async def _stream_whole(model: ChatModel, request: ChatRequest) -> AsyncIterator[StreamEvent]:
     for event in events_of(await model.chat(request)):
         yield event
 
@@ -79,9 +79,9 @@ def no_response(model: ChatModel) -> RuntimeError:
 def answer_stream(model: ChatModel, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
     """Return the reply of `model` as stream events. The result always has `aclose`."""
     stream = stream_of(model, request)
-    return stream if hasattr(stream, "aclose") else _closable(stream)  # type: ignore[return-value]  # aclose is enough
+    return stream if hasattr(stream, "aclose") else _make_closable(stream)  # type: ignore[return-value]  # aclose is enough
 
 
-async def _closable(stream: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent, None]:
+async def _make_closable(stream: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent, None]:
     async for event in stream:
         yield event

@@ -121,7 +121,7 @@ def reason_against(content: Content) -> str | None:
     match content:
         case ImageContent() | PdfContent() if content.url is not None and not _ADDRESS.match(content.url):
             return f"url: expected an http, https or data URL, got {content.url[:100]!r}"
-        case ImageContent() if content.data is not None and _known_type(content) is None:
+        case ImageContent() if content.data is not None and _find_known_type(content) is None:
             return "data: these bytes are not a known image; pass mime_type= if they are one"
         case TextContent() | ImageContent() | PdfContent() | AudioContent():
             return None
@@ -200,7 +200,9 @@ def _decoded_size(place: str, text: str, expected: str) -> int:
     if text[:5].lower() == "data:":
         found = _DATA_URL.match(text)
         if found is None or not found["base64"]:
-            raise ValueError(f"{place}: expected a data URL in base64, such as 'data:{_example(expected)};base64,…'")
+            raise ValueError(
+                f"{place}: expected a data URL in base64, such as 'data:{_make_example(expected)};base64,…'"
+            )
         _check_type(place, found["type"], expected)
     try:
         return len(base64.b64decode(_base64_text(text), validate=True))
@@ -208,7 +210,7 @@ def _decoded_size(place: str, text: str, expected: str) -> int:
         raise ValueError(f"{place}: invalid base64") from None
 
 
-def _example(expected: str) -> str:
+def _make_example(expected: str) -> str:
     return f"{expected}png" if expected == "image/" else f"{expected}wav" if expected == "audio/" else expected
 
 
@@ -280,7 +282,7 @@ def media_type_of(content: Media) -> str:
         case AudioContent():
             return content.mime_type
         case ImageContent():
-            return _known_type(content) or "image/png"
+            return _find_known_type(content) or "image/png"
         case _:
             assert_never(content)
 
@@ -304,7 +306,7 @@ _BRANDS |= {b"mif1": "image/heif", b"msf1": "image/heif"}
 """The kinds of files in the container format of MPEG-4 that are images."""
 
 
-def _known_type(image: ImageContent) -> str | None:
+def _find_known_type(image: ImageContent) -> str | None:
     """Return the media type of an image: the given one, that of a data URL, or the detected one; None if unknown."""
     if image.mime_type is not None:
         return image.mime_type

@@ -193,7 +193,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_name_process)
 
 
-def _new_invocation_id() -> str:
+def _make_invocation_id() -> str:
     """Return an id that is unique across processes. Must be fast: each invocation needs one."""
     return f"{_process_id}-{next(_numbers):x}"
 
@@ -225,7 +225,7 @@ class InvocationContext:
     deadline: float | None = None
     request: ToolExecutionRequest | None = None
     cancellation: Cancellation = field(default_factory=Cancellation, compare=False, repr=False)
-    invocation_id: str = field(default_factory=_new_invocation_id, compare=False, repr=False)
+    invocation_id: str = field(default_factory=_make_invocation_id, compare=False, repr=False)
     outer_invocation_id: str | None = field(default=None, compare=False, repr=False)
     notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     approved_by: Any = None

@@ -88,7 +88,7 @@ class DbosRunEngine(RunEngine):
         _attached[self._queue] = self
         try:
             if not await asyncio.to_thread(self._join):
-                await asyncio.to_thread(self._launch, await self._system_database())
+                await asyncio.to_thread(self._launch, await self._find_system_database())
         except BaseException:
             _attached.pop(self._queue, None)
             raise
@@ -101,7 +101,7 @@ class DbosRunEngine(RunEngine):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.to_thread(self._end)
+        await asyncio.to_thread(self._end_engine)
 
     def _join(self) -> bool:
         """Join the DBOS instance of this program, and launch it if necessary. Return False if there is none."""
@@ -136,7 +136,7 @@ class DbosRunEngine(RunEngine):
             DBOS.launch()
             self._register_queue()
         except BaseException:
-            self._end()
+            self._end_engine()
             raise
 
     def _register_queue(self) -> None:
@@ -144,7 +144,7 @@ class DbosRunEngine(RunEngine):
 
         DBOS.register_queue(self._queue, worker_concurrency=self._concurrency, polling_interval_sec=self._polling)
 
-    def _end(self) -> None:
+    def _end_engine(self) -> None:
         from dbos import DBOS
 
         if self._client is not None:
@@ -154,7 +154,7 @@ class DbosRunEngine(RunEngine):
             self._has_launched = False
             DBOS.destroy()
 
-    async def _system_database(self) -> str:
+    async def _find_system_database(self) -> str:
         """Return the URL of DBOS's database, which is by default that of the run store."""
         if self._url is not None:
             return self._url
@@ -179,7 +179,7 @@ class DbosRunEngine(RunEngine):
                 workflow_id=delivery,
                 serialization_type=WorkflowSerializationFormat.PORTABLE,  # JSON, also in the program's own instance
             )
-            status = await self._status(delivery)
+            status = await self._read_status(delivery)
             if status is None:
                 await self._enqueue(options, run_id)
                 return
@@ -194,16 +194,16 @@ class DbosRunEngine(RunEngine):
 
             enqueue: Any = DBOS.enqueue_workflow_with_options
         else:
-            enqueue = (await self._opened_client()).enqueue
+            enqueue = (await self._open_client()).enqueue
         await asyncio.to_thread(enqueue, options, self._queue, run_id)
 
-    async def _status(self, workflow_id: str) -> str | None:
+    async def _read_status(self, workflow_id: str) -> str | None:
         if await self._uses_instance():
             from dbos import DBOS
 
             find: Any = DBOS.list_workflows
         else:
-            find = (await self._opened_client()).list_workflows
+            find = (await self._open_client()).list_workflows
         found = await asyncio.to_thread(find, workflow_ids=[workflow_id], load_input=False, load_output=False)
         return str(found[0].status) if found else None
 
@@ -213,9 +213,9 @@ class DbosRunEngine(RunEngine):
             return True
         return self._url is None and await asyncio.to_thread(_is_launched)
 
-    async def _opened_client(self) -> DBOSClient:
+    async def _open_client(self) -> DBOSClient:
         if self._client is None:
-            url = await self._system_database()
+            url = await self._find_system_database()
             self._client = await asyncio.to_thread(_client_of, url)
         return self._client
 
@@ -224,9 +224,9 @@ class DbosRunEngine(RunEngine):
     async def execute(self, run_id: str) -> None:
         """Execute a run on the container's loop, for the workflow that DBOS calls on a loop of its choice."""
         assert self._loop is not None
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._execute(run_id), self._loop))
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._execute_run(run_id), self._loop))
 
-    async def _execute(self, run_id: str) -> None:
+    async def _execute_run(self, run_id: str) -> None:
         task = asyncio.current_task()
         if self._runs is None or task is None:
             return

@@ -64,9 +64,9 @@ class DemoChatModel(ChatModel):
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Return the next tool call, or the answer."""
         question = Question.read(request.messages)
-        if (call := _next_call(request, question)) is not None:
+        if (call := _find_next_call(request, question)) is not None:
             return ChatResponse(AiMessage(tool_execution_requests=(call,)), finish_reason=FinishReason.TOOL_EXECUTION)
-        return ChatResponse(AiMessage(_answer(request, question)), finish_reason=FinishReason.STOP)
+        return ChatResponse(AiMessage(_write_answer(request, question)), finish_reason=FinishReason.STOP)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Yield the reply of `chat` as stream events, word by word."""
@@ -110,7 +110,7 @@ class Question:
 
     def find_result(self, name: str, schema: object) -> object:
         """Return the newest value of a property `name` in a result that fits the schema, or `_MISSING`."""
-        values = (_value_of(each.text) for each in reversed(self.results) if not each.is_error)
+        values = (_read_value(each.text) for each in reversed(self.results) if not each.is_error)
         return next((found for value in values for found in _named(name, value) if _fits(found, schema)), _MISSING)
 
     def unused_texts(self) -> list[str]:
@@ -121,16 +121,16 @@ class Question:
             if isinstance(each, AiMessage):
                 given += _values_given(each.tool_execution_requests)
             elif isinstance(each, ToolExecutionResultMessage) and not each.is_error:
-                value = _value_of(each.text)
+                value = _read_value(each.text)
                 if isinstance(value, str) and value and value not in given:
                     texts.append(value)
         return [*texts, self.text] if self.text.strip() and self.text not in given else texts
 
     def unused_values(self) -> list[str]:
         """Return the numbers and dates in the user's text that no call used, in order."""
-        values = _values_in(self.text)
+        values = _find_values(self.text)
         for given in _values_given(self.calls):
-            used = next((each for each in values if given in (each, each[:10], _number_in(each))), None)
+            used = next((each for each in values if given in (each, each[:10], _find_number(each))), None)
             if used is not None and not isinstance(given, bool):
                 values.remove(used)
         return values
@@ -140,7 +140,7 @@ def _values_given(calls: Iterable[ToolExecutionRequest]) -> list[object]:
     return [value for call in calls for value in (strict_arguments(call.arguments) or {}).values()]
 
 
-def _value_of(text: str) -> object:
+def _read_value(text: str) -> object:
     """Return the value of a JSON result. Other text is returned unchanged."""
     try:
         return parse_json(text)
@@ -160,7 +160,7 @@ def _named(name: str, value: object) -> Iterator[object]:
 # --- the next call
 
 
-def _next_call(request: ChatRequest, question: Question) -> ToolExecutionRequest | None:
+def _find_next_call(request: ChatRequest, question: Question) -> ToolExecutionRequest | None:
     if request.tool_choice == "none":
         return None
     called = {each.name for each in question.calls}
@@ -187,7 +187,7 @@ def _arguments_for(schema: Schema, question: Question) -> dict[str, Any] | None:
     for name, each in schema.get("properties", {}).items():
         found = question.find_result(name, each)
         if found is _MISSING and name in schema.get("required", ()):
-            found = _value_for(each, question.text, values)
+            found = _find_value(each, question.text, values)
             if found is _MISSING and "string" in _types(each):
                 found = next((text for text in texts if _fits(text, each)), _MISSING)
             if found is _MISSING:
@@ -209,19 +209,19 @@ _VALUE = re.compile(
 _LONGEST_VALUE = 40
 
 
-def _values_in(text: str) -> list[str]:
+def _find_values(text: str) -> list[str]:
     """Return the dates and numbers of a text, in order, the numbers without commas."""
     return [found.replace(",", "") for found in _VALUE.findall(text) if len(found) <= _LONGEST_VALUE]
 
 
-def _number_in(value: str) -> object:
+def _find_number(value: str) -> object:
     try:
         return float(value) if "." in value else int(value)
     except ValueError:
         return _MISSING
 
 
-def _value_for(schema: object, text: str, values: list[str]) -> object:
+def _find_value(schema: object, text: str, values: list[str]) -> object:
     """Return an enum's value, a number or a date from the user's text, and remove it from `values`."""
     options = _alternatives(schema)
     for choice in (each for option in options for each in _choices(option) if isinstance(each, (str, int))):
@@ -246,14 +246,14 @@ def _number_or_date(value: str, schema: Schema) -> object:
         except ValueError:  # a number, or a day that is not in the calendar
             return _MISSING
         return value[:10] if form == "date" else value
-    number = _number_in(value) if {"integer", "number"} & set(_types(schema)) else _MISSING
+    number = _find_number(value) if {"integer", "number"} & set(_types(schema)) else _MISSING
     return int(number) if "integer" in _types(schema) and isinstance(number, float) and number.is_integer() else number
 
 
 # --- the answer
 
 
-def _answer(request: ChatRequest, question: Question) -> str:
+def _write_answer(request: ChatRequest, question: Question) -> str:
     if question.results:
         text = _sentence_of(question.results[-3:])
     elif request.tool_specifications and request.tool_choice != "none":
@@ -270,18 +270,18 @@ def _answer(request: ChatRequest, question: Question) -> str:
 
 
 def _sentence_of(results: Sequence[ToolExecutionResultMessage]) -> str:
-    failed = results[-1].is_error or _is_nothing(_value_of(results[-1].text))
+    failed = results[-1].is_error or _is_nothing(_read_value(results[-1].text))
     opening = "I am sorry, I could not find an answer." if failed else "Here is what I found."
     return " ".join([opening, *(f"{_phrase_of(each)}." for each in results)])
 
 
 def _phrase_of(result: ToolExecutionResultMessage) -> str:
-    title, value = result.tool_name.replace("_", " "), _value_of(result.text)
+    title, value = result.tool_name.replace("_", " "), _read_value(result.text)
     if value is _DONE:
         return f"{title} is done"
     if _is_nothing(value) and not result.is_error:
         return f"{title} found nothing"
-    return f"{title}{' failed' if result.is_error else ''}: {_spoken(value).rstrip('.')}"
+    return f"{title}{' failed' if result.is_error else ''}: {_speak_value(value).rstrip('.')}"
 
 
 def _is_nothing(value: object) -> bool:
@@ -291,17 +291,17 @@ def _is_nothing(value: object) -> bool:
     return value is None or value == ""
 
 
-def _spoken(value: object) -> str:
+def _speak_value(value: object) -> str:
     match value:
         case None:
             return "nothing"
         case bool():
             return "yes" if value else "no"
         case dict():
-            return ", ".join(f"{str(key).replace('_', ' ')} {_spoken(each)}" for key, each in value.items())
+            return ", ".join(f"{str(key).replace('_', ' ')} {_speak_value(each)}" for key, each in value.items())
         case list():
             between = "; " if any(isinstance(each, (dict, list)) for each in value) else " / "
-            return between.join(map(_spoken, value))
+            return between.join(map(_speak_value, value))
         case _:
             return str(value)
 
@@ -428,7 +428,7 @@ def _example(schema: object, question: Question, text: str, values: list[str], n
         return {key: _example(properties[key], question, text, values, key) for key in properties if key in required}
     found = question.find_result(name, option)
     if found is _MISSING:
-        found = _value_for(option, question.text, values)
+        found = _find_value(option, question.text, values)
     if found is _MISSING and "string" in _types(option):
         found = (_name_in(_subject_of(question)) if _NOUNS.search(name) else None) or text
     if found is not _MISSING and _fits(found, option):
@@ -445,7 +445,7 @@ def _example(schema: object, question: Question, text: str, values: list[str], n
 def _schema_in(question: Question) -> Schema | None:
     """Return the JSON schema in a prompt: services show it in a line to models that do not support schemas."""
     for line in (*question.text.splitlines(), *question.system.splitlines()):
-        value = _value_of(line) if line.startswith("{") else None
+        value = _read_value(line) if line.startswith("{") else None
         if isinstance(value, dict) and value.keys() & {"properties", "$defs", "enum"}:
             return value
     return None

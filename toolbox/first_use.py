@@ -16,7 +16,7 @@ def names_on_first_use(
     """Return `__getattr__` and `__dir__` for a package. `homes` lists names by their module, such as `.container`."""
     modules = {name: module for module, names in homes.items() for name in names}
 
-    def load(name: str) -> object:
+    def load_name(name: str) -> object:
         if (module := modules.get(name)) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value: object = getattr(import_module(module, package), name)
@@ -26,4 +26,4 @@ def names_on_first_use(
     def list_names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *modules})
 
-    return load, list_names
+    return load_name, list_names

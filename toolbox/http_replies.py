@@ -51,12 +51,12 @@ class BoundedBody(httpx2.AsyncByteStream, httpx2.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         assert isinstance(self._stream, httpx2.SyncByteStream)
         for chunk in self._stream:
-            yield from self._read(chunk)
+            yield from self._decode_chunk(chunk)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         assert isinstance(self._stream, httpx2.AsyncByteStream)
         async for chunk in self._stream:
-            for piece in self._read(chunk):
+            for piece in self._decode_chunk(chunk):
                 yield piece
 
     def close(self) -> None:
@@ -75,10 +75,10 @@ class BoundedBody(httpx2.AsyncByteStream, httpx2.SyncByteStream):
         if self.max_bytes is not None and response.is_stream_consumed and len(response.content) > self.max_bytes:
             raise RefusedBody("too long", self._status, str(self.max_bytes))
 
-    def _read(self, chunk: bytes) -> Iterator[bytes]:
+    def _decode_chunk(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the decoded pieces of a chunk. Raises `RefusedBody`."""
         if self._decode is None:
-            self._decode = self._decoder()
+            self._decode = self._choose_decoder()
         try:
             for piece in self._decode(chunk):
                 self._count += len(piece)
@@ -89,7 +89,7 @@ class BoundedBody(httpx2.AsyncByteStream, httpx2.SyncByteStream):
         except zlib.error as error:
             raise RefusedBody("broken", self._status, str(error)) from error
 
-    def _decoder(self) -> Callable[[bytes], Iterator[bytes]]:
+    def _choose_decoder(self) -> Callable[[bytes], Iterator[bytes]]:
         """Return the function that decodes a chunk into pieces. Raises `RefusedBody` for other compression."""
         if not self._codings:
             return lambda chunk: iter((chunk,))

@@ -110,8 +110,8 @@ def read_function(function: Any) -> InjectedFunction:
             points.append(point_of(each.annotation, f"{where}.{each.name}", parameter=each.name, default=default))
             wanted[each.name] = each.annotation
         else:
-            left.append(parameter.replace(annotation=_readable(each.annotation, parameter.annotation)))
-    returns = _readable(signature.returns, declared.return_annotation)
+            left.append(parameter.replace(annotation=_choose_readable(each.annotation, parameter.annotation)))
+    returns = _choose_readable(signature.returns, declared.return_annotation)
     whole = inspect.Signature([each.replace(annotation=EMPTY) for each in declared.parameters.values()])
     remaining = inspect.Signature(left, return_annotation=returns)
     return InjectedFunction(where, function, tuple(points), wanted, whole, remaining)
@@ -127,7 +127,7 @@ def _is_injected(parameter: Parameter, where: str) -> bool:
     return any(isinstance(each, InjectMark) for each in parameter.metadata)
 
 
-def _readable(resolved: Any, declared: Any) -> Any:
+def _choose_readable(resolved: Any, declared: Any) -> Any:
     return declared if isinstance(resolved, Unresolved) else resolved
 
 
@@ -137,26 +137,30 @@ def with_injection(read: InjectedFunction, scopes: ScopesOfCalls) -> Callable[..
 
     if inspect.iscoroutinefunction(function):
 
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
+        async def call_coroutine(*args: Any, **kwargs: Any) -> Any:
             read.left.bind(*args, **kwargs)  # wrong arguments are a mistake of the caller, not of the request
             async with scopes.open_scope():
-                beans = {name: bean for name in read.wanted if (bean := await _aget(read, name, scopes)) is not MISSING}
+                beans = {
+                    name: bean
+                    for name in read.wanted
+                    if (bean := await _find_argument_async(read, name, scopes)) is not MISSING
+                }
                 bound = read.bind(args, kwargs, beans)
                 return await function(*bound.args, **bound.kwargs)
 
-        return _like(awaited, read)
+        return _copy_signature(call_coroutine, read)
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_function(*args: Any, **kwargs: Any) -> Any:
         read.left.bind(*args, **kwargs)
         with scopes.open_scope():
-            beans = {name: bean for name in read.wanted if (bean := _get(read, name, scopes)) is not MISSING}
+            beans = {name: bean for name in read.wanted if (bean := _find_argument(read, name, scopes)) is not MISSING}
             bound = read.bind(args, kwargs, beans)
             return function(*bound.args, **bound.kwargs)
 
-    return _like(called, read)
+    return _copy_signature(call_function, read)
 
 
-async def _aget(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any:
+async def _find_argument_async(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any:
     try:
         return await scopes.aget(read.wanted[name])
     except MissingBeanError:
@@ -165,7 +169,7 @@ async def _aget(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any
         return MISSING
 
 
-def _get(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any:
+def _find_argument(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any:
     wanted = read.wanted[name]
     try:
         try:
@@ -182,7 +186,7 @@ def _get(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> Any:
         return MISSING
 
 
-def _like(wrapper: Any, read: InjectedFunction) -> Callable[..., Any]:
+def _copy_signature(wrapper: Any, read: InjectedFunction) -> Callable[..., Any]:
     """Give a wrapper the name of its function, and the signature that is left."""
     functools.update_wrapper(wrapper, read.function)
     # Libraries follow `__wrapped__` to the signature, and would ask their callers for the injected parameters.

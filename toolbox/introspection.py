@@ -212,13 +212,13 @@ def forms_of(form: Any) -> tuple[Any, ...]:
         first, *others = (forms_of(each) for each in get_args(form))
         return (form, *(each for each in first if all(each in other for other in others)))
     found: dict[Any, None] = {}
-    for each in _walk(plain(form)):
+    for each in _walk_form(plain(form)):
         if each not in _NOT_A_KEY:
             found.setdefault(each)
     return tuple(found)
 
 
-def _walk(form: Any) -> Iterator[Any]:
+def _walk_form(form: Any) -> Iterator[Any]:
     yield form
     cls = class_of(form)
     if not isinstance(cls, type) or is_union(form):
@@ -239,7 +239,7 @@ def _walk(form: Any) -> Iterator[Any]:
 
 def arguments_for(form: Any, base: type[Any]) -> dict[Any, Any]:
     """Return the type arguments of `base` in its subclass `form`."""
-    for each in _walk(plain(form)):
+    for each in _walk_form(plain(form)):
         if get_origin(each) is base:
             return dict(zip(parameters_of(base), get_args(each), strict=False))
     return {}
@@ -462,7 +462,7 @@ _EMPTY_BODIES = (
 
 
 @functools.cache
-def _empty_codes() -> frozenset[bytes]:
+def _collect_empty_codes() -> frozenset[bytes]:
     """Return the instructions of functions without a body, as this version of Python compiles them."""
     found = set()
     for kind in ("def", "async def"):
@@ -476,7 +476,7 @@ def _empty_codes() -> frozenset[bytes]:
 def has_body(function: Any) -> bool:
     """Return False for a function that consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
     code = function.__code__
-    if code.co_code not in _empty_codes() or code.co_names not in ((), ("NotImplementedError",)):
+    if code.co_code not in _collect_empty_codes() or code.co_names not in ((), ("NotImplementedError",)):
         return True
     texts = {repr(None), repr(...), repr(function.__doc__)}
     raises = bool(code.co_names)  # with any text

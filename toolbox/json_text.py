@@ -22,11 +22,11 @@ _CONTROL = re.compile("[\x00-\x1f]")
 _SPACE = " \t\r\n"
 
 
-def _refuse(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_refuse)
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class _DoubledNameError(Exception):
@@ -50,7 +50,7 @@ def parse_json(text: str | bytes) -> Any:
         return from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError) as refusal:
         try:
-            return json.loads(text, parse_constant=_refuse)
+            return json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             raise ValueError(str(refusal)) from None
 
@@ -61,7 +61,7 @@ def strict_arguments(text: str) -> dict[str, Any] | None:
     Empty, blank and `null` text is `{}`; an object encoded twice, as a JSON string, is decoded.
     """
     try:
-        value = parse_json(_unwrapped(text))
+        value = parse_json(_unwrap_text(text))
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -74,16 +74,16 @@ def arguments_text(text: str) -> str:
     such as line breaks inside strings, a leading `{}` before the object, the same object twice. Everything else is kept
     as written, including all digits of numbers.
     """
-    text = _unwrapped(text)
+    text = _unwrap_text(text)
     try:
         value = parse_json(text)
     except ValueError as error:
-        repaired = _one_object(text) or _one_object(_repaired(text))
+        repaired = _find_one_object(text) or _find_one_object(_repair_text(text))
         if repaired is None:
             raise ValueError(f"not a JSON object: {error}") from None
         return repaired
     if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {_kind(value)}")
+        raise ValueError(f"expected a JSON object, got {_name_kind(value)}")
     return text
 
 
@@ -96,7 +96,7 @@ def value_text(text: str) -> str:
     try:
         parse_json(text)
     except ValueError:
-        text = _repaired(text)
+        text = _repair_text(text)
         parse_json(text)
     return text
 
@@ -120,7 +120,7 @@ def doubled_name(text: str) -> str | None:
     """
     if _is_flat(text):
         return None
-    text = _unwrapped(text)
+    text = _unwrap_text(text)
     try:
         _names.decode(text)
     except _DoubledNameError as error:
@@ -145,7 +145,7 @@ def _doubled_name_in_invalid(text: str) -> str | None:
     for found in _STRING_OR_BRACKET.finditer(text):
         string, colon = found.groups()
         if colon and names:
-            name = _unescaped(string) if "\\" in string else string
+            name = _unescape_string(string) if "\\" in string else string
             if name in names[-1]:
                 return name
             names[-1].add(name)
@@ -157,7 +157,7 @@ def _doubled_name_in_invalid(text: str) -> str | None:
     return None
 
 
-def _unescaped(string: str) -> str:
+def _unescape_string(string: str) -> str:
     """Return the text of a JSON string without its quotes; an invalid one unchanged."""
     try:
         text: str = json.loads(f'"{string}"', strict=False)
@@ -180,10 +180,10 @@ def object_text(text: str) -> str:
 def compact_json(value: Mapping[str, Any] | Any) -> str:
     """Return `value` as JSON without spaces. Keeps non-ASCII characters; escapes lone surrogates."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text if text.isascii() or _encodable(text) else json.dumps(value, separators=(",", ":"))
+    return text if text.isascii() or _is_encodable(text) else json.dumps(value, separators=(",", ":"))
 
 
-def _encodable(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -191,7 +191,7 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _unwrapped(text: str) -> str:
+def _unwrap_text(text: str) -> str:
     """Return `{}` for empty arguments, the content of a JSON string, or the text itself."""
     bare = text.strip()
     if bare.startswith('"'):
@@ -199,7 +199,7 @@ def _unwrapped(text: str) -> str:
             value = parse_json(text)
         except ValueError:
             try:
-                value = parse_json(_repaired(text))
+                value = parse_json(_repair_text(text))
             except ValueError:
                 return text
         text = value if isinstance(value, str) else text
@@ -207,7 +207,7 @@ def _unwrapped(text: str) -> str:
     return "{}" if bare in ("", "null") else text
 
 
-def _one_object(text: str) -> str | None:
+def _find_one_object(text: str) -> str | None:
     """Return the object in `text`, which may occur twice and after a leading `{}`; None for anything else."""
     objects: list[tuple[str, str]] = []  # the text as written, and a comparable form
     if doubled_name(text) is not None:
@@ -232,19 +232,19 @@ def _one_object(text: str) -> str | None:
     return objects[0][0]
 
 
-def _repaired(text: str) -> str:
+def _repair_text(text: str) -> str:
     """Return `text` without trailing commas, and with the control characters in its strings escaped."""
-    return _STRING_OR_COMMA.sub(_repaired_piece, text)
+    return _STRING_OR_COMMA.sub(_repair_piece, text)
 
 
-def _repaired_piece(found: re.Match[str]) -> str:
+def _repair_piece(found: re.Match[str]) -> str:
     piece = found.group()
     if piece.startswith(","):
         return ""
     return piece if piece.isprintable() else _CONTROL.sub(lambda each: f"\\u{ord(each.group()):04x}", piece)
 
 
-def _kind(value: object) -> str:
+def _name_kind(value: object) -> str:
     match value:
         case bool():
             return "a boolean"
@@ -286,23 +286,23 @@ class _Wanted:
         """Return the value converted to one of these schemas."""
         if depth > _DEEPEST:
             return value
-        options = list(self._options(schemas))
+        options = list(self._find_options(schemas))
         if type(value) is str:
-            return self._string(value, options, depth)
+            return self._convert_string(value, options, depth)
         if isinstance(value, dict):
-            names = list(self._options(each["propertyNames"] for each in options if "propertyNames" in each))
+            names = list(self._find_options(each["propertyNames"] for each in options if "propertyNames" in each))
             folded = Counter(map(str.casefold, value)) if names else Counter()
             return {
-                self._key(key, names) if folded[key.casefold()] == 1 else key: self.value(
-                    each, _under(options, key), depth + 1
+                self._convert_key(key, names) if folded[key.casefold()] == 1 else key: self.value(
+                    each, _find_properties(options, key), depth + 1
                 )
                 for key, each in value.items()
             }
         if isinstance(value, list):
-            return [self.value(each, _at(options, index), depth + 1) for index, each in enumerate(value)]
+            return [self.value(each, _find_items(options, index), depth + 1) for index, each in enumerate(value)]
         return value
 
-    def _options(self, schemas: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    def _find_options(self, schemas: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
         """Yield the alternatives of these schemas with references and unions resolved."""
         waiting, seen = list(schemas)[::-1], set[str]()
         while waiting:
@@ -318,16 +318,16 @@ class _Wanted:
             else:
                 yield schema
 
-    def _string(self, text: str, options: list[Mapping[str, Any]], depth: int) -> Any:
+    def _convert_string(self, text: str, options: list[Mapping[str, Any]], depth: int) -> Any:
         if (self.wrong is not None and text not in self.wrong) or any(map(_allows_any_string, options)):
             return text
-        listed, names = _listed_in(options)
+        listed, names = _find_listed(options)
         meant = meant_by(text, listed, names)
         if meant is not None:
             return meant
         if self.parse is None:
             return text
-        kinds = {kind for each in options for kind in _kinds(each)}
+        kinds = {kind for each in options for kind in _read_kinds(each)}
         opening = text.lstrip()[:1]
         if (opening == "{" and "object" in kinds) or (opening == "[" and "array" in kinds):
             try:
@@ -337,35 +337,35 @@ class _Wanted:
             return _Wanted(self.definitions, None, self.parse).value(parsed, options, depth + 1)
         return text
 
-    def _key(self, key: str, names: list[Mapping[str, Any]]) -> str:
+    def _convert_key(self, key: str, names: list[Mapping[str, Any]]) -> str:
         if (self.wrong is not None and key not in self.wrong) or any(map(_allows_any_string, names)):
             return key
-        meant = meant_by(key, *_listed_in(names))
+        meant = meant_by(key, *_find_listed(names))
         return key if meant is None else str(meant)
 
 
-def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     kinds = schema.get("type", ())
     return (kinds,) if isinstance(kinds, str) else tuple(kinds)
 
 
-def _listed(schema: Mapping[str, Any]) -> Sequence[Any]:
+def _read_listed(schema: Mapping[str, Any]) -> Sequence[Any]:
     return (schema["const"],) if "const" in schema else schema.get("enum", ())
 
 
 def _allows_any_string(schema: Mapping[str, Any]) -> bool:
     if "enum" in schema or "const" in schema:
         return False
-    kinds = _kinds(schema)
+    kinds = _read_kinds(schema)
     return "string" in kinds or not (kinds or "properties" in schema or "items" in schema)
 
 
-def _listed_in(options: Iterable[Mapping[str, Any]]) -> tuple[list[Any], list[tuple[str, Any]]]:
+def _find_listed(options: Iterable[Mapping[str, Any]]) -> tuple[list[Any], list[tuple[str, Any]]]:
     """Return the values that these schemas list, and the names of enums with their values."""
     listed: list[Any] = []
     names: list[tuple[str, Any]] = []
     for each in options:
-        listed += _listed(each)
+        listed += _read_listed(each)
         names += each.get(MEMBER_NAMES, {}).items()
     return listed, names
 
@@ -379,9 +379,9 @@ def meant_by(text: str, listed: Iterable[Any], names: Iterable[tuple[str, Any]] 
     values = [(str(each), each) for each in listed if each is not None]
     for value in (each for _, each in values if each == text):
         return value
-    wanted = _folded(text)
+    wanted = _fold_case(text)
     for spelled in (values, names):
-        if found := {str(value): value for name, value in spelled if _folded(name) == wanted}:
+        if found := {str(value): value for name, value in spelled if _fold_case(name) == wanted}:
             return next(iter(found.values())) if len(found) == 1 else None
     return None
 
@@ -389,29 +389,29 @@ def meant_by(text: str, listed: Iterable[Any], names: Iterable[tuple[str, Any]] 
 _GAPS = re.compile(r"[-_\s]+")
 
 
-def _folded(text: str) -> str:
+def _fold_case(text: str) -> str:
     return _GAPS.sub(" ", text).casefold()
 
 
-def _under(options: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+def _find_properties(options: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
     """Return the schemas for this key of an object."""
     found = []
     for each in options:
         properties = each.get("properties", {})
         if key in properties:
             found.append(properties[key])
-        elif "object" in _kinds(each) or "properties" in each:
+        elif "object" in _read_kinds(each) or "properties" in each:
             found.append(each.get("additionalProperties", {}))
     return found
 
 
-def _at(options: Iterable[Mapping[str, Any]], index: int) -> list[Any]:
+def _find_items(options: Iterable[Mapping[str, Any]], index: int) -> list[Any]:
     """Return the schemas for this index of a list."""
     found = []
     for each in options:
         first = each.get("prefixItems", ())
         if index < len(first):
             found.append(first[index])
-        elif "array" in _kinds(each) or "items" in each:
+        elif "array" in _read_kinds(each) or "items" in each:
             found.append(each.get("items", {}))
     return found

@@ -63,7 +63,7 @@ class UsageLimits:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise ValueError(f"UsageLimits: invalid {each.name}={value!r}; use an integer of 0 or more, or None")
         if self.cost is not None:
-            amount = _amount(self.cost)
+            amount = _read_amount(self.cost)
             if amount is None:
                 raise ValueError(f"UsageLimits: invalid cost={self.cost!r}; use a Decimal of 0 or more, or None")
             object.__setattr__(self, "cost", amount)
@@ -74,7 +74,7 @@ class UsageLimits:
         return any(each is not None for each in (self.input_tokens, self.output_tokens, self.total_tokens))
 
 
-def _amount(value: object) -> Decimal | None:
+def _read_amount(value: object) -> Decimal | None:
     """Return an amount of money; None if it is negative, not finite or not a number."""
     if isinstance(value, bool) or not isinstance(value, (Decimal, int, float)):
         return None
@@ -206,7 +206,7 @@ def cost_of(estimator: CostEstimator | None, model: str, usage: TokenUsage | Non
         return None
     if found is None:
         return None
-    amount = _amount(found)
+    amount = _read_amount(found)
     if amount is None:
         name = type(estimator).__name__
         logger.error("%s.estimate returned %r, not a Decimal of 0 or more; the cost is unknown", name, found)
@@ -264,7 +264,7 @@ class Account:
         self.asked = 0
         self._lock: threading.Lock = threading.Lock() if outer is None else outer._lock
 
-    def _chain(self) -> Iterator[tuple[Account, UsageLimits]]:
+    def _find_limited(self) -> Iterator[tuple[Account, UsageLimits]]:
         """Yield the accounts that count, innermost first, with their limits."""
         account: Account | None = self
         while account is not None:
@@ -275,48 +275,48 @@ class Account:
     @property
     def innermost(self) -> tuple[Usage, UsageLimits]:
         """The usage and the limits of the innermost account that counts."""
-        return next((account.usage, limits) for account, limits in self._chain())
+        return next((account.usage, limits) for account, limits in self._find_limited())
 
     @property
     def limits_cost(self) -> bool:
         """Return True if one of the accounts has a limit for the cost."""
-        return any(limits.cost is not None for _, limits in self._chain())
+        return any(limits.cost is not None for _, limits in self._find_limited())
 
     @property
     def limits_tokens(self) -> bool:
         """Return True if one of the accounts has a limit for tokens."""
-        return any(limits.limits_tokens for _, limits in self._chain())
+        return any(limits.limits_tokens for _, limits in self._find_limited())
 
     def reserve(self, model_calls: int = 0, tool_calls: int = 0) -> Refusal | None:
         """Count calls before they happen. If that would exceed a limit, count nothing and return the refusal."""
         with self._lock:
-            if (refusal := self._exceeded()) is not None:
+            if (refusal := self._find_exceeded()) is not None:
                 return refusal
             refused = [
                 Refusal(account, name, allowed, account.usage.of(name))
-                for account, limits in self._chain()
+                for account, limits in self._find_limited()
                 for name, more in (("model_calls", model_calls), ("tool_calls", tool_calls))
                 if more and (allowed := getattr(limits, name)) is not None
                 if getattr(account.usage, name) + more > allowed
             ]
             if refused:
-                return self._first(refused)
+                return self._choose_first(refused)
             added = Usage(model_calls, tool_calls)
-            for account, _ in self._chain():
+            for account, _ in self._find_limited():
                 account.usage += added
             return None
 
     def add(self, tokens: TokenUsage | None, cost: Decimal | None) -> None:
         """Count the tokens and the cost of a reply. None means unknown: unknown tokens count 0."""
-        added = Usage(tokens=_valid(tokens), cost=cost)
+        added = Usage(tokens=_replace_invalid(tokens), cost=cost)
         with self._lock:
-            for account, _ in self._chain():
+            for account, _ in self._find_limited():
                 account.usage += added
 
     def open(self) -> list[tuple[Usage, UsageLimits]]:
         """Return the usage and the limits of the accounts that count, innermost first."""
         with self._lock:
-            return [(account.usage, limits) for account, limits in self._chain()]
+            return [(account.usage, limits) for account, limits in self._find_limited()]
 
     def used_up(self) -> Refusal | None:
         """Return the limit that allows no further call of a model, or None."""
@@ -324,30 +324,30 @@ class Account:
             names = [each.name for each in fields(UsageLimits) if each.name != "tool_calls"]
             refused = [
                 Refusal(account, name, allowed, used)
-                for account, limits in self._chain()
+                for account, limits in self._find_limited()
                 for name in names
                 if (allowed := getattr(limits, name)) is not None
                 if (used := account.usage.of(name)) is None or used >= allowed
             ]
-            return self._first(refused) if refused else None
+            return self._choose_first(refused) if refused else None
 
     def exceeded(self) -> Refusal | None:
         """Return the limit for tokens or cost that is exceeded, or None."""
         with self._lock:
-            return self._exceeded()
+            return self._find_exceeded()
 
-    def _exceeded(self) -> Refusal | None:
+    def _find_exceeded(self) -> Refusal | None:
         names = ("input_tokens", "output_tokens", "total_tokens", "cost")
         refused = [
             Refusal(account, name, allowed, used)
-            for account, limits in self._chain()
+            for account, limits in self._find_limited()
             for name in names
             if (allowed := getattr(limits, name)) is not None
             if (used := account.usage.of(name)) is None or used > allowed
         ]
-        return self._first(refused) if refused else None
+        return self._choose_first(refused) if refused else None
 
-    def _first(self, refused: Sequence[Refusal]) -> Refusal:
+    def _choose_first(self, refused: Sequence[Refusal]) -> Refusal:
         """Return the refusal that ends the most: that of the outermost invocation, then the one with the least left."""
         depths: dict[int, int] = {}
         account: Account | None = self
@@ -448,7 +448,7 @@ def refuse_if_used_up(account: Account) -> None:
         raise refusal.error(())
 
 
-def _valid(tokens: TokenUsage | None) -> TokenUsage:
+def _replace_invalid(tokens: TokenUsage | None) -> TokenUsage:
     """Return a usage without negative numbers, which a server could use to get around limits."""
     if tokens is None:
         return NO_TOKENS

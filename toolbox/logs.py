@@ -113,7 +113,7 @@ class LoggingListener(EventListener):
 
     def on_event(self, event: InvocationEvent) -> None:
         """Log `event`."""
-        name, facts = _facts_of(event)
+        name, facts = _collect_facts(event)
         failed = facts.get("error_type") not in (None, "CancelledError")
         level = max(self._level, logging.WARNING) if failed else self._level
         if not self._logger.isEnabledFor(level):
@@ -121,7 +121,7 @@ class LoggingListener(EventListener):
         where = invocation_facts(event.context)
         if _is_unknown_tool(event):
             where["tool"] = None
-        details = " ".join(f"{key}={_formatted(value)}" for key, value in facts.items() if value is not None)
+        details = " ".join(f"{key}={_format_value(value)}" for key, value in facts.items() if value is not None)
         what = f"{where['service']}.{where['method']}" + (f" {where['tool']}" if where["tool"] else "")
         extra = {"event": name, **where, **facts}
         self._logger.log(
@@ -139,16 +139,16 @@ def _is_unknown_tool(event: InvocationEvent) -> bool:
     return False
 
 
-def _formatted(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
+def _collect_facts(event: InvocationEvent) -> tuple[str, Facts]:
     match event:
         case ServiceStartedEvent():
             return "service_started", {}
         case ServiceCompletedEvent(duration=duration, token_usage=usage, tool_executions=executions):
-            return "service_completed", {"duration": duration, **_tokens(usage), "tool_calls": len(executions)}
+            return "service_completed", {"duration": duration, **_count_tokens(usage), "tool_calls": len(executions)}
         case ServiceFailedEvent(error=error, duration=duration):
             return "service_failed", {"duration": duration, "error_type": type(error).__name__}
         case ModelRequestEvent(request=request):
@@ -156,7 +156,7 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
         case ModelResponseEvent(response=response, duration=duration):
             reason = response.finish_reason.value if response.finish_reason is not None else None
             facts = {"model": response.model, "duration": duration, "finish_reason": reason}
-            return "model_response", {**facts, **_tokens(response.token_usage)}
+            return "model_response", {**facts, **_count_tokens(response.token_usage)}
         case ModelFailedEvent(error=error, duration=duration):
             return "model_failed", {"duration": duration, "error_type": type(error).__name__}
         case ToolStartedEvent():
@@ -190,7 +190,7 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
     return type(event).__name__, {}
 
 
-def _tokens(usage: TokenUsage | None) -> Facts:
+def _count_tokens(usage: TokenUsage | None) -> Facts:
     if usage is None:
         return {"input_tokens": None, "output_tokens": None}
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
@@ -208,10 +208,10 @@ class WithoutQuery(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record, and return True to keep it."""
         if isinstance(record.args, tuple):
-            record.args = tuple(self._shown(each) for each in record.args)
+            record.args = tuple(self._hide_query(each) for each in record.args)
         return True
 
-    def _shown(self, value: object) -> object:
+    def _hide_query(self, value: object) -> object:
         if type(value).__name__ != "URL":
             return value
         address, query, _ = str(value).partition("?")

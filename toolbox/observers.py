@@ -155,7 +155,7 @@ class Observers:
         if chosen:
             waiting = _Waiting(event, self._scopes.given_seeds(), causes)
             for each in chosen:
-                each.add(waiting)
+                each.add_event(waiting)
 
     async def stop(self, timeout: float) -> None:
         """Deliver the waiting events for up to `timeout` seconds, then drop the rest and log how many."""
@@ -178,7 +178,7 @@ class _Observer:
         """Return True if the event is of one of the observed services."""
         return not self._services or event.context.service in self._services
 
-    def add(self, waiting: _Waiting) -> None:
+    def add_event(self, waiting: _Waiting) -> None:
         """Let an event wait. May be called on any thread."""
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
@@ -191,11 +191,11 @@ class _Observer:
         if loop is None or loop.is_closed():
             return
         if running_loop() is loop:
-            self._begin()
+            self._begin_delivery()
         else:
-            loop.call_soon_threadsafe(self._begin, context=Context())
+            loop.call_soon_threadsafe(self._begin_delivery, context=Context())
 
-    def _begin(self) -> None:
+    def _begin_delivery(self) -> None:
         if self._task is None and self._waiting:
             # An empty context: what the caller has set, such as limits, does not hold for observers.
             self._task = asyncio.get_running_loop().create_task(self._deliver_all(), context=Context())
@@ -210,13 +210,13 @@ class _Observer:
                 except asyncio.CancelledError as error:
                     if task is None or task.cancelling():
                         raise
-                    self._log(waiting, error)  # something that the observer awaited was cancelled
+                    self._log_failure(waiting, error)  # something that the observer awaited was cancelled
                 except Exception as error:
-                    self._log(waiting, error)
+                    self._log_failure(waiting, error)
         finally:
             self._task = None
 
-    def _log(self, waiting: _Waiting, error: BaseException) -> None:
+    def _log_failure(self, waiting: _Waiting, error: BaseException) -> None:
         kind = type(waiting.event).__name__
         logger.error("the observer %s failed on %s", self._called.where, kind, exc_info=error)
 
@@ -242,7 +242,7 @@ class _Observer:
 
     async def stop(self, timeout: float) -> None:
         """Deliver the waiting events for up to `timeout` seconds; drop the rest."""
-        self._begin()
+        self._begin_delivery()
         task = self._task
         if task is not None:
             _, late = await asyncio.wait({task}, timeout=max(timeout, 0.0))

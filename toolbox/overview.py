@@ -122,19 +122,21 @@ def reach_of(plans: Plans, entries: Iterable[Entry], graph: BeanGraph) -> list[R
     """Return all ways: those from `entries`, then those from each method of a service."""
     found: list[Reach] = []
     for entry in entries:
-        start = _Way(entry.name, (), graph).checked(entry.access)
+        start = _Way(entry.name, (), graph).check_roles(entry.access)
         if not entry.calls_services:
-            found += _to_tools(start, entry.tools, plans, ())
+            found += _follow_tools(start, entry.tools, plans, ())
             continue
-        for plan in _called_by(entry, plans):
-            found += _from_method(start.through(plan), plan, plans, (), entry.tools)
+        for plan in _find_called(entry, plans):
+            found += _follow_method(start.through(plan), plan, plans, (), entry.tools)
     for methods in plans.values():
         for plan in methods.values():
-            found += _from_method(_Way(plan.where, (), graph).checked(plan.access).guarded_by(plan), plan, plans, ())
+            found += _follow_method(
+                _Way(plan.where, (), graph).check_roles(plan.access).guarded_by(plan), plan, plans, ()
+            )
     return found
 
 
-def _called_by(entry: Entry, plans: Plans) -> Iterator[MethodPlan]:
+def _find_called(entry: Entry, plans: Plans) -> Iterator[MethodPlan]:
     """Yield the methods of an entry's services. One that can start runs can start every async method."""
     for service in entry.services:
         yield from plans.get(service, {}).values()
@@ -157,7 +159,7 @@ class _Way:
     guardrails: tuple[type, ...] = ()
     approvers: tuple[str, ...] = ()
 
-    def checked(self, access: Access | None) -> _Way:
+    def check_roles(self, access: Access | None) -> _Way:
         """Return the way after a check of roles. It is closed if no identity can pass the check."""
         if access is None or access.is_open:
             return self
@@ -175,12 +177,12 @@ class _Way:
 
     def through(self, plan: MethodPlan) -> _Way:
         """Return the way into a method."""
-        return replace(self.checked(plan.access).guarded_by(plan), path=(*self.path, plan.where))
+        return replace(self.check_roles(plan.access).guarded_by(plan), path=(*self.path, plan.where))
 
     def to(self, tool: Tool) -> _Way:
         """Return the way to a tool."""
         named = (*tool.named_by("tool_input_guardrails"), *tool.named_by("tool_output_guardrails"))
-        way = self.checked(tool.access)
+        way = self.check_roles(tool.access)
         approval = way.requires_approval or tool.requires_approval is not False
         guardrails = (*way.guardrails, *(each.type for each in named))
         approvers = (*way.approvers, *tool.approvers)
@@ -203,27 +205,27 @@ class _Way:
         )
 
 
-def _from_method(
+def _follow_method(
     way: _Way, plan: MethodPlan, plans: Plans, outer: tuple[MethodPlan, ...], added: Iterable[Tool] = ()
 ) -> Iterator[Reach]:
     """Yield the ways from a method that was called: to its own tools, those of its providers, and those `added`."""
     if not way.is_open or any(each is plan for each in outer):
         return
-    yield from _to_tools(way, (*plan.toolset.tools, *added), plans, (*outer, plan))
+    yield from _follow_tools(way, (*plan.toolset.tools, *added), plans, (*outer, plan))
     yield from (way.reach(ANY_TOOL) for _ in plan.providers)
 
 
-def _to_tools(way: _Way, tools: Iterable[Tool], plans: Plans, outer: tuple[MethodPlan, ...]) -> Iterator[Reach]:
+def _follow_tools(way: _Way, tools: Iterable[Tool], plans: Plans, outer: tuple[MethodPlan, ...]) -> Iterator[Reach]:
     for tool in tools:
         here = way.to(tool)
         if not here.is_open:
             continue
-        yield here.reach(tool.name, _effects_of(tool, here.graph, in_durable=bool(outer) and outer[0].durable))
-        if (plan := _plan_of(tool, plans)) is not None:
-            yield from _from_method(here.through(plan), plan, plans, outer)
+        yield here.reach(tool.name, _find_effects(tool, here.graph, in_durable=bool(outer) and outer[0].durable))
+        if (plan := _find_plan(tool, plans)) is not None:
+            yield from _follow_method(here.through(plan), plan, plans, outer)
 
 
-def _effects_of(tool: Tool, graph: BeanGraph, *, in_durable: bool) -> tuple[str, ...]:
+def _find_effects(tool: Tool, graph: BeanGraph, *, in_durable: bool) -> tuple[str, ...]:
     """Return the known effects of a tool; a transaction that has the record of its run takes effect exactly once."""
     if not in_durable or exactly_once_of(tool, graph) is not ExactlyOnce.YES:
         return tool.effects
@@ -231,7 +233,7 @@ def _effects_of(tool: Tool, graph: BeanGraph, *, in_durable: bool) -> tuple[str,
     return (*tool.effects[:at], "exactly once", *tool.effects[at:])
 
 
-def _plan_of(tool: Tool, plans: Plans) -> MethodPlan | None:
+def _find_plan(tool: Tool, plans: Plans) -> MethodPlan | None:
     """Return the plan of a service method that is a tool."""
     if (plan := plan_behind(tool)) is not None:
         return plan
@@ -242,25 +244,25 @@ def entry_behind(
     name: str, points: Iterable[InjectionPoint], graph: BeanGraph, tools: tuple[Tool, ...], access: Access | None
 ) -> Entry | None:
     """Return an entry with the services among the beans of these points; None if it can call none."""
-    classes = _classes_behind(points, graph)
+    classes = _find_classes(points, graph)
     services = tuple(each for each in classes if service_options_of(each) is not None)
     runs_bean = sys.modules.get("toolbox.runs.runs_bean")  # not imported: no program part can start a run
     starts_runs = runs_bean is not None and runs_bean.Runs in classes
     return Entry(name, services, tools, access=access, starts_runs=starts_runs) if services or starts_runs else None
 
 
-def _classes_behind(points: Iterable[InjectionPoint], graph: BeanGraph) -> tuple[type[Any], ...]:
+def _find_classes(points: Iterable[InjectionPoint], graph: BeanGraph) -> tuple[type[Any], ...]:
     """Return the classes of the beans of these points, and of the beans that these hold."""
-    todo = [bean for point in points for bean in _beans_of(point, graph)]
+    todo = [bean for point in points for bean in _find_beans(point, graph)]
     seen: dict[int, None] = {}
     while todo:
         bean = todo.pop(0)
         if bean not in seen:
             seen[bean] = None
-            todo += [each for point, _ in graph[bean].needs + graph[bean].behind for each in _beans_of(point, graph)]
+            todo += [each for point, _ in graph[bean].needs + graph[bean].behind for each in _find_beans(point, graph)]
     return tuple(dict.fromkeys(class_of(graph.definitions[bean].provides) for bean in seen))
 
 
-def _beans_of(point: InjectionPoint, graph: BeanGraph) -> tuple[int, ...]:
+def _find_beans(point: InjectionPoint, graph: BeanGraph) -> tuple[int, ...]:
     value = graph.value_of(point)
     return value.found if isinstance(value, LazyBean) else beans_in(value)

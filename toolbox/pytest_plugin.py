@@ -54,15 +54,15 @@ def pytest_configure(config: pytest.Config) -> None:
     plugin = config.pluginmanager.get_plugin("asyncio")
     if (make := getattr(plugin, "fixture", None)) is not None:
         fixtures: Any = ModuleType("toolbox-asyncio")
-        fixtures.started = make(name=f"{_STARTED}_asyncio")(_started)
-        fixtures.scope = make(name=f"{_SCOPE}_asyncio")(_scope)
+        fixtures.started = make(name=f"{_STARTED}_asyncio")(_start_container)
+        fixtures.scope = make(name=f"{_SCOPE}_asyncio")(_open_scope)
         config.pluginmanager.register(fixtures, "toolbox-asyncio")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Restore the permission to send requests to model servers."""
     if (rules := config.stash.get(_RULES, None)) is not None:
-        rules.close()
+        rules.restore_previous()
 
 
 # --- requests to model servers
@@ -102,16 +102,16 @@ class _ModelRequestPolicy:
 
         self._before = model_requests.check, model_requests.stand_in
         self._named = {value.rstrip("/") for name, value in os.environ.items() if name.endswith("BASE_URL")}
-        self.begin()
-        model_requests.check = self.check
+        self.begin_test()
+        model_requests.check = self.check_request
 
-    def close(self) -> None:
+    def restore_previous(self) -> None:
         """Restore the previous policy: the one of an outer pytest run, if there is one."""
         from .models import model_requests
 
         model_requests.check, model_requests.stand_in = self._before
 
-    def begin(self, item: pytest.Item | None = None) -> None:
+    def begin_test(self, item: pytest.Item | None = None) -> None:
         """Apply the policy of the test `item`, or the policy between two tests."""
         from .models import model_requests
 
@@ -121,7 +121,7 @@ class _ModelRequestPolicy:
         self.scripted: ScriptedChatModel | None = None
         model_requests.stand_in = self.stand_in if self._is_scripted else None
 
-    def check(self, url: str) -> None:
+    def check_request(self, url: str) -> None:
         """Raise `ModelRequestRefusedError` unless the running test may send requests to this server."""
         if not (self.is_allowed or (_is_local(url) and url.rstrip("/") not in self._named and not self._is_scripted)):
             raise ModelRequestRefusedError(url)
@@ -154,11 +154,11 @@ def _is_local(url: str) -> bool:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Apply the policy of each test to all its phases, including fixtures of its class, module and session."""
     rules = item.config.stash[_RULES]
-    rules.begin(item)
+    rules.begin_test(item)
     try:
         return (yield)
     finally:
-        rules.begin()
+        rules.begin_test()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -243,14 +243,14 @@ def toolbox_container(request: pytest.FixtureRequest, toolbox_unstarted_containe
     if toolbox_unstarted_container.is_started:
         yield toolbox_unstarted_container
         return
-    if (name := _async_name(request, _STARTED)) is not None:
+    if (name := _find_async_name(request, _STARTED)) is not None:
         yield request.getfixturevalue(name)
         return
     with toolbox_unstarted_container as container:
         yield container
 
 
-async def _started(toolbox_unstarted_container: Container) -> AsyncIterator[Container]:
+async def _start_container(toolbox_unstarted_container: Container) -> AsyncIterator[Container]:
     async with toolbox_unstarted_container as container:
         yield container
 
@@ -268,10 +268,10 @@ def toolbox_override(toolbox_unstarted_container: Container) -> Iterator[Overrid
     """Replace beans for this test: `toolbox_override(Payments, fake)`. The bean is restored when the test ends."""
     with ExitStack() as overrides:
 
-        def override(wanted: TypeForm[T], fake: T, name: str | None = None) -> T:
+        def override_bean(wanted: TypeForm[T], fake: T, name: str | None = None) -> T:
             return overrides.enter_context(toolbox_unstarted_container.override(wanted, fake, name))
 
-        yield override
+        yield override_bean
 
 
 # --- the scripted model, and the record of events
@@ -317,14 +317,14 @@ def toolbox_request_scope(
     request: pytest.FixtureRequest, toolbox_container: Container, toolbox_seeds: Mapping[Any, Any]
 ) -> Iterator[RequestScope]:
     """Run the test in a request scope of the started container, seeded with `toolbox_seeds`."""
-    if (name := _async_name(request, _SCOPE)) is not None:
+    if (name := _find_async_name(request, _SCOPE)) is not None:
         yield request.getfixturevalue(name)
         return
     with toolbox_container.request_scope(toolbox_seeds) as scope:
         yield scope
 
 
-async def _scope(toolbox_container: Container, toolbox_seeds: Mapping[Any, Any]) -> AsyncIterator[RequestScope]:
+async def _open_scope(toolbox_container: Container, toolbox_seeds: Mapping[Any, Any]) -> AsyncIterator[RequestScope]:
     async with toolbox_container.request_scope(toolbox_seeds) as scope:
         yield scope
 
@@ -333,11 +333,11 @@ async def _scope(toolbox_container: Container, toolbox_seeds: Mapping[Any, Any])
 
 _STARTED = "_toolbox_started"
 _SCOPE = "_toolbox_scope"
-_started_anyio = pytest.fixture(name=f"{_STARTED}_anyio")(_started)
-_scope_anyio = pytest.fixture(name=f"{_SCOPE}_anyio")(_scope)
+_started_anyio = pytest.fixture(name=f"{_STARTED}_anyio")(_start_container)
+_scope_anyio = pytest.fixture(name=f"{_SCOPE}_anyio")(_open_scope)
 
 
-def _async_name(request: pytest.FixtureRequest, name: str) -> str | None:
+def _find_async_name(request: pytest.FixtureRequest, name: str) -> str | None:
     """Return the name of the async fixture for the test's plugin, or None for a synchronous test."""
     if not inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
         return None
@@ -359,13 +359,13 @@ def toolbox_recording(request: pytest.FixtureRequest) -> Iterator[Recording]:
     from .recordings import Recording
 
     failures = request.session.testsfailed
-    recording = Recording(_file_of(request.node), request.config.getoption(RECORDING))
+    recording = Recording(_find_file(request.node), request.config.getoption(RECORDING))
     yield recording
     if recording.missed and request.session.testsfailed == failures:
         raise recording.missed[0]
 
 
-def _file_of(item: pytest.Item) -> Path:
+def _find_file(item: pytest.Item) -> Path:
     name = item.nodeid.partition("::")[2].replace("::", ".").replace("[", "-").replace("]", "")
     plain = re.sub(r"[^\w.\-]", "_", name, flags=re.ASCII)
     if plain != name or len(plain) > 120:

@@ -37,14 +37,14 @@ def before_model_request(method: F) -> F:
 @functools.lru_cache(maxsize=4096)
 def request_hooks_of(cls: type[Any]) -> tuple[str, ...]:
     """Return the names of the marked methods of a class, also of those that a subclass defines again."""
-    return tuple(dict.fromkeys(name for base in reversed(cls.__mro__) for name in _marked_in(base)))
+    return tuple(dict.fromkeys(name for base in reversed(cls.__mro__) for name in _find_marked(base)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _marked_in(cls: type[Any]) -> tuple[str, ...]:
-    return tuple(name for name, member in may_be_marked_in(cls) if _is_marked(member))
+def _find_marked(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name, member in may_be_marked_in(cls) if _has_hook(member))
 
 
-def _is_marked(member: object) -> bool:
+def _has_hook(member: object) -> bool:
     # `@staticmethod` copies the marks of its function, so that the order of the two decorators does not matter.
     return getattr(member, REQUEST_HOOK_MARK, False) is True

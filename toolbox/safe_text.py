@@ -106,9 +106,9 @@ class _SecretSearch:
         self.longest = 0
         for secret in {each for each in secrets if len(each) >= SHORTEST_SECRET}:
             for spelled in {*_spell(secret)}:
-                self._add(spelled)
+                self._add_secret(spelled)
 
-    def _add(self, secret: bytes) -> None:
+    def _add_secret(self, secret: bytes) -> None:
         length = min(PIECE, len(secret))
         self.longest = max(self.longest, length)
         pieces = self._pieces.setdefault(length, set())

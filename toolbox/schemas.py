@@ -47,7 +47,7 @@ def schema_of(adapter: TypeAdapter[Any], *, with_names: bool = False) -> Schema:
     description at the use of a type overrides that of the type. `with_names` adds the names of enums, for the repair of
     what a model wrote. Raises the errors of pydantic for types without JSON.
     """
-    return readable(adapter.json_schema(schema_generator=_generators()[with_names]))
+    return readable(adapter.json_schema(schema_generator=_make_generators()[with_names]))
 
 
 def readable(schema: Schema) -> Schema:
@@ -58,27 +58,27 @@ def readable(schema: Schema) -> Schema:
     """
     raw = {key: value for key, value in schema.items() if key != "$defs"}
     definitions: Schema = schema.get("$defs", {})
-    uses = {name: _uses(each) for name, each in definitions.items()}
-    reached = _reachable(uses, _uses(raw))
+    uses = {name: _find_uses(each) for name, each in definitions.items()}
+    reached = _find_reachable(uses, _find_uses(raw))
     definitions = {name: each for name, each in definitions.items() if name in reached}
-    recursive = _recursive({name: uses[name] & reached for name in definitions})
+    recursive = _find_recursive({name: uses[name] & reached for name in definitions})
     try:
         inlining = _Inlining(definitions, recursive)
-        inlined: Schema = _inlined(raw, inlining, 0, open_recursion=True)
-        used = _reachable(uses, _uses(inlined)) & recursive
-        kept = {name: _inlined(definitions[name], inlining, 0) for name in definitions if name in used}
+        inlined: Schema = _inline_references(raw, inlining, 0, open_recursion=True)
+        used = _find_reachable(uses, _find_uses(inlined)) & recursive
+        kept = {name: _inline_references(definitions[name], inlining, 0) for name in definitions if name in used}
     except _TooLarge:
-        inlined = _inlined(raw, _Inlining({}, set()), 0)
-        kept = {name: _inlined(each, _Inlining({}, set()), 0) for name, each in definitions.items()}
+        inlined = _inline_references(raw, _Inlining({}, set()), 0)
+        kept = {name: _inline_references(each, _Inlining({}, set()), 0) for name, each in definitions.items()}
     return {**inlined, "$defs": kept} if kept else inlined
 
 
 def unknown_references(schema: Schema) -> set[str]:
     """Return the references of a schema, direct or not, that are missing in its `$defs`."""
     definitions: Schema = schema.get("$defs", {})
-    uses = {name: _uses(each) for name, each in definitions.items()}
-    start = _uses({key: value for key, value in schema.items() if key != "$defs"})
-    return (start | {each for name in _reachable(uses, start) for each in uses[name]}) - definitions.keys()
+    uses = {name: _find_uses(each) for name, each in definitions.items()}
+    start = _find_uses({key: value for key, value in schema.items() if key != "$defs"})
+    return (start | {each for name in _find_reachable(uses, start) for each in uses[name]}) - definitions.keys()
 
 
 def without_null(schema: Schema) -> Schema:
@@ -108,12 +108,12 @@ def is_strict_compatible(schema: Mapping[str, Any]) -> bool:
 
 def strict_parameters(schema: Mapping[str, Any]) -> Schema | None:
     """Return the strict form of tool parameters: all required, optional ones nullable. None if there is none."""
-    return _strict_root(schema, optional_as_null=True)
+    return _make_strict_root(schema, optional_as_null=True)
 
 
 def strict_output(schema: Mapping[str, Any]) -> Schema | None:
     """Return the strict form of an output schema, or None if there is none."""
-    return _strict_root(schema, optional_as_null=False)
+    return _make_strict_root(schema, optional_as_null=False)
 
 
 class _NotStrict(Exception):  # noqa: N818 - never leaves this module
@@ -130,17 +130,17 @@ _STRICT_DEPTH = 10
 _STRICT_PROPERTIES = 5000
 
 
-def _strict_root(schema: Mapping[str, Any], *, optional_as_null: bool) -> Schema | None:
+def _make_strict_root(schema: Mapping[str, Any], *, optional_as_null: bool) -> Schema | None:
     if schema.get("type") != "object":
         return None
     try:
-        strict = _strict(schema, optional_as_null=optional_as_null, depth=1)
+        strict = _make_strict(schema, optional_as_null=optional_as_null, depth=1)
     except _NotStrict:
         return None
-    return strict if sum(1 for _ in _properties(strict)) <= _STRICT_PROPERTIES else None
+    return strict if sum(1 for _ in _name_properties(strict)) <= _STRICT_PROPERTIES else None
 
 
-def _strict(schema: Mapping[str, Any], *, optional_as_null: bool, depth: int) -> Schema:
+def _make_strict(schema: Mapping[str, Any], *, optional_as_null: bool, depth: int) -> Schema:
     if "oneOf" in schema:
         schema = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
     kept = {key: value for key, value in schema.items() if key in _STRICT_KEYWORDS}
@@ -153,31 +153,31 @@ def _strict(schema: Mapping[str, Any], *, optional_as_null: bool, depth: int) ->
     if kept.get("type") == "object":
         if depth > _STRICT_DEPTH or kept.get("additionalProperties", False) is not False or "properties" not in kept:
             raise _NotStrict
-        kept["properties"] = dict(_strict_properties(kept, optional_as_null, depth))
+        kept["properties"] = dict(_make_strict_properties(kept, optional_as_null, depth))
         kept["required"] = list(kept["properties"])
         kept["additionalProperties"] = False
     elif kept.get("type") == "array" and "items" not in kept:
         raise _NotStrict
-    below = functools.partial(_strict, optional_as_null=False, depth=depth + 1)
+    below = functools.partial(_make_strict, optional_as_null=False, depth=depth + 1)
     for key in ("anyOf", "items", "$defs"):
         if key in kept:
-            kept[key] = _each(kept[key], key, below)
+            kept[key] = _change_each(kept[key], key, below)
     return kept
 
 
-def _strict_properties(schema: Schema, optional_as_null: bool, depth: int) -> Iterator[tuple[str, Schema]]:
+def _make_strict_properties(schema: Schema, optional_as_null: bool, depth: int) -> Iterator[tuple[str, Schema]]:
     required = schema.get("required", ())
     for name, each in schema["properties"].items():
-        strict = _strict(each, optional_as_null=False, depth=depth + 1)
+        strict = _make_strict(each, optional_as_null=False, depth=depth + 1)
         if name in required or admits_null(strict):
             yield name, strict
         elif optional_as_null:
-            yield name, _or_null(strict)
+            yield name, _allow_null(strict)
         else:  # the type rejects null, and the server rejects a missing property
             raise _NotStrict
 
 
-def _or_null(schema: Schema) -> Schema:
+def _allow_null(schema: Schema) -> Schema:
     if isinstance(schema.get("type"), str) and not schema.keys() & {"enum", "const"}:
         return {**schema, "type": [schema["type"], "null"]}
     description = {"description": schema["description"]} if "description" in schema else {}
@@ -186,16 +186,16 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [*branches, {"type": "null"}], **description}
 
 
-def _properties(schema: Any) -> Iterator[str]:
-    for below in _below(schema):
-        yield from _properties(below)
+def _name_properties(schema: Any) -> Iterator[str]:
+    for below in _find_nested(schema):
+        yield from _name_properties(below)
     yield from schema.get("properties", ()) if isinstance(schema, dict) else ()
 
 
 # --- walking
 
 
-def _each(value: Any, key: str, change: Callable[[Any], Any]) -> Any:
+def _change_each(value: Any, key: str, change: Callable[[Any], Any]) -> Any:
     """Return the value of `key` with `change` applied to each schema in it."""
     if key in _BY_NAME and isinstance(value, dict):
         return {name: change(each) for name, each in value.items()}
@@ -204,14 +204,14 @@ def _each(value: Any, key: str, change: Callable[[Any], Any]) -> Any:
     return change(value) if key in _SINGLE and isinstance(value, dict) else value
 
 
-def _below(schema: Any) -> Iterator[Any]:
+def _find_nested(schema: Any) -> Iterator[Any]:
     found: list[Any] = []
     for key, value in schema.items() if isinstance(schema, dict) else ():
-        _each(value, key, found.append)
+        _change_each(value, key, found.append)
     return iter(found)
 
 
-def _uses(schema: Any) -> set[str]:
+def _find_uses(schema: Any) -> set[str]:
     """Return the names of the definitions that a schema refers to directly."""
     used: set[str] = set()
     waiting = [schema]
@@ -219,11 +219,11 @@ def _uses(schema: Any) -> set[str]:
         each = waiting.pop()
         if isinstance(each, dict) and isinstance(reference := each.get("$ref"), str):
             used.add(_name_in(reference))
-        waiting += _below(each)
+        waiting += _find_nested(each)
     return used
 
 
-def _reachable(uses: Mapping[str, set[str]], start: set[str]) -> set[str]:
+def _find_reachable(uses: Mapping[str, set[str]], start: set[str]) -> set[str]:
     """Return the definitions of `start` and all definitions that they refer to, directly or not."""
     reached: set[str] = set()
     waiting = list(start)
@@ -235,7 +235,7 @@ def _reachable(uses: Mapping[str, set[str]], start: set[str]) -> set[str]:
     return reached
 
 
-def _recursive(uses: Mapping[str, set[str]]) -> set[str]:
+def _find_recursive(uses: Mapping[str, set[str]]) -> set[str]:
     """Return the definitions that refer to themselves, directly or not, and those on a path between two of them."""
     users: dict[str, set[str]] = {name: set() for name in uses}
     for name, used in uses.items():
@@ -266,7 +266,7 @@ class _Inlining:
         self.definitions, self.recursive = definitions, recursive
         self._left = INLINED_LIMIT if definitions else None
 
-    def write(self, schema: Schema) -> None:
+    def write_schema(self, schema: Schema) -> None:
         """Count the characters of a schema without nested schemas. Raises `_TooLarge`."""
         if self._left is None:
             return
@@ -276,7 +276,7 @@ class _Inlining:
             raise _TooLarge
 
 
-def _inlined(schema: Any, inlining: _Inlining, followed: int, *, open_recursion: bool = False) -> Any:
+def _inline_references(schema: Any, inlining: _Inlining, followed: int, *, open_recursion: bool = False) -> Any:
     """Return `schema` with its references inlined; recursive types once, if `open_recursion`.
 
     `followed` counts the references on the path to this schema.
@@ -292,10 +292,10 @@ def _inlined(schema: Any, inlining: _Inlining, followed: int, *, open_recursion:
         target = inlining.definitions[name]
         target = target if isinstance(target, dict) else {}
         open_below = open_recursion and name not in inlining.recursive
-        return _inlined({**target, **nearer}, inlining, followed + 1, open_recursion=open_below)
-    inlining.write(schema)
-    below = functools.partial(_inlined, inlining=inlining, followed=followed, open_recursion=open_recursion)
-    return {key: _each(value, key, below) for key, value in schema.items() if not _is_noise(key, value)}
+        return _inline_references({**target, **nearer}, inlining, followed + 1, open_recursion=open_below)
+    inlining.write_schema(schema)
+    below = functools.partial(_inline_references, inlining=inlining, followed=followed, open_recursion=open_recursion)
+    return {key: _change_each(value, key, below) for key, value in schema.items() if not _is_noise(key, value)}
 
 
 def _name_in(reference: str) -> str:
@@ -309,7 +309,7 @@ def _is_noise(key: str, value: object) -> bool:
 
 
 @functools.cache
-def _generators() -> tuple[type[GenerateJsonSchema], type[GenerateJsonSchema]]:
+def _make_generators() -> tuple[type[GenerateJsonSchema], type[GenerateJsonSchema]]:
     """Return the generators of schemas without and with the names of enums."""
     from pydantic.json_schema import GenerateJsonSchema
     from pydantic_core import to_jsonable_python

@@ -61,7 +61,7 @@ class ToolSearchResult:
         object.__setattr__(self, "tool_names", tuple(self.tool_names))
 
 
-def _terms_schema(description: str) -> dict[str, Any]:
+def _make_terms_schema(description: str) -> dict[str, Any]:
     terms = {"type": "array", "items": {"type": "string"}, "description": description}
     return {"type": "object", "properties": {"terms": terms}, "required": ["terms"]}
 
@@ -82,7 +82,7 @@ class ToolSearchStrategy(ABC):
     specification: ToolSpecification = ToolSpecification(
         SEARCH_TOOL,
         "Finds available tools by search terms",
-        _terms_schema("A list of search terms used to find relevant tools"),
+        _make_terms_schema("A list of search terms used to find relevant tools"),
     )
 
     @abstractmethod
@@ -112,7 +112,9 @@ class _TermSearch(ToolSearchStrategy):
         if max_results < 1:
             raise ValueError(f"invalid max_results={max_results}; use 1 or more")
         self.max_results = max_results
-        self.specification = ToolSpecification(tool_name, description or self._DESCRIPTION, _terms_schema(self._TERMS))
+        self.specification = ToolSpecification(
+            tool_name, description or self._DESCRIPTION, _make_terms_schema(self._TERMS)
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_results={self.max_results})"
@@ -153,7 +155,7 @@ _STOP_WORDS = frozenset(
 )
 
 
-def _meaningful(words: Iterable[str]) -> list[str]:
+def _choose_meaningful(words: Iterable[str]) -> list[str]:
     """Return the words without stop words and repetitions; all of them if nothing else is left."""
     found = list(dict.fromkeys(words))
     return [word for word in found if word not in _STOP_WORDS] or found
@@ -170,12 +172,12 @@ class KeywordToolSearch(_TermSearch):
     _TERMS = "A list of search terms used to find relevant tools"
 
     def search(self, request: ToolSearchRequest) -> ToolSearchResult:
-        words = _meaningful(_words_in(self.terms_of(request.request)))
+        words = _choose_meaningful(_split_terms(self.terms_of(request.request)))
         tools = request.tools
         scores = [self.score(tool, words) for tool in tools]
         found = [index for index, score in enumerate(scores) if score > 0]
         if len(found) > 1:
-            texts = [" ".join(_lowered(tool)) for tool in tools]
+            texts = [" ".join(_lower_texts(tool)) for tool in tools]
             weights = {word: 1 / max(1, sum([word in text for text in texts])) for word in words}
             rarity = {index: sum(weight for word, weight in weights.items() if word in texts[index]) for index in found}
             found.sort(key=lambda index: (-scores[index], -rarity[index]))
@@ -183,9 +185,9 @@ class KeywordToolSearch(_TermSearch):
 
     def score(self, tool: ToolSpecification, terms: Sequence[str]) -> int:
         """Return the sum over all different words: 2 if the name contains it, plus 1 if the description does."""
-        name, description = _lowered(tool)
+        name, description = _lower_texts(tool)
         total = 0
-        for word in _words_in(tuple(terms)):
+        for word in _split_terms(tuple(terms)):
             if word in name:
                 total += 2
             if word in description:
@@ -197,7 +199,7 @@ _PUNCTUATION = ".,;:!?()[]{}\"'`"
 
 
 @lru_cache(maxsize=1000)
-def _words_in(terms: tuple[str, ...]) -> tuple[str, ...]:
+def _split_terms(terms: tuple[str, ...]) -> tuple[str, ...]:
     words = (word.strip(_PUNCTUATION) for term in terms for word in term.casefold().split())
     return tuple(dict.fromkeys(word for word in words if word))
 
@@ -206,7 +208,7 @@ _texts: OrderedDict[int, tuple[ToolSpecification, tuple[str, str]]] = OrderedDic
 _MOST_TEXTS = 10_000
 
 
-def _lowered(tool: ToolSpecification) -> tuple[str, str]:
+def _lower_texts(tool: ToolSpecification) -> tuple[str, str]:
     """Return the name and the description of a tool in lower case; kept, because each search needs those of all."""
     known = _texts.get(id(tool))
     if known is not None and known[0] is tool:
@@ -237,20 +239,20 @@ class Bm25ToolSearch(_TermSearch):
         Raises `ValueError` if `max_results` is not an integer of 1 or more.
         """
         super().__init__(max_results, tool_name=tool_name, description=description)
-        _new_ranking()  # raises if the package is missing
+        _make_ranking()  # raises if the package is missing
         self._indexes: OrderedDict[tuple[int, ...], _Index] = OrderedDict()
         self._lock = Lock()
 
     def search(self, request: ToolSearchRequest) -> ToolSearchResult:
-        words = _meaningful(word for term in self.terms_of(request.request) for word in words_of(term))
+        words = _choose_meaningful(word for term in self.terms_of(request.request) for word in words_of(term))
         tools = request.tools
         if not tools or not words:
             return ToolSearchResult(())
-        scores = self._index_of(tools).scores([_stem(word) for word in words], tools)
+        scores = self._find_index(tools).scores([_stem_word(word) for word in words], tools)
         best = sorted((index for index in range(len(tools)) if scores[index] > 0), key=lambda index: -scores[index])
         return ToolSearchResult([tools[index].name for index in best[: self.max_results]])
 
-    def _index_of(self, tools: Sequence[ToolSpecification]) -> _Index:
+    def _find_index(self, tools: Sequence[ToolSpecification]) -> _Index:
         """Return an index that contains these tools: that of an earlier search if there is one."""
         wanted = {id(tool) for tool in tools}
         with self._lock:
@@ -273,8 +275,8 @@ class _Index:
     def __init__(self, tools: Sequence[ToolSpecification]) -> None:
         self._tools = tools
         self.positions = {id(tool): position for position, tool in enumerate(tools)}
-        self._index = _new_ranking()
-        self._index.index([list(_document(tool)) for tool in tools], show_progress=False)
+        self._index = _make_ranking()
+        self._index.index([list(_collect_words(tool)) for tool in tools], show_progress=False)
 
     def scores(self, words: Sequence[str], tools: Sequence[ToolSpecification]) -> list[float]:
         """Return the score of each of the tools."""
@@ -289,35 +291,35 @@ MOST_WORDS = 200
 """Further words of a description do not count."""
 
 
-def _document(tool: ToolSpecification) -> Iterator[str]:
+def _collect_words(tool: ToolSpecification) -> Iterator[str]:
     """Yield the words of a tool, without their endings. The name counts more than the rest.
 
     Each word of a description counts once: otherwise a tool that repeats the words of many questions is found first,
     and hides the right one.
     """
-    yield from map(_stem, words_of(tool.name) * 3)
-    yield from _words_in_description(tool.description)
-    yield from _words_in_schema(tool.parameters, 0)
+    yield from map(_stem_word, words_of(tool.name) * 3)
+    yield from _split_description(tool.description)
+    yield from _split_schema(tool.parameters, 0)
 
 
-def _words_in_description(text: object) -> Iterable[str]:
+def _split_description(text: object) -> Iterable[str]:
     """Return each of the first words of a description once, without its ending."""
-    return dict.fromkeys(map(_stem, words_of(str(text or ""))[:MOST_WORDS]))
+    return dict.fromkeys(map(_stem_word, words_of(str(text or ""))[:MOST_WORDS]))
 
 
-def _words_in_schema(schema: Any, depth: int) -> Iterator[str]:
+def _split_schema(schema: Any, depth: int) -> Iterator[str]:
     if not isinstance(schema, dict) or depth > 3:
         return
     properties = schema.get("properties")
     for name, inner in properties.items() if isinstance(properties, dict) else ():
-        yield from map(_stem, words_of(str(name)))
+        yield from map(_stem_word, words_of(str(name)))
         if isinstance(inner, dict):
-            yield from _words_in_description(inner.get("description"))
-            yield from _words_in_schema(inner, depth + 1)
+            yield from _split_description(inner.get("description"))
+            yield from _split_schema(inner, depth + 1)
 
 
 @lru_cache(maxsize=10_000)
-def _stem(word: str) -> str:
+def _stem_word(word: str) -> str:
     """Return a word without the ending of its plural or verb form, so that `issues` finds `issue`."""
     for ending, short in (("ies", "y"), ("sses", "ss"), ("ing", ""), ("ed", ""), ("es", "e"), ("s", "")):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
@@ -335,7 +337,7 @@ class _Ranking(Protocol):
     def get_scores(self, query_tokens_single: list[str]) -> Sequence[float]: ...
 
 
-def _new_ranking() -> _Ranking:
+def _make_ranking() -> _Ranking:
     try:
         from bm25s import BM25  # type: ignore[import-untyped]  # it has no type hints
     except ImportError as error:

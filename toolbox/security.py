@@ -76,14 +76,14 @@ class SecurityIdentity:
         return self.name or "anonymous"
 
 
-def _anonymous() -> SecurityIdentity:
+def _make_anonymous() -> SecurityIdentity:
     identity = object.__new__(SecurityIdentity)
     for name, value in (("name", ""), ("roles", frozenset()), ("attributes", {})):
         object.__setattr__(identity, name, value)
     return identity
 
 
-_ANONYMOUS: Final = _anonymous()
+_ANONYMOUS: Final = _make_anonymous()
 
 
 def identity_from(found: object, where: str) -> SecurityIdentity:
@@ -201,7 +201,7 @@ def roles_allowed(*roles: str) -> Callable[[F], F]:
         if not isinstance(each, str) or not each.strip():
             raise TypeError(f'@roles_allowed: expected names of roles, got {each!r}; write @roles_allowed("admin")')
     access = Access(frozenset(roles))
-    return lambda target: _mark(target, access, "@roles_allowed")
+    return lambda target: _leave_access_mark(target, access, "@roles_allowed")
 
 
 def authenticated(target: F) -> F:
@@ -209,7 +209,7 @@ def authenticated(target: F) -> F:
 
     Put it where `roles_allowed` can be. It works and raises `TypeError` as `roles_allowed` does.
     """
-    return _mark(target, _AUTHENTICATED, "@authenticated")
+    return _leave_access_mark(target, _AUTHENTICATED, "@authenticated")
 
 
 def permit_all(target: F) -> F:
@@ -217,10 +217,10 @@ def permit_all(target: F) -> F:
 
     Raises `TypeError` with `@roles_allowed` or `@authenticated` on the same object.
     """
-    return _mark(target, _OPEN, "@permit_all")
+    return _leave_access_mark(target, _OPEN, "@permit_all")
 
 
-def _mark(target: F, access: Access, decorator: str) -> F:
+def _leave_access_mark(target: F, access: Access, decorator: str) -> F:
     if not (callable(target) or isinstance(target, (staticmethod, classmethod))):
         raise TypeError(f"{decorator}: expected a function, a method or a class, got {target!r}")
     if ACCESS_MARK in getattr(target, "__dict__", {}):

@@ -38,11 +38,11 @@ def settings_key(name: str) -> str:
     return name.replace("-", "_").replace(".", "_").lower()
 
 
-def _by_settings_key(value: object) -> object:
+def _normalize_keys(value: object) -> object:
     return {settings_key(str(key)): each for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _names(value: object) -> object:
+def _split_names(value: object) -> object:
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -50,18 +50,18 @@ def _names(value: object) -> object:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
 """A list of names, or a string with commas between them. Environment variables can also contain a JSON list."""
 
 
-def _approval(value: object) -> object:
+def _split_approval(value: object) -> object:
     """Return the names in a text such as `delete_*, drop_*`; a single word without a pattern is left as it is."""
     if isinstance(value, str) and re.search(r"[,*?\[]", value):
-        return _names(value)
+        return _split_names(value)
     return value
 
 
-def _shown_url(url: str) -> str:
+def _hide_in_url(url: str) -> str:
     """Return a URL without its user, password, query and fragment."""
     try:
         parts = urlsplit(url)
@@ -74,9 +74,9 @@ def _shown_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}"
 
 
-def _shown_mcp_url(url: str) -> str:
+def _hide_in_mcp_url(url: str) -> str:
     """Return only the host of an MCP server's URL: URLs of hosted servers often have a key in the path."""
-    shown = _shown_url(url)
+    shown = _hide_in_url(url)
     parts = urlsplit(shown)
     return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if parts.path.strip("/") and parts.netloc else shown
 
@@ -92,8 +92,8 @@ class _Section(BaseModel):
 
     # How to show settings that are not secrets but often contain one.
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {
-        "base_url": _shown_url,
-        "url": _shown_url,
+        "base_url": _hide_in_url,
+        "url": _hide_in_url,
         "args": lambda values: (HIDDEN,) * len(values),
         "command": lambda command: command if " " not in command else f"{command.partition(' ')[0]} {HIDDEN}",
         "parameters": lambda values: dict.fromkeys(values, HIDDEN),
@@ -288,7 +288,7 @@ class RedisSettings(_Section):
 class McpSettings(_Section):
     """Settings of one MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`. Times are in seconds."""
 
-    _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _shown_mcp_url}
+    _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _hide_in_mcp_url}
 
     command: str | None = None
     """Command of a server over stdio."""
@@ -317,7 +317,7 @@ class McpSettings(_Section):
     max_reply_bytes: PositiveInt = 64 * 2**20
     """Limit of one message of the server after decoding, in bytes."""
     approval: Annotated[
-        Literal["destructive", "all"] | tuple[str, ...] | None, NoDecode, BeforeValidator(_approval)
+        Literal["destructive", "all"] | tuple[str, ...] | None, NoDecode, BeforeValidator(_split_approval)
     ] = None
     """`destructive`: a person approves calls of tools that do not say that they only read or add. `all`: calls of all
     tools. Or the names of tools, as the server calls them, or patterns."""
@@ -347,7 +347,7 @@ class ToolboxSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    profile: Annotated[str | tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    profile: Annotated[str | tuple[str, ...], NoDecode, BeforeValidator(_split_names)] = ()
     """Names of the active profiles, with commas between them, for `@only_if(profile=…)`."""
     pool_size: PositiveInt = 32
     """Threads for blocking tools, for each process."""
@@ -371,11 +371,11 @@ class ToolboxSettings(BaseSettings):
     """Use the demo model where no model is configured."""
     dev_ui_token: Annotated[SecretStr, Field(min_length=8)] | None = None
     """Token of the dev UI, at least 8 characters. Without it, each start prints a new token."""
-    models: Annotated[dict[str, ModelSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    models: Annotated[dict[str, ModelSettings], BeforeValidator(_normalize_keys)] = Field(default_factory=dict)
     """Settings of models, by name."""
-    rest: Annotated[dict[str, RestSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    rest: Annotated[dict[str, RestSettings], BeforeValidator(_normalize_keys)] = Field(default_factory=dict)
     """Settings of REST clients, by key."""
-    mcp: Annotated[dict[str, McpSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    mcp: Annotated[dict[str, McpSettings], BeforeValidator(_normalize_keys)] = Field(default_factory=dict)
     """Settings of MCP servers, by name."""
     sql: SqlSettings = Field(default_factory=SqlSettings)
     """Settings of the database of `toolbox.sql`."""

@@ -75,14 +75,14 @@ def start_problems(functions: Iterable[CalledFunction], graph: BeanGraph, worker
     for each in functions:
         yield from called_problems([each], graph, workers)
         if each.bean is not None and each.bean not in graph.templates:
-            yield from _seed_problems(each.where, SingleBean(each.bean), graph)
+            yield from _problems_of_seed(each.where, SingleBean(each.bean), graph)
         for parameter in each.injected:
             value = graph.value_of(point_of(parameter.wanted, each.where))
             if not (parameter.optional and isinstance(value, SingleBean) and graph.is_seed(value.bean)):
-                yield from _seed_problems(each.where, value, graph)
+                yield from _problems_of_seed(each.where, value, graph)
 
 
-def _seed_problems(where: str, value: Any, graph: BeanGraph) -> Iterator[Problem]:
+def _problems_of_seed(where: str, value: Any, graph: BeanGraph) -> Iterator[Problem]:
     for path in graph.seeds_behind(value, {SecurityIdentity}):
         labels = [graph.definitions[key].label for key in path]
         fact = f"it needs the request seed {labels[-1]}, which does not exist at startup"

@@ -52,7 +52,7 @@ def _new_run(status: RunStatus = "running", **values: Any) -> StoredRun:
     return StoredRun(id=f"run {uuid4().hex}", status=status, created_at=now, updated_at=now, **given)
 
 
-async def _load(store: RunStore, run: StoredRun) -> StoredRun:
+async def _load_run(store: RunStore, run: StoredRun) -> StoredRun:
     found = await store.load(run.id)
     assert found is not None
     return found
@@ -80,7 +80,7 @@ async def a_stored_run_is_read_unchanged(new_store: NewRunStore) -> None:
 
     assert await store.create(run, [StoredRecord("#begin", "begin", '"é\\u0000"')], owner="one")
 
-    found = await _load(other, run)
+    found = await _load_run(other, run)
     assert (found.id, found.service, found.method) == (run.id, run.service, run.method)
     assert (found.status, found.conversation, found.document) == ("running", "room 7", run.document)
     assert (found.generation, found.owner) == (1, "one")
@@ -96,7 +96,7 @@ async def an_id_is_used_once(new_store: NewRunStore) -> None:
 
     assert not await other.create(run, [StoredRecord("#begin", "begin", "{}")], owner="other")
 
-    assert (await _load(store, run)).owner == "one"
+    assert (await _load_run(store, run)).owner == "one"
     assert await store.records(run.id) == []
 
 
@@ -137,7 +137,7 @@ async def records_come_back_in_the_order_written(new_store: NewRunStore) -> None
     await store.append(run.id, 1, [StoredRecord("#1", "reply", "d")], RunChanges(document='{"version": 2}'))
 
     assert [each.key for each in await other.records(run.id)] == ["#begin", "#0", "0#start", "0", "#1"]
-    assert (await _load(other, run)).document == '{"version": 2}'
+    assert (await _load_run(other, run)).document == '{"version": 2}'
 
 
 async def a_record_whose_key_exists_is_ignored(new_store: NewRunStore) -> None:
@@ -259,7 +259,7 @@ async def an_owner_that_lost_its_run_writes_nothing_more(new_store: NewRunStore)
 
     assert await other.records(run.id) == []
     assert await other.events(run.id, 0) == []
-    found = await _load(other, run)
+    found = await _load_run(other, run)
     assert (found.status, found.owner) == ("running", "other")
     await other.append(run.id, 2, [record])
 
@@ -304,7 +304,7 @@ async def only_running_runs_are_taken_over(new_store: NewRunStore) -> None:
         assert await other.acquire(run.id, "other") is None
         assert run.id not in await other.lapsed()
         assert not await store.renew(run.id, 1)
-        found = await _load(other, run)
+        found = await _load_run(other, run)
         assert (found.status, found.owner, found.document) == (status, None, "{}")
 
 
@@ -313,7 +313,7 @@ async def a_change_needs_the_current_version(new_store: NewRunStore) -> None:
     store, other = await _open_two(new_store)
     run = _new_run("suspended")
     await store.create(run)
-    found = await _load(store, run)
+    found = await _load_run(store, run)
 
     changed = await other.change(run.id, found.version, RunChanges(document='"a"'), [StoredRecord("x", "answer", "a")])
     assert changed is not None
@@ -331,7 +331,7 @@ async def one_of_several_concurrent_changes_wins(new_store: NewRunStore) -> None
     run = _new_run()
     await store.create(run, owner="one")
     await store.append(run.id, 1, [], RunChanges(status="suspended"))
-    version = (await _load(store, run)).version
+    version = (await _load_run(store, run)).version
 
     changed = await asyncio.gather(
         *(
@@ -360,7 +360,7 @@ async def a_resumed_run_without_an_owner_is_available_immediately(new_store: New
     run = _new_run()
     await store.create(run, owner="one")
     await store.append(run.id, 1, [], RunChanges(status="suspended"))
-    found = await _load(store, run)
+    found = await _load_run(store, run)
 
     assert await other.change(run.id, found.version, RunChanges(status="running")) is not None
 
@@ -372,7 +372,7 @@ async def a_change_of_the_status_fences_the_owner(new_store: NewRunStore) -> Non
     store, other = await _open_two(new_store)
     run = _new_run()
     await store.create(run, owner="one")
-    found = await _load(other, run)
+    found = await _load_run(other, run)
 
     assert await other.change(run.id, found.version, RunChanges(status="cancelled")) is not None
 
@@ -385,7 +385,7 @@ async def a_run_can_lose_its_owner(new_store: NewRunStore) -> None:
     store, other = await _open_two(new_store)
     run = _new_run()
     await store.create(run, owner="one")
-    found = await _load(other, run)
+    found = await _load_run(other, run)
 
     changed = await other.change(run.id, found.version, RunChanges(owner=None))
 
@@ -400,7 +400,7 @@ async def an_owner_keeps_its_run_when_something_else_changes(new_store: NewRunSt
     store, other = await _open_two(new_store)
     run = _new_run()
     await store.create(run, owner="one")
-    found = await _load(other, run)
+    found = await _load_run(other, run)
 
     assert await other.change(run.id, found.version, RunChanges(document="{}")) is not None
 
@@ -508,11 +508,11 @@ async def waiting_runs_are_found_by_their_oldest_call(new_store: NewRunStore) ->
     old, new, running = (_new_run(status, service=service) for status in ("suspended", "suspended", "running"))
     for each in (old, new, running):
         await store.create(each)
-    an_hour_ago = (await _load(store, old)).updated_at - timedelta(hours=1)
-    await store.change(old.id, (await _load(store, old)).version, RunChanges(waiting_since=an_hour_ago))
+    an_hour_ago = (await _load_run(store, old)).updated_at - timedelta(hours=1)
+    await store.change(old.id, (await _load_run(store, old)).version, RunChanges(waiting_since=an_hour_ago))
     await asyncio.sleep(0.003)  # a store may round times to milliseconds
 
-    assert (await _load(other, old)).waiting_since == an_hour_ago
+    assert (await _load_run(other, old)).waiting_since == an_hour_ago
     longer = await other.find(service=service, waiting_longer_than=timedelta(minutes=59))
     assert [each.id for each in longer] == [old.id]
     assert {each.id for each in await other.find(service=service, waiting_longer_than=timedelta())} == {old.id, new.id}
@@ -664,7 +664,7 @@ def _open_two_locking(new_store: NewConversationStore) -> tuple[LockingStore, Lo
     return cast("tuple[LockingStore, LockingStore]", stores) if hasattr(stores[0], "lock") else None
 
 
-async def _add(store: LockingStore, key: ChatMemoryKey, text: str) -> None:
+async def _add_message(store: LockingStore, key: ChatMemoryKey, text: str) -> None:
     """Add a message as a call does: read, then write everything."""
     async with store.lock(key):
         before = await store.get_messages(key)
@@ -672,7 +672,7 @@ async def _add(store: LockingStore, key: ChatMemoryKey, text: str) -> None:
         await store.update_messages(key, [*before, UserMessage(text)])
 
 
-async def _read(store: ChatMemoryStore, key: ChatMemoryKey) -> list[Message]:
+async def _read_messages(store: ChatMemoryStore, key: ChatMemoryKey) -> list[Message]:
     return list(await store.get_messages(key))
 
 
@@ -682,17 +682,17 @@ async def messages_come_back_as_they_were(new_store: NewConversationStore) -> No
 
     await store.update_messages(key, EVERYTHING)
 
-    assert await _read(store, key) == [*EVERYTHING]
-    assert await _read(other, key) == [*EVERYTHING]
+    assert await _read_messages(store, key) == [*EVERYTHING]
+    assert await _read_messages(other, key) == [*EVERYTHING]
 
 
 async def an_unknown_conversation_is_empty(new_store: NewConversationStore) -> None:
     """Also after it was deleted."""
     store, key = new_store(), _new_key()
 
-    assert await _read(store, key) == []
+    assert await _read_messages(store, key) == []
     await store.delete_messages(key)
-    assert await _read(store, key) == []
+    assert await _read_messages(store, key) == []
 
 
 async def messages_are_replaced_and_deleted(new_store: NewConversationStore) -> None:
@@ -701,11 +701,11 @@ async def messages_are_replaced_and_deleted(new_store: NewConversationStore) -> 
 
     await store.update_messages(key, [UserMessage("a")])
     await store.update_messages(key, [UserMessage("b"), AiMessage("c")])
-    assert await _read(store, key) == [UserMessage("b"), AiMessage("c")]
+    assert await _read_messages(store, key) == [UserMessage("b"), AiMessage("c")]
     await store.delete_messages(key)
-    assert await _read(store, key) == []
+    assert await _read_messages(store, key) == []
     await store.update_messages(key, [UserMessage("d")])
-    assert await _read(store, key) == [UserMessage("d")]
+    assert await _read_messages(store, key) == [UserMessage("d")]
 
 
 async def memory_ids_can_be_any_text_and_never_collide(new_store: NewConversationStore) -> None:
@@ -716,8 +716,8 @@ async def memory_ids_can_be_any_text_and_never_collide(new_store: NewConversatio
         await store.update_messages(key, [UserMessage(key.memory_id)])
 
     for key in keys:
-        assert await _read(store, key) == [UserMessage(key.memory_id)]
-        assert await _read(store, ChatMemoryKey("another service", key.memory_id)) == []
+        assert await _read_messages(store, key) == [UserMessage(key.memory_id)]
+        assert await _read_messages(store, ChatMemoryKey("another service", key.memory_id)) == []
 
 
 async def a_locked_conversation_is_read_and_written(new_store: NewConversationStore) -> None:
@@ -729,10 +729,10 @@ async def a_locked_conversation_is_read_and_written(new_store: NewConversationSt
     async with store.lock(key):
         await store.update_messages(key, [UserMessage("a")])
         await store.delete_messages(key)
-        assert await _read(store, key) == []
+        assert await _read_messages(store, key) == []
         await store.update_messages(key, [UserMessage("b")])
 
-    assert await _read(other, key) == [UserMessage("b")]
+    assert await _read_messages(other, key) == [UserMessage("b")]
 
 
 async def no_message_of_concurrent_calls_is_lost(new_store: NewConversationStore) -> None:
@@ -741,9 +741,9 @@ async def no_message_of_concurrent_calls_is_lost(new_store: NewConversationStore
         return
     texts, key = [str(number) for number in range(24)], _new_key()
 
-    await asyncio.gather(*(_add(stores[int(text) % 2], key, text) for text in texts))
+    await asyncio.gather(*(_add_message(stores[int(text) % 2], key, text) for text in texts))
 
-    kept = [each.text for each in await _read(stores[0], key) if isinstance(each, UserMessage)]
+    kept = [each.text for each in await _read_messages(stores[0], key) if isinstance(each, UserMessage)]
     assert sorted(kept, key=int) == texts
 
 
@@ -782,15 +782,15 @@ async def a_call_that_is_cancelled_releases_the_lock(new_store: NewConversationS
     store, other = stores
     for moment in range(8):
         key = _new_key()
-        caller = asyncio.create_task(_add(store, key, "a"))
+        caller = asyncio.create_task(_add_message(store, key, "a"))
         for _ in range(2 * moment):
             await asyncio.sleep(0.0005)
 
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
 
-        await asyncio.wait_for(_add(other, key, "b"), PATIENCE)
-        assert (await _read(other, key))[-1] == UserMessage("b")
+        await asyncio.wait_for(_add_message(other, key, "b"), PATIENCE)
+        assert (await _read_messages(other, key))[-1] == UserMessage("b")
 
 
 async def a_waiting_call_that_gives_up_leaves_nothing(new_store: NewConversationStore) -> None:
@@ -799,13 +799,13 @@ async def a_waiting_call_that_gives_up_leaves_nothing(new_store: NewConversation
         return
     (one, other), key = stores, _new_key()
     async with one.lock(key):
-        waiting = asyncio.create_task(_add(other, key, "a"))
+        waiting = asyncio.create_task(_add_message(other, key, "a"))
         await asyncio.sleep(0.1)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
-    assert await _read(one, key) == []
-    await asyncio.wait_for(_add(other, key, "b"), PATIENCE)
+    assert await _read_messages(one, key) == []
+    await asyncio.wait_for(_add_message(other, key, "b"), PATIENCE)
 
 
 CONVERSATION_STORE_CHECKS: tuple[ConversationStoreCheck, ...] = (

@@ -132,16 +132,16 @@ class ScriptedChatModel(ChatModel):
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Return the next reply. Raises `AssertionError` if there is none."""
         self.requests.append(request)
-        service = None if self._has_one_script else self._asking_service()
+        service = None if self._has_one_script else self._make_asking_service()
         for reply in self._scripts[service]:
-            return await _response(reply, request)
+            return await _make_scripted_response(reply, request)
         whose = "" if service is None else f" of {service.__name__}"
         raise AssertionError(
             f"no scripted reply for request {len(self.requests)}{whose}, which ends with {request.messages[-1:]!r}; "
             "add a reply with will_reply(…)"
         )
 
-    def _asking_service(self) -> type[Any]:
+    def _make_asking_service(self) -> type[Any]:
         """Return the service with a script that asks, or one of its bases. Raises `AssertionError` without a script."""
         context = InvocationContext.current()
         known = ", ".join(each.__name__ for each in self._scripts if each is not None) or "no service"
@@ -158,7 +158,7 @@ class ScriptedChatModel(ChatModel):
             yield event
 
 
-async def _response(reply: object, request: ChatRequest) -> ChatResponse:
+async def _make_scripted_response(reply: object, request: ChatRequest) -> ChatResponse:
     if isinstance(reply, BaseException) or (isinstance(reply, type) and issubclass(reply, BaseException)):
         raise reply
     if isinstance(reply, ChatResponse):
@@ -172,7 +172,7 @@ async def _response(reply: object, request: ChatRequest) -> ChatResponse:
         return ChatResponse(reply, finish_reason=FinishReason.TOOL_EXECUTION if asks else FinishReason.STOP)
     if callable(reply):
         made = reply(request)
-        return await _response(await made if inspect.isawaitable(made) else made, request)
+        return await _make_scripted_response(await made if inspect.isawaitable(made) else made, request)
     expected = "a str, AiMessage, ChatResponse, tool_call(…), exception or function"
     raise AssertionError(f"invalid scripted reply {reply!r}; expected {expected}")
 
@@ -270,7 +270,7 @@ class ExpectedCall:
     def __str__(self) -> str:
         inside = "…"
         if self.arguments is not None:
-            inside = ", ".join(f"{json.dumps(name)}: {_shown(value)}" for name, value in self.arguments.items())
+            inside = ", ".join(f"{json.dumps(name)}: {_show_value(value)}" for name, value in self.arguments.items())
             inside = f"{{{inside}}}" if self.exactly else f"{{{inside}{', ' if inside else ''}…}}"
         end = "" if self.result is None else f" -> {self.result!r}"
         error = "" if self.is_error is None else " an error" if self.is_error else " no error"
@@ -290,12 +290,12 @@ class ExpectedCall:
         expected = {} if self.arguments is None else self.arguments
         for name, value in expected.items():
             if name not in call.arguments:
-                yield f"argument {name!r} is missing; expected {_shown(value)}"
+                yield f"argument {name!r} is missing; expected {_show_value(value)}"
             elif value != call.arguments[name]:
-                yield f"argument {name!r} is {_shown(call.arguments[name])}, not {_shown(value)}"
+                yield f"argument {name!r} is {_show_value(call.arguments[name])}, not {_show_value(value)}"
         if self.exactly:
             for name in call.arguments.keys() - expected.keys():
-                yield f"argument {name!r} is unexpected: {_shown(call.arguments[name])}"
+                yield f"argument {name!r} is unexpected: {_show_value(call.arguments[name])}"
         if self.result is not None and self.result != call.result:
             yield f"the result is {call.result!r}, not {self.result!r}"
         if self.is_error is not None and (call.result is None or self.is_error != call.is_error):
@@ -323,7 +323,7 @@ the messages of its last request are read."""
 
 def called_tools(calls: Calls) -> tuple[CalledTool, ...]:
     """Return the calls in `calls`, in order. Raises `TypeError` for an object that cannot contain calls."""
-    return tuple(_calls_in(calls))
+    return tuple(_find_calls(calls))
 
 
 def assert_tool_calls(calls: Calls, *expected: Expected, in_order: bool = True, others: bool = False) -> None:
@@ -336,14 +336,14 @@ def assert_tool_calls(calls: Calls, *expected: Expected, in_order: bool = True, 
     """
     __tracebackhide__ = True
     actual = called_tools(calls)
-    wanted = tuple(map(_expected, expected))
+    wanted = tuple(map(_read_expected, expected))
     table = [[each.likeness(call) for call in actual] for each in wanted]
     pairs = (pairs_in_order if in_order else pairs_in_any_order)(table, len(actual))
     if all(pair.fits or (others and pair.expected is None) for pair in pairs):
         return
     order = "in this order" if in_order else "in any order"
     title = f"unexpected tool calls (compared {order}{', other calls allowed' if others else ''}):"
-    raise AssertionError("\n".join([title, *_side_by_side(wanted, actual, pairs, others)]))
+    raise AssertionError("\n".join([title, *_show_side_by_side(wanted, actual, pairs, others)]))
 
 
 def assert_no_tool_calls(calls: Calls, *names: str) -> None:
@@ -381,7 +381,7 @@ def approve_all(suspended: Suspended) -> dict[str, Answer]:
 
     Raises `AssertionError` if there are no pending calls, or if one of them does not wait for approval.
     """
-    pending = _pending_in(suspended)
+    pending = _find_pending(suspended)
     if not pending:
         raise AssertionError("there are no pending calls to approve")
     for call in pending:
@@ -399,12 +399,14 @@ async def resume_until_done(runs: Runs, result: Result[Any], answers: Answers | 
     left = {name: each if isinstance(each, Answer) else list(each) for name, each in (answers or {}).items()}
     while result.pending:
         assert result.run_id is not None
-        given = approve_all(result) if answers is None else {call.id: _next(call, left) for call in result.pending}
+        given = (
+            approve_all(result) if answers is None else {call.id: _choose_next(call, left) for call in result.pending}
+        )
         result = await runs.resume(result.run_id, given, by=by)
     return result
 
 
-def _next(call: PendingCall, left: Mapping[str, Answer | list[Answer]]) -> Answer:
+def _choose_next(call: PendingCall, left: Mapping[str, Answer | list[Answer]]) -> Answer:
     found = left.get(call.tool_name)
     if isinstance(found, list):
         found = found.pop(0) if found else None
@@ -418,7 +420,7 @@ def assert_pending(suspended: Suspended, *expected: str | ToolExecutionRequest) 
 
     Raises `AssertionError` with the expected and the actual calls.
     """
-    pending = _pending_in(suspended)
+    pending = _find_pending(suspended)
     wanted = [(each, None) if isinstance(each, str) else (each.name, json.loads(each.arguments)) for each in expected]
     found = [
         (call.tool_name, None if index >= len(wanted) or wanted[index][1] is None else dict(call.arguments))
@@ -430,7 +432,7 @@ def assert_pending(suspended: Suspended, *expected: str | ToolExecutionRequest) 
         raise AssertionError(f"pending calls: expected {names or 'none'}; got {shown}")
 
 
-def _pending_in(suspended: Suspended) -> Sequence[PendingCall]:
+def _find_pending(suspended: Suspended) -> Sequence[PendingCall]:
     found: Any = suspended
     return tuple(getattr(found, "pending", found))
 
@@ -443,7 +445,7 @@ def offered_tools(request: ChatRequest | ScriptedChatModel) -> list[str]:
 
     Raises `AssertionError` if the model has received no request.
     """
-    return [each.name for each in _request(request).tool_specifications]
+    return [each.name for each in _find_request(request).tool_specifications]
 
 
 def system_text(request: ChatRequest | ScriptedChatModel) -> str | None:
@@ -451,7 +453,7 @@ def system_text(request: ChatRequest | ScriptedChatModel) -> str | None:
 
     Raises `AssertionError` if the model has received no request.
     """
-    return next((each.text for each in _request(request).messages if isinstance(each, SystemMessage)), None)
+    return next((each.text for each in _find_request(request).messages if isinstance(each, SystemMessage)), None)
 
 
 def user_text(request: ChatRequest | ScriptedChatModel) -> str | None:
@@ -459,7 +461,7 @@ def user_text(request: ChatRequest | ScriptedChatModel) -> str | None:
 
     None without a user message. Raises `AssertionError` if the model has received no request.
     """
-    messages = reversed(_request(request).messages)
+    messages = reversed(_find_request(request).messages)
     return next((each.text for each in messages if isinstance(each, UserMessage)), None)
 
 
@@ -472,13 +474,13 @@ def text_of(said: Message | Iterable[Message] | ChatRequest | ScriptedChatModel)
     Raises `AssertionError` if the model has received no request.
     """
     if isinstance(said, (ChatRequest, ScriptedChatModel)):
-        said = _request(said).messages
+        said = _find_request(said).messages
     elif isinstance(said, (SystemMessage, UserMessage, AiMessage, ToolExecutionResultMessage)):
         said = [said]
     return "\n".join(each.text for each in said if each.text)
 
 
-def _request(request: ChatRequest | ScriptedChatModel) -> ChatRequest:
+def _find_request(request: ChatRequest | ScriptedChatModel) -> ChatRequest:
     if not isinstance(request, ScriptedChatModel):
         return request
     if not request.requests:
@@ -489,9 +491,9 @@ def _request(request: ChatRequest | ScriptedChatModel) -> ChatRequest:
 # --- finding calls
 
 
-def _calls_in(calls: Any) -> Iterator[CalledTool]:
+def _find_calls(calls: Any) -> Iterator[CalledTool]:
     if isinstance(calls, ScriptedChatModel):
-        calls = _request(calls).messages
+        calls = _find_request(calls).messages
     elif isinstance(calls, ChatRequest):
         calls = calls.messages
     elif isinstance(calls, AiMessage):
@@ -506,17 +508,21 @@ def _calls_in(calls: Any) -> Iterator[CalledTool]:
         if isinstance(each, ToolExecuted):
             each = each.execution
         if isinstance(each, ToolExecution):
-            yield _call(each.request, each.result, each.is_error)
+            yield _make_called_tool(each.request, each.result, each.is_error)
         elif isinstance(each, ToolExecutionRequest):
-            yield _call(each)
+            yield _make_called_tool(each)
         elif isinstance(each, AiMessage):
-            results = _results_after(found[position + 1 :])
+            results = _find_results(found[position + 1 :])
             for request in each.tool_execution_requests:
                 result = results.get(request.id)
-                yield _call(request) if result is None else _call(request, result.text, result.is_error)
+                yield (
+                    _make_called_tool(request)
+                    if result is None
+                    else _make_called_tool(request, result.text, result.is_error)
+                )
 
 
-def _results_after(messages: Sequence[Message]) -> dict[str, ToolExecutionResultMessage]:
+def _find_results(messages: Sequence[Message]) -> dict[str, ToolExecutionResultMessage]:
     """Return the results of one round by id. A later round may use the same ids."""
     results: dict[str, ToolExecutionResultMessage] = {}
     for each in messages:
@@ -526,7 +532,7 @@ def _results_after(messages: Sequence[Message]) -> dict[str, ToolExecutionResult
     return results
 
 
-def _call(request: ToolExecutionRequest, result: str | None = None, is_error: bool = False) -> CalledTool:
+def _make_called_tool(request: ToolExecutionRequest, result: str | None = None, is_error: bool = False) -> CalledTool:
     try:
         arguments = json.loads(object_text(request.arguments))
     except ValueError:
@@ -536,7 +542,7 @@ def _call(request: ToolExecutionRequest, result: str | None = None, is_error: bo
     )
 
 
-def _expected(expected: Expected) -> ExpectedCall:
+def _read_expected(expected: Expected) -> ExpectedCall:
     if isinstance(expected, str):
         return ExpectedCall(expected)
     if isinstance(expected, ToolExecutionRequest):
@@ -551,14 +557,14 @@ def pairs_in_order(table: Table, actual: int) -> list[Pair]:
     """Pair calls in order: as many matches as possible, then calls of the same tool, then the calls left between."""
     pairs: list[Pair] = []
     start = (0, 0)
-    for left, right in _longest_run(table, actual):
-        pairs += _unlike(range(start[0], left), range(start[1], right))
+    for left, right in _find_longest_run(table, actual):
+        pairs += _find_unlike(range(start[0], left), range(start[1], right))
         pairs.append(Pair(left, right, table[left][right] is Likeness.FITS))
         start = left + 1, right + 1
-    return [*pairs, *_unlike(range(start[0], len(table)), range(start[1], actual))]
+    return [*pairs, *_find_unlike(range(start[0], len(table)), range(start[1], actual))]
 
 
-def _longest_run(table: Table, actual: int) -> Iterator[tuple[int, int]]:
+def _find_longest_run(table: Table, actual: int) -> Iterator[tuple[int, int]]:
     # One match is worth more than any number of calls of the same tool.
     worth = {Likeness.SAME_TOOL: 1, Likeness.FITS: len(table) + 1}
     best = [[0] * (actual + 1) for _ in range(len(table) + 1)]
@@ -584,39 +590,39 @@ def pairs_in_any_order(table: Table, actual: int) -> list[Pair]:
 
     A call that matches two expected ones goes to the one that has no other match.
     """
-    fitting = _matched(table, range(len(table)), range(actual), Likeness.FITS)
+    fitting = _match_most(table, range(len(table)), range(actual), Likeness.FITS)
     expected = [left for left in range(len(table)) if left not in fitting]
     unexpected = [right for right in range(actual) if right not in fitting.values()]
-    alike = _matched(table, expected, unexpected, Likeness.SAME_TOOL)
+    alike = _match_most(table, expected, unexpected, Likeness.SAME_TOOL)
     return [
         *(Pair(left, right, True) for left, right in sorted(fitting.items())),
         *(Pair(left, right, False) for left, right in sorted(alike.items())),
-        *_unlike(
+        *_find_unlike(
             [left for left in expected if left not in alike],
             [right for right in unexpected if right not in alike.values()],
         ),
     ]
 
 
-def _matched(table: Table, expected: Sequence[int], actual: Sequence[int], least: Likeness) -> dict[int, int]:
+def _match_most(table: Table, expected: Sequence[int], actual: Sequence[int], least: Likeness) -> dict[int, int]:
     """Return a largest matching: a later expected call may move an earlier one to another actual call."""
     taken: dict[int, int] = {}
 
-    def find(left: int, seen: set[int]) -> bool:
+    def find_place(left: int, seen: set[int]) -> bool:
         for right in actual:
             if table[left][right] >= least and right not in seen:
                 seen.add(right)
-                if right not in taken or find(taken[right], seen):
+                if right not in taken or find_place(taken[right], seen):
                     taken[right] = left
                     return True
         return False
 
     for left in expected:
-        find(left, set())
+        find_place(left, set())
     return {left: right for right, left in taken.items()}
 
 
-def _unlike(expected: Sequence[int], actual: Sequence[int]) -> Iterator[Pair]:
+def _find_unlike(expected: Sequence[int], actual: Sequence[int]) -> Iterator[Pair]:
     for left, right in zip_longest(expected, actual):
         yield Pair(left, right, False)
 
@@ -624,14 +630,14 @@ def _unlike(expected: Sequence[int], actual: Sequence[int]) -> Iterator[Pair]:
 # --- showing them
 
 
-def _side_by_side(
+def _show_side_by_side(
     expected: Sequence[ExpectedCall], actual: Sequence[CalledTool], pairs: Sequence[Pair], others: bool
 ) -> Iterator[str]:
     rows = []
     for pair in pairs:
         left = "-" if pair.expected is None else str(expected[pair.expected])
         right = "-" if pair.actual is None else str(actual[pair.actual])
-        rows.append((_cut(left), _cut(right), pair))
+        rows.append((_cut_line(left), _cut_line(right), pair))
     width = max(len("expected"), *(len(left) for left, _, _ in rows))
     yield f"    {'expected':{width}}  actual"
     for left, right, pair in rows:
@@ -642,12 +648,12 @@ def _side_by_side(
                 yield f"      {difference}"
 
 
-def _cut(text: str) -> str:
+def _cut_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

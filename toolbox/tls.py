@@ -24,7 +24,7 @@ def tls_context(
     Raises `OSError` for a file that cannot be read.
     """
     if verify is True and certificate is None:
-        return _shared_context(*(_from_environment() if trust_environment else _OF_THE_SYSTEM))
+        return _load_shared_context(*(_read_environment() if trust_environment else _OF_THE_SYSTEM))
     if isinstance(verify, str):
         context = ssl.create_default_context(cafile=verify)
     else:
@@ -37,12 +37,12 @@ def tls_context(
 _OF_THE_SYSTEM = (None, None, None)
 
 
-def _from_environment() -> tuple[str | None, str | None, int | None]:
+def _read_environment() -> tuple[str | None, str | None, int | None]:
     """Return the file and the folder of certificates that the environment names, and when the file was changed."""
     file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
     return file, folder, Path(file).stat().st_mtime_ns if file else None
 
 
 @functools.lru_cache(maxsize=8)
-def _shared_context(file: str | None, folder: str | None, changed: int | None) -> ssl.SSLContext:
+def _load_shared_context(file: str | None, folder: str | None, changed: int | None) -> ssl.SSLContext:
     return httpx2.create_ssl_context(trust_env=(file or folder) is not None)

@@ -82,11 +82,11 @@ def message_to_dict(message: Message) -> Json:
         case AiMessage(text, requests, reasoning, attributes, name):
             calls = [request_to_dict(each) for each in requests]
             fields: Json = {"text": text, "tool_execution_requests": calls, "reasoning": reasoning}
-            return {"type": "ai", **_without_empty(fields), **_name_to_dict(name), **_attributes_to_dict(attributes)}
+            return {"type": "ai", **_remove_empty(fields), **_name_to_dict(name), **_attributes_to_dict(attributes)}
         case ToolExecutionResultMessage(id, tool_name, text, is_error, attributes, contents):
             more: Json = {"is_error": is_error, "contents": [_content_to_dict(each) for each in contents]}
             required = {"type": "tool_result", "id": id, "tool_name": tool_name, "text": text}
-            return {**required, **_without_empty(more), **_attributes_to_dict(attributes)}
+            return {**required, **_remove_empty(more), **_attributes_to_dict(attributes)}
     raise TranscriptError("", f"expected a message, got {type(message).__name__}")
 
 
@@ -98,14 +98,16 @@ def message_from_dict(written: Any, path: str = "") -> Message:
     kind = read_field(written, "type", str, path)
     read = _READERS.get(kind)
     if read is None:
-        raise TranscriptError(_at(path, "type"), f"unknown message type {kind!r}; use one of: {', '.join(_READERS)}")
+        raise TranscriptError(
+            _join_path(path, "type"), f"unknown message type {kind!r}; use one of: {', '.join(_READERS)}"
+        )
     return read(written, path)
 
 
 def _read_system(written: Json, path: str) -> Message:
     role = read_field(written, "role", str, path, "system")
     if role not in ("system", "developer"):
-        raise TranscriptError(_at(path, "role"), f"unknown role {role!r}; use one of: system, developer")
+        raise TranscriptError(_join_path(path, "role"), f"unknown role {role!r}; use one of: system, developer")
     return SystemMessage(
         read_field(written, "text", str, path),
         role,
@@ -126,7 +128,7 @@ def _read_ai(written: Json, path: str) -> Message:
     calls = read_field(written, "tool_execution_requests", list, path, [])
     return AiMessage(
         read_field(written, "text", (str, type(None)), path, None),
-        [request_from_dict(each, f"{_at(path, 'tool_execution_requests')}.{n}") for n, each in enumerate(calls)],
+        [request_from_dict(each, f"{_join_path(path, 'tool_execution_requests')}.{n}") for n, each in enumerate(calls)],
         read_field(written, "reasoning", (str, type(None)), path, None),
         read_field(written, "attributes", dict, path, {}),
         read_field(written, "name", (str, type(None)), path, None),
@@ -177,9 +179,9 @@ def _content_to_dict(content: Content) -> Json:
             return {"type": "text", "text": text}
         case ImageContent(url, data, mime_type, detail):
             more: Json = {"url": url, **_data_to_dict(data), "mime_type": mime_type, "detail": detail}
-            return {"type": "image", **_without_empty(more)}
+            return {"type": "image", **_remove_empty(more)}
         case PdfContent(url, data, name):
-            return {"type": "pdf", **_without_empty({"url": url, **_data_to_dict(data), "name": name})}
+            return {"type": "pdf", **_remove_empty({"url": url, **_data_to_dict(data), "name": name})}
         case AudioContent(data, mime_type):
             return {"type": "audio", **_data_to_dict(data), "mime_type": mime_type}
         case _:
@@ -193,7 +195,7 @@ def _data_to_dict(data: bytes | str | None) -> Json:
 
 def _read_contents(written: Json, path: str) -> list[Content]:
     found = read_field(written, "contents", list, path, [])
-    return [_read_content(each, f"{_at(path, 'contents')}.{number}") for number, each in enumerate(found)]
+    return [_read_content(each, f"{_join_path(path, 'contents')}.{number}") for number, each in enumerate(found)]
 
 
 def _read_content(written: Any, path: str) -> Content:
@@ -205,7 +207,7 @@ def _read_content(written: Any, path: str) -> Content:
         try:
             data = b64decode(read_field(written, "bytes", str, path), validate=True)
         except ValueError:
-            raise TranscriptError(_at(path, "bytes"), "invalid base64") from None
+            raise TranscriptError(_join_path(path, "bytes"), "invalid base64") from None
 
     def optional(name: str) -> str | None:
         found: str | None = read_field(written, name, (str, type(None)), path, None)
@@ -221,7 +223,9 @@ def _read_content(written: Any, path: str) -> Content:
                 return AudioContent(data, read_field(written, "mime_type", str, path))
     except ValueError as error:
         raise TranscriptError(path, str(error)) from error
-    raise TranscriptError(_at(path, "type"), f"unknown content type {kind!r}; use one of: text, image, pdf, audio")
+    raise TranscriptError(
+        _join_path(path, "type"), f"unknown content type {kind!r}; use one of: text, image, pdf, audio"
+    )
 
 
 # --- specifications
@@ -231,7 +235,7 @@ def specification_to_dict(specification: ToolSpecification) -> Json:
     """Return a tool specification as a dictionary of JSON values, without a version."""
     more = {"description": specification.description, "metadata": dict(specification.metadata)}
     strict = {} if specification.strict is None else {"strict": specification.strict}
-    return {"name": specification.name, **_without_empty(more), "parameters": dict(specification.parameters), **strict}
+    return {"name": specification.name, **_remove_empty(more), "parameters": dict(specification.parameters), **strict}
 
 
 def specification_from_dict(written: Any, path: str = "") -> ToolSpecification:
@@ -256,19 +260,19 @@ def read_field(written: Any, name: str, kind: type | tuple[type, ...], path: str
         raise TranscriptError(path, f"expected an object, got {type(written).__name__}")
     value = written.get(name, default)
     if value is _REQUIRED:
-        raise TranscriptError(_at(path, name), "missing required field")
+        raise TranscriptError(_join_path(path, name), "missing required field")
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or ".join(each.__name__ for each in kinds)
-        raise TranscriptError(_at(path, name), f"expected {wanted}, got {type(value).__name__}")
+        raise TranscriptError(_join_path(path, name), f"expected {wanted}, got {type(value).__name__}")
     return value
 
 
-def _at(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _without_empty(values: Mapping[str, Any]) -> Json:
+def _remove_empty(values: Mapping[str, Any]) -> Json:
     # An empty text is a value, and is kept.
     return {name: value for name, value in values.items() if value or value == ""}
 

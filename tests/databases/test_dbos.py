@@ -69,7 +69,7 @@ def test_a_run_is_delivered_once_while_it_waits_in_the_queue(url: str) -> None:
         async with transfers.bank(url, LEASE, take_over=False, engine=engine) as (container, _):
             for _ in range(3):
                 await container.runs.start(transfers.Transfers.transfer, "order", 100)
-            client = await engine._opened_client()
+            client = await engine._open_client()
             return len(await asyncio.to_thread(client.list_workflows))
 
     assert asyncio.run(submit()) == 1

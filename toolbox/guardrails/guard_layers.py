@@ -75,7 +75,7 @@ class _GuardContext:
         return cls(call.context, environment.scope, environment.runner, environment.listeners, environment.model)
 
 
-async def _judged(
+async def _run_guardrail(
     named: BeanReference, request: Any, place: _GuardContext, accept: Callable[[Any], Any], *, asks_again: bool = False
 ) -> GuardrailResult:
     """Run one guardrail. A wrong result and any exception become a fatal result; errors that end the invocation pass.
@@ -95,9 +95,9 @@ async def _judged(
             else:
                 execution = execution_of(validate, getattr(validate, EXECUTION_MARK, None))
                 result = await place.runner.run(
-                    execution, lambda: validate(request), f"{_class_name(named)} (guardrail)"
+                    execution, lambda: validate(request), f"{_name_class(named)} (guardrail)"
                 )
-            result = _checked(result, named, asks_again)
+            result = _check_result(result, named, asks_again)
             if result.outcome == "modified":
                 result = replace(result, value=accept(result.value))
             outcome = result.outcome
@@ -117,21 +117,21 @@ async def _judged(
             place.listeners.tell(event)
 
 
-def _checked(result: object, named: BeanReference, asks_again: bool) -> GuardrailResult:
+def _check_result(result: object, named: BeanReference, asks_again: bool) -> GuardrailResult:
     """Return the result of a guardrail. Raises `TypeError` if it is not one."""
     if not isinstance(result, GuardrailResult):
         returned = type(result).__name__
-        raise TypeError(f"{_class_name(named)}.validate returned {returned}; return self.success() or another result")
+        raise TypeError(f"{_name_class(named)}.validate returned {returned}; return self.success() or another result")
     if result.outcome not in get_args(GuardrailOutcome):
-        raise TypeError(f"{_class_name(named)}.validate returned the unknown outcome {result.outcome!r}")
+        raise TypeError(f"{_name_class(named)}.validate returned the unknown outcome {result.outcome!r}")
     if result.outcome in _ASKING_AGAIN and not asks_again:
-        raise TypeError(f"{_class_name(named)}.validate returned {result.outcome!r}, which only output guardrails may")
+        raise TypeError(f"{_name_class(named)}.validate returned {result.outcome!r}, which only output guardrails may")
     if result.outcome == "reprompt" and not isinstance(result.prompt, str):
-        raise TypeError(f"{_class_name(named)}.validate returned a reprompt without a prompt")
+        raise TypeError(f"{_name_class(named)}.validate returned a reprompt without a prompt")
     return result
 
 
-def _class_name(named: BeanReference) -> str:
+def _name_class(named: BeanReference) -> str:
     return str(getattr(named.type, "__name__", named.type))
 
 
@@ -154,7 +154,9 @@ class InputCheck:
         messages = invocation.conversation
         for named in self._named:
             request = InputGuardrailRequest(invocation.user_message, messages, invocation.context)
-            result = await _judged(named, request, place, partial(_user_message, invocation.user_message))
+            result = await _run_guardrail(
+                named, request, place, partial(_replace_user_message, invocation.user_message)
+            )
             if result.outcome == "modified":
                 invocation.replace_user_message(result.value)
             elif result.outcome in _REFUSING:
@@ -165,7 +167,7 @@ class InputCheck:
             raise InputGuardrailError(failures)
 
 
-def _user_message(message: UserMessage, value: object) -> UserMessage:
+def _replace_user_message(message: UserMessage, value: object) -> UserMessage:
     """Return the new message. A text replaces the texts; images and other contents are kept."""
     if isinstance(value, UserMessage):
         return value
@@ -210,7 +212,7 @@ class OutputCheck:
         refused = ""
         for named in self._named:
             request = OutputGuardrailRequest(response, answer.text, answer.value, messages, invocation.context)
-            result = await _judged(named, request, place, lambda value: value, asks_again=True)
+            result = await _run_guardrail(named, request, place, lambda value: value, asks_again=True)
             if result.outcome == "success" or (result.outcome == "modified" and _is_text(result.value, answer.text)):
                 continue
             if result.outcome == "modified":
@@ -246,22 +248,22 @@ def guarded_input(step: ToolStep, tool: Tool, named: Sequence[BeanReference]) ->
         place = _GuardContext.of_tool(call)
         for each in guardrails:
             request = ToolInputGuardrailRequest(call.request, call.visible_arguments(), call.context)
-            result = await _judged(each, request, place, partial(_with_arguments, call))
+            result = await _run_guardrail(each, request, place, partial(_replace_arguments, call))
             match result.outcome:
                 case "success":
                     continue
                 case "modified":
                     call = result.value
                 case "failure":
-                    return _refused("Input validation failed", result.text)
+                    return _encode_refusal("Input validation failed", result.text)
                 case _:
-                    _end(each, call, result)
+                    _end_invocation(each, call, result)
         return await step(call)
 
     return run
 
 
-def _with_arguments(call: ToolCall, values: object) -> ToolCall:
+def _replace_arguments(call: ToolCall, values: object) -> ToolCall:
     if not isinstance(values, Mapping):
         kind = type(values).__name__
         raise TypeError(f"success_with() of a tool input guardrail takes a dict of all arguments, got {kind}")
@@ -281,22 +283,22 @@ def guarded_output(step: ToolStep, tool: Tool, named: Sequence[BeanReference]) -
         unchanged = result
         for each in guardrails:
             request = ToolOutputGuardrailRequest(call.request, call.visible_arguments(), result, call.context)
-            judged = await _judged(each, request, place, partial(_tool_result, result))
+            judged = await _run_guardrail(each, request, place, partial(_replace_result, result))
             match judged.outcome:
                 case "success":
                     continue
                 case "modified":
                     result = judged.value
                 case "failure":
-                    return _refused("Output validation failed", judged.text)
+                    return _encode_refusal("Output validation failed", judged.text)
                 case _:
-                    _end(each, call, judged)
+                    _end_invocation(each, call, judged)
         return encoded if result is unchanged else EncodedInFull.of(replace(result, text=printable(result.text)))
 
     return run
 
 
-def _tool_result(result: ToolExecutionResult, value: object) -> ToolExecutionResult:
+def _replace_result(result: ToolExecutionResult, value: object) -> ToolExecutionResult:
     if isinstance(value, ToolExecutionResult):
         return value
     if isinstance(value, str):
@@ -305,9 +307,9 @@ def _tool_result(result: ToolExecutionResult, value: object) -> ToolExecutionRes
     raise TypeError(f"success_with() of a tool output guardrail takes a ToolExecutionResult or a str, got {kind}")
 
 
-def _refused(what: str, text: str) -> Encoded:
+def _encode_refusal(what: str, text: str) -> Encoded:
     return EncodedInFull(printable(f"{what}: {text}" if text else what), is_error=True)
 
 
-def _end(named: BeanReference, call: ToolCall, result: GuardrailResult) -> NoReturn:
+def _end_invocation(named: BeanReference, call: ToolCall, result: GuardrailResult) -> NoReturn:
     raise ToolGuardrailError(named.type, call.request, result.text) from result.cause

@@ -53,40 +53,42 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
         """Accept a text within the limit; refuse or cut a longer one."""
         match request:
             case InputGuardrailRequest():
-                return self._limited(len(request.user_message.text), "The message has {} characters")
+                return self._judge_length(len(request.user_message.text), "The message has {} characters")
             case ToolInputGuardrailRequest():
-                return self._limited(_length(request.arguments), "The arguments have {} characters together")
+                return self._judge_length(
+                    _count_characters(request.arguments), "The arguments have {} characters together"
+                )
             case OutputGuardrailRequest():
                 value, text = request.value, request.text
                 is_text = value is None or isinstance(value, AiMessage) or (isinstance(value, str) and value == text)
                 if not is_text:
-                    return self._limited(len(request.text), "The answer has {} characters")
+                    return self._judge_length(len(request.text), "The answer has {} characters")
                 long = len(request.text) > self.chars
                 return self.success_with(request.text[: self.chars]) if long else self.success()
             case ToolOutputGuardrailRequest():
                 result = request.result
                 long = len(result.text) > self.chars
-                return self.success_with(self._cut(result)) if long else self.success()
+                return self.success_with(self._cut_result(result)) if long else self.success()
         raise TypeError(f"MaxLength does not support {type(request).__name__}")
 
-    def _limited(self, length: int, fact: str) -> GuardrailResult:
+    def _judge_length(self, length: int, fact: str) -> GuardrailResult:
         if length <= self.chars:
             return self.success()
         return self.failure(f"{fact.format(length)}; the limit is {self.chars}.")
 
-    def _cut(self, result: ToolExecutionResult) -> ToolExecutionResult:
+    def _cut_result(self, result: ToolExecutionResult) -> ToolExecutionResult:
         left = self.chars
 
-        def cut(text: str) -> str:
+        def cut_text(text: str) -> str:
             nonlocal left
             kept = text[: max(left, 0)]
             left -= len(text) + 1
             return kept
 
-        return replace(result, text=result.text[: self.chars], contents=with_texts(result.contents, cut))
+        return replace(result, text=result.text[: self.chars], contents=with_texts(result.contents, cut_text))
 
 
-def _length(value: Any) -> int:
+def _count_characters(value: Any) -> int:
     """Return the number of characters in all strings of a value."""
     total, pending = 0, [value]
     while pending:
@@ -139,12 +141,12 @@ class Moderated(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
                 inputs.append([image])  # one image for each request, as the endpoint wants it
             elif self.unjudged == "refuse":
                 return self.failure(f"moderation cannot judge {type(part).__name__}")
-        flagged = dict.fromkeys([name for each in inputs for name in await self._flagged(each)])
+        flagged = dict.fromkeys([name for each in inputs for name in await self._find_flagged(each)])
         return self.failure(f"flagged by moderation: {', '.join(flagged)}") if flagged else self.success()
 
-    async def _flagged(self, given: Any) -> list[str]:
+    async def _find_flagged(self, given: Any) -> list[str]:
         """Return the names of the categories that apply to an input of the endpoint."""
-        model = await _default_model()
+        model = await _find_default_model()
         reply = await model.call_endpoint("/moderations", {"model": self.model, "input": given})
         results = reply.get("results") if isinstance(reply, Mapping) else None
         if not isinstance(results, Sequence) or not results or not all(isinstance(each, Mapping) for each in results):
@@ -187,7 +189,7 @@ def _parts_to_moderate(request: Any) -> tuple[str, tuple[Media, ...]]:
     raise TypeError(f"Moderated does not support {type(request).__name__}")
 
 
-async def _default_model() -> Any:
+async def _find_default_model() -> Any:
     """Return the default model, or the first of its fallbacks that has a moderation endpoint."""
     find = find_model.get()
     model = await find(None) if find is not None else None

@@ -29,19 +29,19 @@ def intercepted_tool(
     step: ToolStep, tool: Tool, named: Sequence[BeanReference], before: Sequence[ToolLayer]
 ) -> ToolStep:
     """Wrap the step in its interceptors. Changed arguments pass through the layers `before` again."""
-    return _wrapped(step, tool, [each for each in named if not _is_innermost(each)], before)
+    return _wrap_step(step, tool, [each for each in named if not _is_innermost(each)], before)
 
 
 def retried_tool(step: ToolStep, tool: Tool, named: Sequence[BeanReference]) -> ToolStep:
     """Wrap the step in those of its interceptors that run inside of all others, and of the record of a run."""
-    return _wrapped(step, tool, [each for each in named if _is_innermost(each)], ())
+    return _wrap_step(step, tool, [each for each in named if _is_innermost(each)], ())
 
 
 def _is_innermost(named: BeanReference) -> bool:
     return getattr(named.type, "__toolbox_innermost__", False)
 
 
-def _wrapped(step: ToolStep, tool: Tool, named: Sequence[BeanReference], before: Sequence[ToolLayer]) -> ToolStep:
+def _wrap_step(step: ToolStep, tool: Tool, named: Sequence[BeanReference], before: Sequence[ToolLayer]) -> ToolStep:
     for each in reversed([each for each in named if issubclass(each.type, ToolInterceptor)]):
         changed = step
         for layer in reversed(before):
@@ -64,7 +64,7 @@ class _AroundTool:
         bean = await self._interceptor.find(call.environment.scope)
         shown = call.visible_arguments()
         if self._copies_arguments:
-            shown = _shown(shown)
+            shown = _copy_arguments(shown)
         place = call.context.place
         replayed = place is not None and place.is_recorded
         invocation = ToolInvocation(call.request, call.tool.specification, shown, call.context, replayed)
@@ -72,7 +72,7 @@ class _AroundTool:
 
         async def proceed(given: ToolInvocation) -> ToolExecutionResult:
             interception.raise_if_over()
-            changes = _changes(given, invocation, call)
+            changes = _find_changes(given, invocation, call)
             running, step = (call.with_changed(changes), self._changed) if changes else (call, self._step)
             try:
                 encoded = await _run_step(running, step)
@@ -89,7 +89,7 @@ class _AroundTool:
             if returned is result:
                 return encoded
         if not isinstance(returned, ToolExecutionResult):
-            raise _wrong_value(bean, "around_tool", returned, ToolExecutionResult)
+            raise _make_value_error(bean, "around_tool", returned, ToolExecutionResult)
         return EncodedInFull.of(returned)
 
 
@@ -149,7 +149,7 @@ class _Interception:
             raise asyncio.CancelledError
 
 
-def _changes(given: object, invocation: ToolInvocation, call: ToolCall) -> dict[str, Any]:
+def _find_changes(given: object, invocation: ToolInvocation, call: ToolCall) -> dict[str, Any]:
     """Return the arguments that the interceptor changed."""
     if given is invocation:
         return {}
@@ -161,11 +161,12 @@ def _changes(given: object, invocation: ToolInvocation, call: ToolCall) -> dict[
     return {
         name: value
         for name, value in given.arguments.items()
-        if name not in known or not (value is known[name] or (value is shown.get(name) and _equal(value, known[name])))
+        if name not in known
+        or not (value is known[name] or (value is shown.get(name) and _are_equal(value, known[name])))
     }
 
 
-def _shown(arguments: dict[str, Any]) -> dict[str, Any]:
+def _copy_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for an interceptor: copies, so that changing one in place has no effect on the tool.
 
     An object that cannot be copied is passed as it is.
@@ -180,7 +181,7 @@ def _shown(arguments: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _equal(one: object, other: object) -> bool:
+def _are_equal(one: object, other: object) -> bool:
     try:
         return bool(one == other)
     except Exception:  # `__eq__` of user types can raise anything
@@ -196,7 +197,7 @@ def _ends_invocation(error: BaseException) -> bool:
     return not isinstance(error, (Exception, asyncio.CancelledError, GeneratorExit))
 
 
-def _wrong_value(bean: object, method: str, value: object, wanted: type[Any]) -> IllegalConfigurationError:
+def _make_value_error(bean: object, method: str, value: object, wanted: type[Any]) -> IllegalConfigurationError:
     fact = f"returned {type(value).__name__}"
     fix = f"return a {wanted.__name__}, for example the one that proceed(call) returns"
     return IllegalConfigurationError([Problem(f"{type(bean).__name__}.{method}", fact, fix)])
@@ -243,14 +244,14 @@ class _AroundModel:
             interception = _Interception()
             returned = await interception.run(bean.around_model(call, proceed))
             if not isinstance(returned, ChatResponse):
-                raise _wrong_value(bean, "around_model", returned, ChatResponse)
+                raise _make_value_error(bean, "around_model", returned, ChatResponse)
             if not replies:
                 return ModelReplied(returned)
             # The tools that were sent are those of the request whose reply this is; of a changed reply, the last one's.
             used = next((each for each in replies if each.response is returned), replies[-1])
             return ModelReplied(returned, used.aside, sent=used.sent)
 
-        def performing(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
+        def perform_with_interceptors(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
             return perform(effect, invocation) if isinstance(effect, RunTool) else ask(effect, invocation)
 
-        return performing
+        return perform_with_interceptors

@@ -155,13 +155,13 @@ def global_interceptor(cls: C | None = None, /, *, priority: int = 0) -> C | Cal
     if isinstance(priority, bool) or not isinstance(priority, (int, float)):
         raise TypeError(f"@global_interceptor: invalid priority={priority!r}; use a number")
 
-    def leave(target: C) -> C:
+    def leave_mark(target: C) -> C:
         if not isinstance(target, type):
             raise TypeError(f"@global_interceptor: expected a class, got {target!r}")
         setattr(target, GLOBAL_INTERCEPTOR_MARK, priority)
         return target
 
-    return leave if cls is None else leave(cls)
+    return leave_mark if cls is None else leave_mark(cls)
 
 
 def interceptor_problems(where: str, decorator: str, named: object, *, of_tool: bool) -> Iterator[Problem]:
