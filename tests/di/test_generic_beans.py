@@ -16,9 +16,6 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
-# --- generics
-
-
 class Repository(Generic[T]):
     pass
 

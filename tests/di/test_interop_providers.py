@@ -10,12 +10,10 @@ from dependency_injector import containers, providers
 from dependency_injector.wiring import Provide, inject
 
 from tests.di.legacy import Engine, Mailer, answer, legacy
+from tests.di.scoped_beans import Basket, Pool
 from toolbox import Container, MissingBeanError, Named, application_scoped, dependent, produces, request_scoped
 
 pytestmark = pytest.mark.anyio
-
-
-# --- our beans for its providers
 
 
 async def test_dependencies_of_an_included_container_are_filled_with_beans() -> None:
@@ -53,17 +51,6 @@ async def test_included_singletons_cannot_hold_request_scoped_beans() -> None:
 
     assert problem.where == "Legacy.mailer"
     assert "OurEngine" in problem.what
-
-
-@application_scoped
-class Pool:
-    pass
-
-
-@request_scoped
-class Basket:
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
 
 
 @dependent
@@ -202,9 +189,6 @@ async def test_providers_of_unknown_type_are_beans_by_name() -> None:
         assert c.get(Annotated[object, Named("untyped")]) == 1
         with pytest.raises(MissingBeanError):
             c.get(Any)
-
-
-# --- overrides and resets of async providers
 
 
 def test_dependencies_are_as_before_after_the_stop() -> None:

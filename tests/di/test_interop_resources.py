@@ -14,9 +14,6 @@ from toolbox import Container, Named, application_scoped
 pytestmark = pytest.mark.anyio
 
 
-# --- what included providers open
-
-
 def opening(name: str) -> Any:
     """Return a resource function that logs when it opens and closes."""
 
@@ -174,9 +171,6 @@ def test_a_resource_that_the_program_shut_down_is_not_opened_again_for_a_singlet
         assert log == ["open connection", "close connection"]
         assert c.get(Connection) is not client.connection
     assert log == ["open connection", "close connection"] * 2
-
-
-# --- overrides and resets of async providers
 
 
 def test_threads_open_included_providers_once_however_they_reach_them() -> None:

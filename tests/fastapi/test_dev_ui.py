@@ -236,9 +236,6 @@ async def test_values_of_settings_and_keys_are_never_shown(running: Any, monkeyp
     assert "hunter2" not in text
 
 
-# --- the log
-
-
 async def test_programs_with_async_producers_are_shown(running: Any) -> None:
     @produces(scope="application")
     async def numbers() -> list[int]:

@@ -27,9 +27,6 @@ from toolbox_fastapi import install
 pytestmark = pytest.mark.anyio
 
 
-# --- services
-
-
 async def test_a_service_answers_and_its_tool_calls_are_shown(running: Any) -> None:
     async with running(restaurant(tool_call("add", {"dish": "soup"}), "Coming!")) as client:
         entries = await asked(client, "Waiter.serve", table="7", wish="Soup, please")
@@ -279,9 +276,6 @@ async def test_the_thread_of_each_tool_is_shown(running: Any) -> None:
             assert threads["pooled"].startswith(pooled)
             assert threads["fresh"] == "toolbox-thread"
             assert threads["on_loop"] == "event loop"
-
-
-# --- the log
 
 
 async def test_a_text_is_the_message_of_a_method_that_takes_only_a_history(running: Any) -> None:

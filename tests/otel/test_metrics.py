@@ -10,9 +10,6 @@ from toolbox.testing import tool_call
 pytestmark = pytest.mark.anyio
 
 
-# --- metrics
-
-
 async def test_calls_requests_and_tools_have_metrics(telemetry: Telemetry) -> None:
     reply = ChatResponse(AiMessage("done"), TokenUsage(300, 20), FinishReason.STOP, model="m-2026")
     async with container_with(telemetry, tool_call("look"), tool_call("fail"), reply) as container:
@@ -38,9 +35,6 @@ async def test_calls_requests_and_tools_have_metrics(telemetry: Telemetry) -> No
     assert called.explicit_bounds[-1] == 409.6
     assert called.sum > 0
     assert telemetry.points("gen_ai.client.operation.time_to_first_chunk") == []
-
-
-# --- where the providers come from
 
 
 async def test_unsampled_traces_are_measured_but_not_recorded() -> None:

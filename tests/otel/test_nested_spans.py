@@ -25,9 +25,6 @@ def id_of(span: Any) -> str:
     return f"{span.context.span_id:016x}"
 
 
-# --- how they nest
-
-
 @pytest.mark.parametrize("name", ["look", "look_on_a_worker", "look_on_a_thread"])
 async def test_the_span_of_a_tool_is_current_on_any_thread(telemetry: Telemetry, name: str) -> None:
     async with container_with(telemetry, tool_call(name), last_result) as container:

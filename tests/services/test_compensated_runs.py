@@ -221,9 +221,6 @@ async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_pat
             await asyncio.wait_for(undone.wait(), 60)
 
 
-# --- what is said about compensations
-
-
 async def test_a_run_that_waited_undoes_with_the_arguments_that_ran() -> None:
     store, events = InMemoryRunStore(), Events()
     async with trips(tool_call("book", {"seats": 2}), tool_call("sign", {}), store=store) as here:

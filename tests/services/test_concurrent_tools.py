@@ -14,9 +14,6 @@ from toolbox.testing import ScriptedChatModel, tool_call
 pytestmark = pytest.mark.anyio
 
 
-# --- concurrent tools
-
-
 class Meeting:
     """Tools that end only if all of them run at the same time."""
 
@@ -140,9 +137,6 @@ def test_single_tool_calls_of_synchronous_methods_stay_on_the_callers_thread() -
 
     assert threads[0] is threading.current_thread()
     assert threading.current_thread() not in threads[1:]
-
-
-# --- requests
 
 
 async def test_thousands_of_concurrent_tool_calls_run_in_linear_time() -> None:
