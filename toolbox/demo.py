@@ -325,11 +325,13 @@ _PLACES_OF_NAMES = (
 
 def _extracted(question: Question) -> str | None:
     """Return the name that the prompt asks to extract, None if it does not ask."""
-    text = _subject_of(question)
-    for instruction in (question.system, question.text.strip().removesuffix(text)):
+    subject = _subject_of(question)
+    before = question.text.strip().removesuffix(subject)
+    for instruction, texts in ((question.system, (subject, question.text)), (before, (subject,))):
         if any(_NOUNS.search(asked) for asked in _ASKS.findall(instruction)):
             absent = _ABSENT.search(instruction)
-            return _name_in(text) or (absent[1] if absent else "unknown")
+            found = next(filter(None, map(_name_in, texts)), None)
+            return found or (absent[1] if absent else "unknown")
     return None
 
 

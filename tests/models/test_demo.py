@@ -310,6 +310,8 @@ EXTRACTOR = "You extract the city a question asks about; answer with its name on
         ("What's the weather in the city of Bath tomorrow?", "Bath"),
         ("How hot is it in İzmir?", "İzmir"),
         ("Valence", "Valence"),
+        ("Question: Oslo?", "Oslo"),
+        ("The weather in Oslo: is it nice?", "Oslo"),
         ("What is the weather?", "unknown"),
     ],
 )
