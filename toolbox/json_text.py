@@ -134,7 +134,7 @@ def _is_flat(text: str) -> bool:
     """Return True for an object whose names all differ, without objects and colons in its values: most arguments."""
     try:
         members = from_json(text)
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: a text with a lone surrogate
         return False
     return isinstance(members, dict) and len(members) == text.count(":")
 
