@@ -1,6 +1,6 @@
 """Records the traffic with a model server in a file, and plays it back without a network.
 
-`Recording` is the `transport=` of an `OpenAiChatModel` or an `AnthropicChatModel`. A replayed test therefore runs
+`Recording` is the `transport=` of a model with a server, such as `OpenAiChatModel`. A replayed test therefore runs
 everything but the socket: the bytes of each request and the chunks of each stream. Not here: the fixture
 (`pytest_plugin`), a model without a server (`testing`).
 """
@@ -22,9 +22,8 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx2
 
 from .errors import FrameworkError
-from .models.anthropic_wire import AnthropicWire
-from .models.chat_wire import ChatWire
-from .models.responses_wire import ResponsesWire
+from .models.model_providers import server_providers
+from .models.sse import JSON_LINES, STREAM_TYPES
 from .safe_text import without_secrets
 from .tls import tls_context
 
@@ -38,7 +37,7 @@ RECORD_IT = f"run it once with {VARIABLE}=record and the server's key, and commi
 Json: TypeAlias = Any
 
 VERSION = 1
-WIRES = (ChatWire, ResponsesWire, AnthropicWire)
+WIRES = tuple(provider.load_wire() for provider in server_providers())
 PATHS = tuple(each.path for each in WIRES)
 """The default endings of recorded paths. Nothing else of an address is written."""
 FIELDS = frozenset().union(*(each.recorded_fields for each in WIRES))
@@ -350,8 +349,8 @@ class RecordedReply:
     def of(
         cls, status: int, content_type: str | None, content_encoding: str | None, chunks: Sequence[bytes]
     ) -> RecordedReply:
-        """Create a reply from the chunks that arrived. Chunks that are not a stream are joined."""
-        is_stream = (content_type or "").startswith("text/event-stream")
+        """Create a reply from the chunks that arrived. Chunks of other media types than streams are joined."""
+        is_stream = (content_type or "").startswith(STREAM_TYPES)
         return cls(status, content_type, content_encoding, tuple(chunks) if is_stream else (b"".join(chunks),))
 
 
@@ -514,7 +513,8 @@ class Secrets:
         shown = without_secrets(body, self._values | escaped)
         if shown == body:
             return reply
-        pieces = [shown] if len(reply.chunks) < 2 else re.findall(r".+?(?:\r?\n\r?\n|\Z)", shown, re.DOTALL)
+        end = r"\r?\n" if (reply.content_type or "").startswith(JSON_LINES) else r"\r?\n\r?\n"
+        pieces = [shown] if len(reply.chunks) < 2 else re.findall(rf".+?(?:{end}|\Z)", shown, re.DOTALL)
         return replace(reply, chunks=tuple(each.encode("utf-8", "surrogateescape") for each in pieces))
 
 

@@ -104,9 +104,8 @@ class _Section(BaseModel):
 class ModelSettings(_Section):
     """Settings of one named model: `TOOLBOX_MODELS__<NAME>__<FIELD>`. Times are in seconds.
 
-    `provider` is the kind of model server: `openai`, `openai-responses`, `anthropic` or `pydantic-ai`. The other fields
-    are those of `OpenAiChatModel`, `AnthropicChatModel` and `PydanticAiChatModel`; a field that the provider does not
-    have is a problem at start.
+    `provider` is the kind of model server. The other fields are the arguments of the models of all providers; a field
+    that the provider does not have is a problem at start.
     """
 
     provider: str = "openai"

@@ -7,6 +7,7 @@ import pytest
 
 from tests.models.scripted_server import ScriptedServer, Serve, serving
 from toolbox import ChatRequest, ModelConnectionError, OpenAiChatModel, UserMessage
+from toolbox.models.model_providers import server_providers
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ async def loaded() -> None:
 def no_environment() -> Iterator[None]:
     """A developer's own key and models change nothing."""
     names = ("API_KEY", "BASE_URL", "MODEL", "AUTH_TOKEN", "CUSTOM_HEADERS")
-    variables = [f"{provider}_{name}" for provider in ("OPENAI", "ANTHROPIC") for name in names]
+    variables = [f"{each.load_settings().variables}_{name}" for each in server_providers() for name in names]
     with pytest.MonkeyPatch.context() as patch:
         for name in (*variables, "TOOLBOX_DEMO", "TOOLBOX_MODELS"):
             patch.delenv(name, raising=False)

@@ -428,14 +428,14 @@ async def test_the_key_in_the_environment_is_sent_only_to_its_server(
 
 
 def test_the_public_address_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from toolbox.models.anthropic import is_from_environment
+    from toolbox.models.anthropic_settings import AnthropicSettings
 
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "env-key")
 
     assert AnthropicChatModel("claude-opus-5").base_url == "https://api.anthropic.com"
-    assert is_from_environment("https://api.anthropic.com/")
+    assert AnthropicSettings.is_from_environment("https://api.anthropic.com/")
     for other in ("http://api.anthropic.com", "https://api.anthropic.com.evil.example", "https://evil.example"):
-        assert not is_from_environment(other)
+        assert not AnthropicSettings.is_from_environment(other)
 
 
 async def test_repeated_requests_have_the_headers_of_the_first(serve: Serve) -> None:

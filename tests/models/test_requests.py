@@ -126,7 +126,7 @@ async def test_temperature_and_token_limit_of_a_request_win_over_parameters(serv
 
 def test_the_responses_api_has_a_name_for_the_token_limit() -> None:
     model = OpenAiChatModel("m", api_key="test", wire="responses", max_tokens=5)
-    body = json.loads(model._encode_body(ChatRequest([UserMessage("Hi")], max_output_tokens=9), {})[0])
+    body = json.loads(model._encode_body(ChatRequest([UserMessage("Hi")], max_output_tokens=9), None, streams=False)[0])
     assert body["max_output_tokens"] == 9
 
 
@@ -135,7 +135,7 @@ def test_openai_gets_the_newest_name_of_the_token_limit() -> None:
         name
         for name, value in json.loads(
             OpenAiChatModel("m", api_key="test")._encode_body(
-                ChatRequest([UserMessage("Hi")], max_output_tokens=9), {}
+                ChatRequest([UserMessage("Hi")], max_output_tokens=9), None, streams=False
             )[0]
         ).items()
         if value == 9

@@ -2,7 +2,9 @@
 
 import inspect
 import json
+import re
 import sys
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -24,6 +26,7 @@ from toolbox import (
     register_ai_service,
 )
 from toolbox.chat_streams import stream_of
+from toolbox.models.model_providers import PROVIDERS, server_providers
 from toolbox.models.selection import NamedModels
 from toolbox.settings import ModelSettings, ToolboxSettings
 from toolbox.testing import ScriptedChatModel
@@ -203,7 +206,7 @@ def test_invalid_model_settings_are_reported_at_startup(settings: dict[str, Any]
 
 def test_every_argument_of_a_model_is_a_setting() -> None:
     renamed = {"extra_headers": "headers", "extra_query": "query"}
-    kinds = (OpenAiChatModel, AnthropicChatModel, PydanticAiChatModel)
+    kinds = (*(provider.load_model() for provider in server_providers()), PydanticAiChatModel)
     taken = {renamed.get(each, each) for kind in kinds for each in inspect.signature(kind).parameters}
 
     assert set(ModelSettings.model_fields) == {*taken, "provider"}
@@ -215,10 +218,17 @@ def test_an_unknown_provider_is_a_problem() -> None:
 
     assert problem is not None
     assert problem.what == "unknown provider 'openia' of model 'big-one'"
-    assert (
-        problem.fix
-        == "set TOOLBOX_MODELS__BIG_ONE__PROVIDER to one of: openai, openai-responses, anthropic, pydantic-ai"
-    )
+    assert problem.fix == f"set TOOLBOX_MODELS__BIG_ONE__PROVIDER to one of: {', '.join(PROVIDERS)}"
+
+
+@pytest.mark.parametrize("page", ["docs/models.md", "docs/settings.md"])
+def test_all_providers_are_documented(page: str) -> None:
+    documented = (Path(__file__).parents[2] / page).read_text()
+    [place] = [
+        each for each in re.split(r"\n\n|\n(?=\|)", documented) if "__PROVIDER`" in each and "pydantic-ai" in each
+    ]
+
+    assert [name for name in PROVIDERS if f"`{name}`" not in place] == []
 
 
 async def test_a_provider_chooses_the_wire(serve: Serve) -> None:

@@ -89,12 +89,12 @@ async def test_redirects_are_not_followed(serve: Serve, status: int, streamed: b
 def test_the_key_in_the_environment_is_sent_only_to_its_server(
     monkeypatch: pytest.MonkeyPatch, address: str, environment: str | None, is_sent: bool
 ) -> None:
-    from toolbox.models.openai_settings import is_from_environment
+    from toolbox.models.openai_settings import OpenAiSettings
 
     if environment is not None:
         monkeypatch.setenv("OPENAI_BASE_URL", environment)
 
-    assert is_from_environment(address) is is_sent
+    assert OpenAiSettings.is_from_environment(address) is is_sent
 
 
 async def test_headers_from_the_environment_are_not_sent_to_other_servers(

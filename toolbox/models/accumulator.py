@@ -63,11 +63,17 @@ class PartialCall:
 class ReplyAccumulator:
     """Receives the fragments of one reply and creates its stream events; `finish` returns the whole reply.
 
+    Tool calls come in one of three ways. `whole_call` takes a call that arrives at once: in a reply that is not
+    streamed, or from a server that streams whole calls. `call_piece` takes a fragment, and finds its call by index, id
+    and name; `finish` completes all calls. If the server says before that a call is complete, also call `end_call`,
+    with the arguments if the server repeats them: the tool then starts while the rest of the reply arrives. Never call
+    it for a call that may be cut. Set `ends_in_call` if the last part is a call whose arguments the server has parsed:
+    it closes their JSON at the token limit, so that only this tells that the call is cut.
+
     `tool_names` are the offered tools; they are needed for names that arrive in fragments or with the prefix
     `functions.`. `wants_json`: the text is a structured answer, which is useless if it is cut. `ending`: the server's
-    own finish reason. `ends_in_call`: the reply ends with a call whose arguments are valid JSON even if the token limit
-    cut them, because the server completes them. `attributes` are sent back to the server. `of_message` and
-    `of_response` are the other attributes. `unread` names parts that may be the answer but are not supported.
+    own finish reason. `attributes` are sent back to the server. `of_message` and `of_response` are others.
+    `unread` names parts that may be the answer but are not supported.
     """
 
     def __init__(self, tool_names: Collection[str] = (), wants_json: bool = False) -> None:

@@ -28,7 +28,7 @@ from ..json_text import compact_json, object_text, strict_arguments
 from .accumulator import PartialCall, ReplyAccumulator, further_usage, key_of, usage_of
 from .chat_wire import CACHE_CONTROL
 from .server_errors import error_in, message_of
-from .sse import excerpt
+from .sse import EVENT_STREAM, excerpt
 from .wire_encoding import (
     SHARED_FIELDS,
     Fields,
@@ -56,13 +56,14 @@ _RECORDED = """
 
 
 class AnthropicWire:
-    """Encodes the requests of one model; see `ChatWire` for `path` and `recorded_fields`.
+    """Encodes the requests of one model; `server_model.Wire` says what the class attributes mean.
 
     `cache` is the cache mark that is set automatically, or None. `keeps_unsigned`: send thoughts without a signature
     back, which Anthropic rejects and other servers create.
     """
 
     path = "/messages"
+    stream_type = EVENT_STREAM
     recorded_fields = SHARED_FIELDS.union(_RECORDED.split())
 
     def __init__(

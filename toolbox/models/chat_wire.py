@@ -46,6 +46,7 @@ from .accumulator import (
     usage_of,
 )
 from .server_errors import error_in
+from .sse import EVENT_STREAM
 from .wire_encoding import (
     DOCUMENT,
     SHARED_FIELDS,
@@ -91,13 +92,10 @@ _RECORDED = """
 
 
 class ChatWire:
-    """Encodes the requests of one model. `path` is added to the base URL.
-
-    `recorded_fields` are the top-level fields of a request that a recording writes with their values. A recording hides
-    the values of all others, because some gateways take keys there: list each field that the wire sends.
-    """
+    """Encodes the requests of one model; `server_model.Wire` says what the class attributes mean."""
 
     path = "/chat/completions"
+    stream_type = EVENT_STREAM
     recorded_fields = SHARED_FIELDS.union(_RECORDED.split())
 
     def __init__(
@@ -334,7 +332,7 @@ class ChatInterpreter:
     """Interprets a chat completion or the chunks of its stream."""
 
     kind = "chat completion: it has no choices"
-    final = False
+    final = is_paused = False
 
     def __init__(self, reply: ReplyAccumulator) -> None:
         self.reply = reply

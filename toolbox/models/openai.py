@@ -6,49 +6,36 @@ A wire encodes requests and interprets replies, a transport sends and receives. 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from pydantic_core import from_json
 
-from ..chat import ChatRequest, ChatResponse, StreamEvent
+from ..chat import ChatRequest
 from ..errors import (
     ModelError,
     ModelHttpError,
     ModelProtocolError,
 )
-from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
-from .openai_settings import (
-    OUTPUT_LIMITS,
-    OpenAiSettings,
-    environment_headers,
-    is_openai_address,
-    problems_of,
-)
-from .reply_reader import Interpreter, ReplyReader, receive_block
-from .server_errors import with_request
-from .server_model import ServerChatModel, added_tools, names_of
+from .openai_settings import OUTPUT_LIMITS, OpenAiSettings
+from .server_model import ServerChatModel, Wire, added_tools, names_of
 from .server_settings import ServerSettings, key_provider, taking
 from .sse import excerpt
-from .wire_encoding import Fields, SendReasoning, join_fields, json_bytes
+from .wire_encoding import Fields, join_fields, json_bytes
 
 
-class Wire(Protocol):
-    """Encodes requests for one of the two APIs and creates interpreters of replies; see `ChatWire`."""
-
-    path: str
-    recorded_fields: frozenset[str]
+class OpenAiWire(Wire, Protocol):
+    """What the wires of the two APIs have in common; see `ChatWire`."""
 
     def fields(self, request: ChatRequest) -> Fields: ...
     def stream_fields(self, usage: bool) -> Fields: ...
     def parameter(self, name: str, value: Any) -> tuple[str, Any]: ...
-    def interpreter(self, reply: ReplyAccumulator) -> Interpreter: ...
 
 
-class OpenAiChatModel(ServerChatModel):
+class OpenAiChatModel(ServerChatModel[OpenAiWire]):
     """A model behind an OpenAI-compatible API: OpenAI, Azure, vLLM, Ollama, llama.cpp and many others.
 
         model = OpenAiChatModel("gpt-5", timeout=60)  # key: OPENAI_API_KEY
@@ -61,48 +48,9 @@ class OpenAiChatModel(ServerChatModel):
     @taking(OpenAiSettings)
     def __init__(self, given: OpenAiSettings) -> None:
         settings = given.with_environment()
-        super().__init__(settings, problems_of(settings), OpenAiPackage)
+        super().__init__(settings, OpenAiPackage, lambda: _make_wire(settings))
         self.supports_response_format = settings.supports_response_format
-        metadata, thoughts = names_of(settings.send_tool_metadata), settings.sent_reasoning
-        self._wire: Wire = _make_wire(settings.wire, metadata, settings.strict_tools, thoughts)
         self._stream_usage = settings.stream_usage
-
-    async def _send(self, request: ChatRequest) -> ChatResponse:
-        body, headers = self._encode_body(request, {})
-        received = await self._transport.post(self._wire.path, body, headers)
-        try:
-            return self._make_reader(request).read(received.body)
-        except ModelError as error:
-            raise with_request(error, received.status, received.request_id) from error.__cause__
-
-    async def _send_stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
-        said = False
-        while True:
-            body, headers = self._encode_body(request, self._wire.stream_fields(self._stream_usage))
-            try:
-                async with self._transport.open(self._wire.path, body, headers) as stream:
-                    reader = self._make_reader(request)
-                    events: list[StreamEvent] = []
-                    try:
-                        while (block := await receive_block(stream, reader, bool(events))) is not None:
-                            events = reader.feed(block)
-                            said = said or bool(events)
-                            for event in events:
-                                yield event
-                        for event in reader.flush():
-                            said = True
-                            yield event
-                        last = reader.finish()
-                    except ModelError as error:
-                        raise with_request(error, 200, stream.request_id) from error.__cause__
-                    await stream.drain()
-                    for event in last:
-                        yield event
-                    return
-            except ModelError as error:
-                if said or not self._refuses_usage(error):
-                    raise
-                self._stream_usage = False
 
     async def call_endpoint(self, path: str, fields: Mapping[str, Any]) -> Any:
         """Send `fields` as JSON to another endpoint of the server, and return the JSON of the reply.
@@ -119,7 +67,9 @@ class OpenAiChatModel(ServerChatModel):
 
     # --- sending
 
-    def _encode_body(self, request: ChatRequest, more: Fields) -> tuple[bytes, dict[str, str] | None]:
+    def _encode_body(
+        self, request: ChatRequest, interpreter: object, *, streams: bool
+    ) -> tuple[bytes, dict[str, str] | None]:
         """Return the bytes of a request, and its additional headers."""
         parameters = self._parameters
         headers: dict[str, str] | None = None
@@ -137,7 +87,9 @@ class OpenAiChatModel(ServerChatModel):
             parameters = {**limits, self._choose_output_limit(parameters): request.max_output_tokens}
         if parameters.get("tools") and not request.parameters.get("tools"):
             request = replace(request, parameters=parameters)  # the model's tools count for the tool choice too
-        fields = {"model": json_bytes(self.model), **self._wire.fields(request), **more}
+        fields = {"model": json_bytes(self.model), **self._wire.fields(request)}
+        if streams:
+            fields |= self._wire.stream_fields(self._stream_usage)
         for name, value in parameters.items():
             # Servers reject parallel_tool_calls without tools.
             if value is not None and (name != "parallel_tool_calls" or request.tool_specifications):
@@ -155,19 +107,17 @@ class OpenAiChatModel(ServerChatModel):
     def _choose_output_limit(self, parameters: Mapping[str, Any]) -> str:
         """Return the server's name of the token limit: the name in use, else OpenAI's, which few others accept."""
         used = [name for name in OUTPUT_LIMITS if parameters.get(name) is not None]
-        newest = "max_completion_tokens" if is_openai_address(self._server.address) else "max_tokens"
+        newest = "max_completion_tokens" if OpenAiSettings.is_public(self._server.address) else "max_tokens"
         return used[0] if used else newest
 
-    def _make_reader(self, request: ChatRequest) -> ReplyReader:
-        names = self._tool_names.of(request.tool_specifications)
-        reply = ReplyAccumulator(names, wants_json=request.response_format is not None)
-        return ReplyReader(self._wire.interpreter(reply))
-
-    def _refuses_usage(self, error: ModelError) -> bool:
-        """Return True if the server rejected a stream because of the option for token counts."""
+    def _adapt_to(self, error: ModelError) -> bool:
+        """Request streams without token counts, if the server refused the option for them."""
         if not self._stream_usage or not isinstance(error, ModelHttpError):
             return False
-        return error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
+        if error.status not in (400, 422) or "stream_options" not in f"{error.message}{error.body}":
+            return False
+        self._stream_usage = False
+        return True
 
 
 class OpenAiPackage:
@@ -189,16 +139,15 @@ class OpenAiPackage:
         return {}  # the package calls a function itself
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
-        return environment_headers(address)
+        return OpenAiSettings.environment_headers(address)
 
 
-def _make_wire(
-    name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool, send_reasoning: SendReasoning
-) -> Wire:
-    if name == "chat":
-        return ChatWire(send_tool_metadata, strict_tools, send_reasoning)
-    if name == "responses":
+def _make_wire(settings: OpenAiSettings) -> OpenAiWire:
+    options = names_of(settings.send_tool_metadata), settings.strict_tools, settings.sent_reasoning
+    if settings.wire == "chat":
+        return ChatWire(*options)
+    if settings.wire == "responses":
         from .responses_wire import ResponsesWire
 
-        return ResponsesWire(send_tool_metadata, strict_tools, send_reasoning)
-    raise ValueError(f"invalid wire={name!r}; use 'chat' or 'responses'")
+        return ResponsesWire(*options)
+    raise ValueError(f"invalid wire={settings.wire!r}; use 'chat' or 'responses'")

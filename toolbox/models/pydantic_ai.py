@@ -57,7 +57,7 @@ from .accumulator import PartialCall, ReplyAccumulator
 from .fallbacks import DEFAULT_COOLDOWN, cooldown_problem
 from .server_errors import message_of, secrets_in, shorten_texts, transport_error
 from .server_model import names_of
-from .server_settings import LARGEST_REPLY, reasoning_problems
+from .server_settings import LARGEST_REPLY, missing_package, reasoning_problems
 from .sse import excerpt
 from .wire_encoding import refuse_unsendable
 
@@ -278,19 +278,13 @@ def _problems_of_options(
             yield Problem(where, f"invalid {name}={count!r}", f"use an integer of at least {least}")
 
 
-def missing_package(where: str) -> Problem:
-    """Return the problem if the extra `pydantic-ai` is not installed."""
-    fix = "install it with: pip install 'toolbox-di[pydantic-ai]'"
-    return Problem(where, "the package pydantic-ai is missing", fix)
-
-
 def make_model(model: Any, where: str) -> Any:
     """Return the library's model of this name, or the model itself. Raises `IllegalConfigurationError`."""
     try:
         from pydantic_ai.exceptions import UserError
         from pydantic_ai.models import Model, infer_model
     except ImportError as error:
-        raise IllegalConfigurationError([missing_package(where)]) from error
+        raise IllegalConfigurationError([missing_package("pydantic-ai", where)]) from error
     if isinstance(model, Model):
         return model
     fix = "pass 'provider:name', such as 'google:gemini-3-pro', or a Model of pydantic-ai"

@@ -14,7 +14,7 @@ from ..chat import ChatResponse, StreamEvent
 from ..errors import ModelConnectionError, ModelError, ModelProtocolError
 from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
-from .sse import EventReader, excerpt
+from .sse import EVENT_STREAM, EventReader, excerpt
 
 if TYPE_CHECKING:
     from .transport import Stream
@@ -27,7 +27,8 @@ class Interpreter(Protocol):
     finish a call only when the server has said that it is complete, or when the next part cannot belong to it.
 
     `kind`: the name of a reply, for errors. `answered`: a part of a reply has arrived. `ended`: the server has said
-    that the reply is complete. `final`: everything that follows is ignored.
+    that the reply is complete. `final`: everything that follows is ignored. `is_paused`: the server has stopped before
+    the reply is complete, and another request continues it with the same interpreter.
     """
 
     kind: str
@@ -38,9 +39,14 @@ class Interpreter(Protocol):
     def ended(self) -> bool: ...
     @property
     def final(self) -> bool: ...
+    @property
+    def is_paused(self) -> bool: ...
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
-        """Read one object. Raises `ModelHttpError` if it is an error."""
+        """Read one object of a stream, or the whole reply. Raises `ModelHttpError` if it is an error.
+
+        `is_document`: the object is the whole reply, also where a stream was requested.
+        """
         ...
 
     def close(self) -> None:
@@ -49,7 +55,7 @@ class Interpreter(Protocol):
 
 
 class ReplyReader:
-    """Reads one reply: a stream with `feed` and `finish`, or a whole body with `read`.
+    """Reads the reply to one request: a stream with `feed` and `finish`, or a whole body with `read`.
 
     Both accept a stream as well as a document, because some servers send the other one. `begun`: an event has arrived.
 
@@ -58,13 +64,13 @@ class ReplyReader:
     keep an error that follows pieces, and the next call raises it.
     """
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Interpreter, stream_type: str = EVENT_STREAM) -> None:
         self.begun = False
         self._failure: ModelError | None = None
         self._is_flushed = False
         self._latest: dict[str, Any] | str | None = None
-        self._interpreter = interpreter
-        self._events = EventReader()
+        self._interpreter, self._stream_type = interpreter, stream_type
+        self._events = EventReader(stream_type)
 
     @property
     def is_done(self) -> bool:
@@ -114,7 +120,7 @@ class ReplyReader:
 
     def restart(self) -> None:
         """Forget the bytes of a connection that broke before the first event: the request was sent again."""
-        self._events = EventReader()
+        self._events = EventReader(self._stream_type)
 
     def read(self, body: bytes) -> ChatResponse:
         """Return the reply in a whole body. Raises any `ModelError`."""

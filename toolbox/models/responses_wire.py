@@ -36,7 +36,7 @@ from .accumulator import (
     usage_of,
 )
 from .server_errors import error_in, message_of
-from .sse import excerpt
+from .sse import EVENT_STREAM, excerpt
 from .wire_encoding import (
     DOCUMENT,
     SHARED_FIELDS,
@@ -70,9 +70,10 @@ _RECORDED = """
 
 
 class ResponsesWire:
-    """Encodes the requests of one model; see `ChatWire` for `path` and `recorded_fields`."""
+    """Encodes the requests of one model; `server_model.Wire` says what the class attributes mean."""
 
     path = "/responses"
+    stream_type = EVENT_STREAM
     recorded_fields = SHARED_FIELDS.union(_RECORDED.split())
 
     def __init__(
@@ -249,6 +250,7 @@ class ResponsesInterpreter:
     """Interprets a response or the events of its stream."""
 
     kind = "response: it has no output"
+    is_paused = False
 
     def __init__(self, reply: ReplyAccumulator) -> None:
         self.reply = reply

@@ -1,7 +1,7 @@
-"""Finds models by name, and creates them from settings by provider.
+"""Finds models by name.
 
-A name is looked up in the container's `models=`, then in the settings, then (for the default model) in the provider's
-environment variables, then it is the demo model. Not here: the fields of the settings (`settings`), models that
+A name is looked up in the container's `models=`, then in the settings, then (for the default model) in the environment
+variables of OpenAI, then it is the demo model. Not here: creating models from settings (`model_providers`), models that
 producers make, and the beans of all of them (`hosts.model_beans`).
 """
 
@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import fields
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..chat import ChatModel
-from ..errors import (
-    IllegalConfigurationError,
-    Problem,
-)
+from ..errors import IllegalConfigurationError, Problem
 from ..safe_text import did_you_mean
 from .fallbacks import fallback_names
+from .model_providers import PROVIDERS, provider_of, variable_of
 
 if TYPE_CHECKING:
     from ..settings import ModelSettings, ToolboxSettings
@@ -42,8 +38,7 @@ class NamedModels:
 
     def names(self) -> list[str]:
         """Return the names of all models, `default` only if it is configured."""
-        provider = PROVIDERS[DEFAULT_PROVIDER]()
-        has_default = provider.is_in_environment() or self._settings.demo
+        has_default = _is_default_in_environment() or self._settings.demo
         return list(dict.fromkeys([*self._given, *self._settings.models, *((DEFAULT_NAME,) if has_default else ())]))
 
     def is_in_settings(self, name: str) -> bool:
@@ -108,7 +103,7 @@ class NamedModels:
                 f"pass it as Container(models={{{name!r}: …}}) or set {variable}, or register a producer of ChatModel "
                 f"with this name",
             )
-        if provider.is_in_environment():
+        if _is_default_in_environment():
             return provider.problem(name, None, where)
         if self._settings.demo:
             return None
@@ -150,7 +145,7 @@ class NamedModels:
         section = self._section(name)
         provider = provider_of(section)
         assert provider is not None, "checked by `problem`"
-        if section is None and not provider.is_in_environment():
+        if section is None and not _is_default_in_environment():
             from ..demo import DemoChatModel
 
             return DemoChatModel()
@@ -176,6 +171,12 @@ _DEFAULT_MODEL_FIX = (
 )
 
 
+def _is_default_in_environment() -> bool:
+    """Return True if the environment variables of OpenAI make a default model; those of other providers do not."""
+    is_reachable = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
+    return bool(os.environ.get("OPENAI_MODEL") and is_reachable)
+
+
 def _no_default() -> str:
     for variable in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         if os.environ.get(variable):
@@ -183,211 +184,3 @@ def _no_default() -> str:
     if os.environ.get("OPENAI_MODEL"):
         return "no default model is configured (OPENAI_MODEL is set, but neither OPENAI_API_KEY nor OPENAI_BASE_URL)"
     return "no default model is configured"
-
-
-# --- providers: create models from settings
-
-
-class ModelProvider(Protocol):
-    """Creates models of one kind from a section of the settings, or only from the environment (`section` is None)."""
-
-    def is_in_environment(self) -> bool:
-        """Return True if the provider's environment variables are sufficient for a default model."""
-        ...
-
-    def model_in_environment(self) -> str | None:
-        """Return the name of the default model in the provider's environment variables."""
-        ...
-
-    def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
-        """Return the problem with the model called `name`, or None."""
-        ...
-
-    def make(self, section: ModelSettings | None) -> ChatModel:
-        """Return the model."""
-        ...
-
-
-class OpenAiProvider:
-    """Creates an `OpenAiChatModel`. `wire` overrides the `wire` of the settings."""
-
-    def __init__(self, wire: Literal["responses"] | None = None) -> None:
-        self._wire = wire
-
-    def is_in_environment(self) -> bool:
-        return bool(
-            self.model_in_environment() and (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
-        )
-
-    def model_in_environment(self) -> str | None:
-        return os.environ.get("OPENAI_MODEL") or None
-
-    def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
-        from .openai_settings import OpenAiSettings, problems_of
-        from .server_settings import is_address
-
-        given = arguments_of(section, OpenAiSettings) if section is not None else {}
-        if section is not None and (fault := unknown_settings(name, section, _names(OpenAiSettings), where)):
-            return fault
-        prefix = f"TOOLBOX_MODELS__{variable_of(name)}__"
-        found = OpenAiSettings(name, **given).with_environment()
-        if found.base_url and not is_address(found.base_url):
-            variable = f"{prefix}BASE_URL" if given.get("base_url") else "OPENAI_BASE_URL"
-            what = f"invalid base URL of model {name!r}: it must begin with http:// or https://"
-            return Problem(where, what, f"set {variable} to a URL such as http://localhost:11434/v1")
-        problem = _first_problem(problems_of(found))
-        if problem is None:
-            return None
-        variables = f"the variables are {prefix}BASE_URL, __API_KEY, __HEADERS, then OPENAI_BASE_URL, OPENAI_API_KEY"
-        return Problem(where, f"model {name!r}: {problem.what}", f"{problem.fix}; {variables}")
-
-    def make(self, section: ModelSettings | None) -> ChatModel:
-        from .openai import OpenAiChatModel
-        from .openai_settings import OpenAiSettings
-
-        given = arguments_of(section, OpenAiSettings) if section is not None else {}
-        if self._wire is not None:
-            given["wire"] = self._wire
-        model = section.model if section is not None else None
-        return OpenAiChatModel(model or self.model_in_environment() or "", **given)
-
-
-class AnthropicProvider:
-    """Creates an `AnthropicChatModel`."""
-
-    def is_in_environment(self) -> bool:
-        return bool(self.model_in_environment() and os.environ.get("ANTHROPIC_API_KEY"))
-
-    def model_in_environment(self) -> str | None:
-        return os.environ.get("ANTHROPIC_MODEL") or None
-
-    def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
-        from .anthropic import AnthropicSettings, missing_package, problems_of
-
-        if not _is_installed("anthropic"):
-            return missing_package(f"{where}, model {name!r}")
-        given = arguments_of(section, AnthropicSettings) if section is not None else {}
-        if section is not None and (fault := unknown_settings(name, section, _names(AnthropicSettings), where)):
-            return fault
-        found = AnthropicSettings(name, **given).with_environment()
-        problem = _first_problem(problems_of(found))
-        if problem is None:
-            return None
-        prefix = f"TOOLBOX_MODELS__{variable_of(name)}__"
-        variables = f"the variables are {prefix}BASE_URL, __API_KEY, then ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY"
-        return Problem(where, f"model {name!r}: {problem.what}", f"{problem.fix}; {variables}")
-
-    def make(self, section: ModelSettings | None) -> ChatModel:
-        from .anthropic import AnthropicChatModel, AnthropicSettings
-
-        given = arguments_of(section, AnthropicSettings) if section is not None else {}
-        model = section.model if section is not None else None
-        return AnthropicChatModel(model or self.model_in_environment() or "", **given)
-
-
-class PydanticAiProvider:
-    """Creates a `PydanticAiChatModel`. Keys and addresses are in the library's own variables."""
-
-    def is_in_environment(self) -> bool:
-        return False
-
-    def model_in_environment(self) -> str | None:
-        return None
-
-    def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
-        from .pydantic_ai import missing_package
-
-        if not _is_installed("pydantic_ai"):
-            return missing_package(f"{where}, model {name!r}")
-        if section is None:
-            return None
-        if fault := unknown_settings(name, section, _PYDANTIC_AI, where):
-            return fault
-        try:
-            self.make(section)
-        except IllegalConfigurationError as error:
-            found = error.problems[0]
-            return Problem(where, f"model {name!r}: {found.what}", found.fix)
-        return None
-
-    def make(self, section: ModelSettings | None) -> ChatModel:
-        from .pydantic_ai import PydanticAiChatModel
-
-        assert section is not None, "checked by `problem`"
-        values = {name: getattr(section, name) for name in _PYDANTIC_AI}
-        given = {name: _shown(value) for name, value in values.items() if value is not None and value not in ((), {})}
-        return PydanticAiChatModel(section.model, **given)
-
-
-_PYDANTIC_AI = (
-    *("temperature", "max_tokens", "parallel_tool_calls", "reasoning", "parameters", "timeout"),
-    *("max_retries", "max_reply_bytes", "supports_response_format", "fallback", "cooldown"),
-)
-
-PROVIDERS: Mapping[str, Callable[[], ModelProvider]] = {
-    "openai": OpenAiProvider,
-    "openai-responses": lambda: OpenAiProvider("responses"),
-    "anthropic": AnthropicProvider,
-    "pydantic-ai": PydanticAiProvider,
-}
-DEFAULT_PROVIDER = "openai"
-
-
-def provider_of(section: ModelSettings | None) -> ModelProvider | None:
-    """Return the provider of a section, or None if it is unknown."""
-    make = PROVIDERS.get(section.provider if section is not None else DEFAULT_PROVIDER)
-    return make() if make is not None else None
-
-
-# These have shorter names in the settings.
-_RENAMED = {"extra_headers": "headers", "extra_query": "query"}
-
-
-def _first_problem(problems: Iterable[Problem]) -> Problem | None:
-    """Return the first problem, unless it is the missing key, which the program may set later."""
-    return next((each for each in problems if not each.what.startswith("missing API key")), None)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _names(settings: Any) -> tuple[str, ...]:
-    return tuple(_RENAMED.get(field.name, field.name) for field in fields(settings))
-
-
-def unknown_settings(name: str, section: ModelSettings, known: Collection[str], where: str) -> Problem | None:
-    """Return the problem if a section has settings that its provider does not have."""
-    unknown = sorted(section.model_fields_set - {*known, "provider", "model"})
-    if not unknown:
-        return None
-    variables = ", ".join(f"TOOLBOX_MODELS__{variable_of(name)}__{each.upper()}" for each in unknown)
-    what = f"the provider {section.provider} of model {name!r} has no setting {', '.join(unknown)}"
-    return Problem(where, what, f"remove {variables}")
-
-
-def arguments_of(section: ModelSettings, settings: Any) -> dict[str, Any]:
-    """Return a section as arguments of a settings class, without unset values."""
-    given: dict[str, Any] = {}
-    for field in fields(settings):
-        value = getattr(section, _RENAMED.get(field.name, field.name), None)
-        if field.name != "model" and value is not None and value != ():
-            given[field.name] = _shown(value)
-    return given
-
-
-def _shown(value: Any) -> Any:
-    """Return a setting with secrets as plain text."""
-    if isinstance(value, dict):
-        return {name: _shown(each) for name, each in value.items()}
-    return value.get_secret_value() if hasattr(value, "get_secret_value") else value
-
-
-def variable_of(name: str) -> str:
-    """Return a model's name as it is written in environment variables."""
-    from ..settings import settings_key
-
-    return settings_key(name).upper()

@@ -1,25 +1,50 @@
-"""What the models of all providers share: settings, connections, and errors without secrets.
+"""What the models of all providers share: settings, connections, the requests of one reply, and errors without secrets.
 
-A provider adds a settings class, a wire, and the requests of one reply. Not here: the transport (`transport`), the
-providers (`openai`, `anthropic`).
+A provider adds a settings class, a wire, and how a request is encoded. Not here: the transport (`transport`), reading
+replies (`reply_reader`), the providers (`openai`, `anthropic`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
-from ..errors import IllegalConfigurationError, ModelError, Problem
-from .server_errors import secrets_in
+from ..errors import IllegalConfigurationError, ModelError, ModelProtocolError
+from .accumulator import ReplyAccumulator
+from .reply_reader import Interpreter, ReplyReader, receive_block
+from .server_errors import secrets_in, too_large, with_request
 from .server_settings import ServerSettings
 from .wire_encoding import ToolNames
 
 if TYPE_CHECKING:
     from .transport import ClientPackage
+
+MOST_CONTINUATIONS = 10
+"""Requests after the first one that continue a reply which the server paused."""
+
+
+class Wire(Protocol):
+    """One API of model servers: what its requests and replies look like.
+
+    - `path` is added to the base URL.
+    - `recorded_fields` are the top-level fields of a request that a recording writes with their values. A recording
+      hides the values of all others, because some gateways take keys there: list each field that the wire sends.
+    - `stream_type` is the media type of its streams: `sse.EVENT_STREAM` or `sse.JSON_LINES`. Streams are read and
+      recorded by it.
+    """
+
+    path: str
+    recorded_fields: frozenset[str]
+    stream_type: str
+
+    def interpreter(self, reply: ReplyAccumulator) -> Interpreter:
+        """Return an interpreter for one reply."""
+        ...
 
 
 def names_of(given: Sequence[str]) -> tuple[str, ...]:
@@ -36,24 +61,39 @@ def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[An
     return both or None
 
 
-class ServerChatModel(ChatModel, ABC):
-    """A model behind a server. A provider implements `_send` and `_send_stream`.
+W = TypeVar("W", bound=Wire)
 
-    Secrets are hidden in all errors of these two methods here, so that no provider can forget it.
+
+@dataclass(slots=True)
+class _Reply:
+    """One reply while it is received: in one part, or in several if the server pauses it."""
+
+    interpreter: Interpreter
+    size: int = 0
+
+
+class ServerChatModel(ChatModel, ABC, Generic[W]):
+    """A model behind a server. A provider implements `_encode_body`, and may adapt to a refusal with `_adapt_to`.
+
+    Secrets are hidden in all errors here, so that no provider can forget it.
     """
 
     def __init__(
-        self, settings: ServerSettings, problems: Iterable[Problem], package: Callable[[], ClientPackage]
+        self, settings: ServerSettings, package: Callable[[], ClientPackage], make_wire: Callable[[], W]
     ) -> None:
         from .transport import Transport  # loads the HTTP library, like the package
 
-        if problems := list(problems):
+        where = f"{type(self).__name__}({settings.model!r})"
+        missing = settings.missing_key(where)
+        if problems := [*([missing] if missing is not None else []), *settings.problems(where)]:
             raise IllegalConfigurationError(problems)
         self.model = settings.model
         self.fallback, self.cooldown = names_of(settings.fallback), settings.cooldown
         self._parameters = settings.body_parameters()
         self._server: ServerSettings = settings  # its text shows no key; the key alone would be in vars()
         self._tool_names = ToolNames()
+        self._wire = wire = make_wire()
+        self._path = wire.path
         self._transport = Transport(settings, package())
 
     def __repr__(self) -> str:
@@ -84,26 +124,89 @@ class ServerChatModel(ChatModel, ABC):
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Send a request and return the whole reply. Raises `ModelError`."""
         with self._hide_secrets(request):
-            return await self._send(request)
+            reply = self._start_reply(request)
+            for _ in range(1 + MOST_CONTINUATIONS):
+                body, headers = self._encode_body(request, reply.interpreter, streams=False)
+                received = await self._transport.post(self._path, body, headers)
+                reader = ReplyReader(reply.interpreter, self._wire.stream_type)
+                try:
+                    self._count(reply, received.body)
+                    reader.load(received.body)
+                    if not reply.interpreter.is_paused:
+                        return reader.end()
+                except ModelError as error:
+                    raise with_request(error, received.status, received.request_id) from error.__cause__
+            raise _make_paused_error()
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
         with self._hide_secrets(request):
-            async with aclosing(self._send_stream(request)) as events:
-                async for event in events:
+            reply, said = self._start_reply(request), False
+            for _ in range(1 + MOST_CONTINUATIONS):
+                try:
+                    async with aclosing(self._stream_part(request, reply)) as events:
+                        async for event in events:
+                            said = True
+                            yield event
+                    if not reply.interpreter.is_paused:
+                        return
+                except ModelError as error:
+                    # A caller that has got a part of the reply would get it twice.
+                    if said or not self._adapt_to(error):
+                        raise
+                    reply = self._start_reply(request)
+            raise _make_paused_error()
+
+    async def _stream_part(self, request: ChatRequest, reply: _Reply) -> AsyncGenerator[StreamEvent, None]:
+        """Send one request and yield its events; the last is `CompleteResponse` unless the reply is paused."""
+        body, headers = self._encode_body(request, reply.interpreter, streams=True)
+        async with self._transport.open(self._path, body, headers) as stream:
+            reader = ReplyReader(reply.interpreter, self._wire.stream_type)
+            events: list[StreamEvent] = []
+            try:
+                while (block := await receive_block(stream, reader, bool(events))) is not None:
+                    events = reader.feed(block)
+                    for event in events:
+                        yield event
+                    self._count(reply, block)
+                for event in reader.flush():
                     yield event
+                reader.raise_failure()
+                last = [] if reply.interpreter.is_paused else reader.finish()
+            except ModelError as error:
+                raise with_request(error, 200, stream.request_id) from error.__cause__
+            await stream.drain()
+            for event in last:
+                yield event
 
     async def aclose(self) -> None:
         """Close the connections. The model can be used again with new connections."""
         await self._transport.aclose()
 
     @abstractmethod
-    async def _send(self, request: ChatRequest) -> ChatResponse:
-        """Send a request and return the whole reply. Raises `ModelError`."""
+    def _encode_body(
+        self, request: ChatRequest, interpreter: Any, *, streams: bool
+    ) -> tuple[bytes, dict[str, str] | None]:
+        """Return the body of a request, and its additional headers. It continues a reply that is paused.
 
-    @abstractmethod
-    def _send_stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
-        """Yield the events of the reply; the last is `CompleteResponse`. Raises `ModelError`."""
+        `interpreter` is one of this model's wire. It has read the earlier parts of the reply.
+        """
+
+    def _adapt_to(self, error: ModelError) -> bool:
+        """Change how streams are requested after the server refused one. Returns True to send the request again."""
+        return False
+
+    def _start_reply(self, request: ChatRequest) -> _Reply:
+        names = self._tool_names.of(request.tool_specifications)
+        accumulator = ReplyAccumulator(names, wants_json=request.response_format is not None)
+        return _Reply(self._wire.interpreter(accumulator))
+
+    def _count(self, reply: _Reply, received: bytes) -> None:
+        """Raise an error if the parts of a paused reply are too large together; the transport limits each."""
+        reply.size += len(received)
+        limit = self._server.max_reply_bytes
+        if limit is not None and reply.size > limit:
+            raise too_large(limit)
 
     @contextmanager
     def _hide_secrets(self, request: ChatRequest | None = None) -> Iterator[None]:
@@ -114,3 +217,9 @@ class ServerChatModel(ChatModel, ABC):
             given = [self._parameters, request.parameters] if request is not None else []
             self._transport.hide_secrets(error, secrets_in(given))
             raise
+
+
+def _make_paused_error() -> ModelProtocolError:
+    return ModelProtocolError(
+        f"the server paused the reply again after {MOST_CONTINUATIONS} continuations; ask for less in one reply"
+    )

@@ -1,19 +1,24 @@
-"""The settings that the models of all providers share: their types, and checks at start.
+"""The settings that the models of all providers share: their fields and defaults, the environment, and checks at start.
 
-Not here: the settings classes of the providers (`openai_settings`, `anthropic`), connecting to a server (`transport`).
+Not here: the settings classes of the providers (`openai_settings`, `anthropic_settings`), creating models from the
+program's settings (`model_providers`), connecting to a server (`transport`).
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+from dataclasses import KW_ONLY, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from ..chat import REASONING
+from ..chat import REASONING, Reasoning
 from ..context import current_bean_caller
 from ..errors import Problem
-from .fallbacks import cooldown_problem
+from .fallbacks import DEFAULT_COOLDOWN, cooldown_problem
 
 ApiKey: TypeAlias = "str | Callable[..., str] | Callable[..., Awaitable[str]]"
 """A key, or a function that returns it; `def` or `async def`, with `Inject[…]` parameters."""
@@ -36,36 +41,153 @@ class HttpTransport(Protocol):
 TransportChoice: TypeAlias = Literal["aiohttp", "httpx2"] | HttpTransport | None
 
 
-class ServerSettings(Protocol):
-    """The settings that every model with a server has; `OpenAiSettings` documents them."""
+class AddressAndKey:
+    """Fields that each settings class declares itself: they are positional arguments, and each has its own order."""
+
+    __slots__ = ()
+
+    base_url: str | None
+    api_key: ApiKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings(AddressAndKey, ABC):
+    """The settings that every model with a server has; `OpenAiSettings` documents them.
+
+    The settings class of a provider adds `base_url`, `api_key`, its own fields, and `body_parameters`. It sets:
+
+    - `variables`: how its environment variables begin: `OPENAI` for `OPENAI_BASE_URL` and `OPENAI_API_KEY`.
+    - `public_url`: the address of the provider's own server. `example_url`: an address for the texts of problems.
+    - `key_variables`: how the variables of the key end; the first that is set counts.
+    - `needs_key`: False if the server at `public_url` accepts requests without a key.
+
+    Do not use `super()` without arguments here: a class with slots is created twice, and it would find the first one.
+    """
+
+    variables: ClassVar[str]
+    public_url: ClassVar[str]
+    example_url: ClassVar[str]
+    key_variables: ClassVar[tuple[str, ...]] = ("API_KEY",)
+    header_variables: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Headers that the provider's package reads from the environment, with the ends of their variables."""
+    needs_key: ClassVar[bool] = True
+
+    model: str
+    _: KW_ONLY
+    timeout: float | None = 600.0
+    read_timeout: float | None = None
+    max_retries: int = 2
+    max_concurrent_requests: int | None = None
+    fallback: Sequence[str] = ()
+    reasoning: Reasoning | None = None
+    temperature: float | None = None
+    parameters: Mapping[str, Any] | None = field(default=None, repr=False)  # fields without repr may contain a key
+    extra_body: Mapping[str, Any] | None = field(default=None, repr=False)
+    extra_headers: Mapping[str, str] | None = field(default=None, repr=False)
+    extra_query: Mapping[str, object] | None = field(default=None, repr=False)
+    transport: TransportChoice = None
+    max_reply_bytes: int | None = LARGEST_REPLY
+    cooldown: float = DEFAULT_COOLDOWN
+
+    @abstractmethod
+    def body_parameters(self) -> dict[str, Any]:
+        """Return the parameters in the body of every request, by the names of the provider's API."""
+
+    def own_problems(self, where: str) -> Iterator[Problem]:
+        """Yield the problems of the fields that only this provider has."""
+        yield from ()
 
     @property
-    def address(self) -> str: ...
+    def address(self) -> str:
+        """The base URL of the server's API."""
+        return self.base_url or self.public_url
+
     @property
-    def key(self) -> ApiKey: ...
+    def key(self) -> ApiKey:
+        """The key to send. Your own server may need none, but the packages require one."""
+        return self.api_key or "none"
+
     @property
-    def model(self) -> str: ...
-    @property
-    def timeout(self) -> float | None: ...
-    @property
-    def read_timeout(self) -> float | None: ...
-    @property
-    def max_retries(self) -> int: ...
-    @property
-    def max_concurrent_requests(self) -> int | None: ...
-    @property
-    def extra_headers(self) -> Mapping[str, str] | None: ...
-    @property
-    def extra_query(self) -> Mapping[str, object] | None: ...
-    @property
-    def transport(self) -> TransportChoice: ...
-    @property
-    def max_reply_bytes(self) -> int | None: ...
-    @property
-    def fallback(self) -> Sequence[str]: ...
-    @property
-    def cooldown(self) -> float: ...
-    def body_parameters(self) -> dict[str, Any]: ...
+    def has_own_transport(self) -> bool:
+        """True if requests go to an object of the program instead of a server."""
+        return self.transport is not None and not isinstance(self.transport, str)
+
+    # --- the environment
+
+    def with_environment(self) -> Self:
+        """Return the settings with missing values of address and key from the environment."""
+        url = self.base_url or self.in_environment("BASE_URL")
+        # The key in the environment belongs to the environment's server. It must not be sent to another one.
+        own = self.is_from_environment(url or self.public_url)
+        found = [key for name in self.key_variables if own and (key := self.in_environment(name))]
+        given: dict[str, Any] = {"base_url": url, "api_key": self.api_key or next(iter(found), None)}
+        return replace(self, **given)
+
+    @classmethod
+    def in_environment(cls, name: str) -> str | None:
+        """Return the value of one of the provider's variables, such as `MODEL`; None if it is unset or empty."""
+        return os.environ.get(f"{cls.variables}_{name}") or None
+
+    @classmethod
+    def is_from_environment(cls, address: str) -> bool:
+        """Return True if the key and the headers in the environment may be sent to this address.
+
+        They belong to the address in the environment, and to the provider's public addresses.
+        """
+        return is_same_address(address, cls.in_environment("BASE_URL")) or cls.is_public(address)
+
+    @classmethod
+    def is_public(cls, address: str) -> bool:
+        """Return True for the provider's public addresses: those with the scheme and host of `public_url`."""
+        return _read_origin(address) == _read_origin(cls.public_url)
+
+    @classmethod
+    def environment_headers(cls, address: str | None) -> dict[str, str]:
+        """Return the headers that the package reads from the environment for this address (None: any address)."""
+        if address is not None and not cls.is_from_environment(address):
+            return {}
+        lines = [line.partition(":") for line in (cls.in_environment("CUSTOM_HEADERS") or "").split("\n")]
+        headers = {name.strip(): value.strip() for name, colon, value in lines if colon}
+        named = {name: cls.in_environment(variable) for name, variable in cls.header_variables.items()}
+        return headers | {name: value for name, value in named.items() if value is not None}
+
+    # --- problems, without values that may be secret
+
+    def missing_key(self, where: str) -> Problem | None:
+        """Return the problem if neither key nor address is known.
+
+        It is apart from `problems`: a program may set the key after its settings were checked.
+        """
+        if self.api_key or self.base_url or self.has_own_transport or not self.needs_key:
+            return None
+        fix = f"pass api_key= or base_url=, or set {self.variables}_API_KEY or {self.variables}_BASE_URL"
+        return Problem(where, "missing API key and base URL", fix)
+
+    def problems(self, where: str) -> Iterator[Problem]:
+        """Yield all other problems of these settings."""
+        model: object = self.model
+        if not isinstance(model, str) or not model.strip():
+            yield Problem(where, "missing model name", "pass the server's name of the model")
+        example = f"set base_url= or {self.variables}_BASE_URL, for example to {self.example_url}"
+        yield from _problems_of_address(self.address, where, example)
+        yield from _problems_of_limits(self, where)
+        if isinstance(self.key, str):
+            if not self.key.isascii() or not self.key.isprintable() or " " in self.key:
+                what = (
+                    "invalid API key: it contains a space, a line break or another character that headers do not allow"
+                )
+                yield Problem(where, what, f"set api_key= or {self.variables}_API_KEY to the key only")
+        elif not callable(self.key):
+            what = f"invalid API key of type {type(self.key).__name__}"
+            yield Problem(where, what, "pass a str, or a function that returns one")
+        for name, value in (self.extra_headers or {}).items():
+            is_text = isinstance(value, str) and value.isprintable()
+            if not is_text or not f"{name}".isascii() or not name.isprintable():
+                yield Problem(where, f"invalid name or value of the header {name!r}", "use one line of printable text")
+        if isinstance(self.transport, str) and self.transport not in ("aiohttp", "httpx2"):
+            yield Problem(where, f"unknown transport {self.transport!r}", "use one of: aiohttp, httpx2")
+        yield from reasoning_problems(self.reasoning, where)
+        yield from self.own_problems(where)
 
 
 P = ParamSpec("P")
@@ -112,6 +234,15 @@ def _normalize_address(url: str) -> tuple[str, str | None, int | None, str]:
     return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
 
 
+def _read_origin(url: str) -> tuple[str, str] | None:
+    """Return the scheme and the host of a URL, or None if they cannot be read."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme.lower(), parts.hostname or ""
+    except ValueError:
+        return None
+
+
 def key_provider(function: Callable[..., str | Awaitable[str]], model: str) -> Callable[[], Awaitable[str]]:
     """Return a coroutine function that calls the function of a key, with its beans from the scope of the call."""
 
@@ -144,34 +275,9 @@ def reasoning_problems(level: object, where: str) -> Iterator[Problem]:
         yield Problem(where, f"unknown reasoning {level!r}", f"use one of: {', '.join(REASONING)}")
 
 
-def has_own_transport(settings: ServerSettings) -> bool:
-    """Return True if requests go to an object of the program instead of a server."""
-    return settings.transport is not None and not isinstance(settings.transport, str)
-
-
-def server_problems(
-    settings: ServerSettings, model: object, where: str, example: str, variable: str
-) -> Iterator[Problem]:
-    """Yield the problems that the settings of all providers can have.
-
-    `example` says how to set the address; `variable` is the environment variable of the key.
-    """
-    if not isinstance(model, str) or not model.strip():
-        yield Problem(where, "missing model name", "pass the server's name of the model")
-    yield from _problems_of_address(settings.address, where, example)
-    yield from _problems_of_limits(settings, where)
-    if isinstance(settings.key, str):
-        if not settings.key.isascii() or not settings.key.isprintable() or " " in settings.key:
-            what = "invalid API key: it contains a space, a line break or another character that headers do not allow"
-            yield Problem(where, what, f"set api_key= or {variable} to the key only")
-    elif not callable(settings.key):
-        what = f"invalid API key of type {type(settings.key).__name__}"
-        yield Problem(where, what, "pass a str, or a function that returns one")
-    for name, value in (settings.extra_headers or {}).items():
-        if not isinstance(value, str) or not value.isprintable() or not f"{name}".isascii() or not name.isprintable():
-            yield Problem(where, f"invalid name or value of the header {name!r}", "use one line of printable text")
-    if isinstance(settings.transport, str) and settings.transport not in ("aiohttp", "httpx2"):
-        yield Problem(where, f"unknown transport {settings.transport!r}", "use one of: aiohttp, httpx2")
+def missing_package(name: str, where: str) -> Problem:
+    """Return the problem if a package is not installed; its extra has the same name."""
+    return Problem(where, f"the package {name} is missing", f"install it with: pip install 'toolbox-di[{name}]'")
 
 
 def _problems_of_address(address: str, where: str, example: str) -> Iterator[Problem]:

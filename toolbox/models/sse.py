@@ -3,7 +3,8 @@
 Also reads what some servers send instead: a JSON document, lines of JSON, events without blank lines between them.
 Bytes that begin with a brace, a bracket or `<` are not an event stream. They are read at the end, not while they
 arrive, because a document may have line breaks anywhere. A line that is not JSON is then skipped; it is shown only in
-the error of a reply that contains nothing else.
+the error of a reply that contains nothing else. Only for wires whose streams are JSON lines, a brace begins the first
+line of a stream.
 Not here: the meaning of the objects (`chat_wire`, `responses_wire`).
 """
 
@@ -15,6 +16,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
+EVENT_STREAM = "text/event-stream"
+JSON_LINES = "application/x-ndjson"
+STREAM_TYPES = (EVENT_STREAM, JSON_LINES)
+"""The media types of streams: a wire names one of them as its `stream_type`."""
 DONE = "[DONE]"
 EXCERPT = 500
 """Characters of a body that an error shows."""
@@ -38,10 +43,11 @@ class EventReader:
     Of a list, each object is returned. Other JSON values are skipped. An event named `error` becomes `{"error": …}`.
 
     `done`: `[DONE]` was read. `broken`: the beginning of an event that is not JSON. After either, the rest is ignored.
-    `is_document`: the bytes are not an event stream.
+    `is_document`: the bytes are not a stream of the type `stream_type`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stream_type: str = EVENT_STREAM) -> None:
+        self._document_starts = b"[<" if stream_type == JSON_LINES else b"{[<"
         self.done = False
         self.broken: str | None = None
         self.is_document = False
@@ -98,7 +104,7 @@ class EventReader:
         if not text or _MARK.startswith(block):
             return block if _MARK.startswith(block) else b""
         self._begun = True
-        self.is_document = text[:1] in b"{[<"
+        self.is_document = text[:1] in self._document_starts
         return text
 
     def _read_lines(self, lines: bytes) -> list[dict[str, Any]]:

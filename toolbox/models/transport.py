@@ -39,7 +39,7 @@ from .server_errors import (
     too_large,
     transport_error,
 )
-from .server_settings import ServerSettings, TransportChoice, has_own_transport
+from .server_settings import ServerSettings, TransportChoice
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
@@ -189,7 +189,7 @@ class Transport:
 
     def _find_connection(self) -> _Connection:
         """Return the client for the running loop, and for the container whose request this is."""
-        pools = current_pools.get() if not has_own_transport(self.settings) else None
+        pools = current_pools.get() if not self.settings.has_own_transport else None
         of_loop = self._connections.setdefault(asyncio.get_running_loop(), {})
         connection = of_loop.get(pools)
         if connection is None or connection.pool.is_closed:
