@@ -1,0 +1,158 @@
+"""Runs that are listed, cancelled, deleted and purged, also while they run."""
+
+import asyncio
+from datetime import timedelta
+from typing import Protocol
+
+import pytest
+
+from toolbox import ChatRequest, Container, Result, register_ai_service, tool
+from toolbox.runs import (
+    InMemoryRunStore,
+    RunCancelledError,
+    RunFailedError,
+    RunNotFoundError,
+    RunStateError,
+    RunStore,
+    approve,
+    reject,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+from .approved_refunds import REFUND, Clerk, Desk, container, run_id_of
+from .replies import asks, ran, says
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_runs_are_listed_cancelled_deleted_and_purged() -> None:
+    async with container(asks(REFUND), asks(REFUND), says("done")) as here:
+        first = await run_id_of(here.get(Desk).invoice("one"))
+        second = (await here.get(Desk).chat("room", "two")).run_id or ""
+        assert [each.id for each in await here.runs.list(status="suspended")] == [second, first]
+        assert [each.id for each in await here.runs.list(service=Desk, limit=1)] == [second]
+        assert await here.runs.list(service="shop:Other") == []
+
+        with pytest.raises(RunStateError, match="suspended"):
+            await here.runs.delete(first)
+        run = await here.runs.cancel(first, "not needed")
+        assert (run.status, run.pending, run.error) == ("cancelled", (), "not needed")
+        assert [(each.answer, each.reason) for each in run.history] == [("cancel", "not needed")]
+        with pytest.raises(RunCancelledError, match="not needed"):
+            await here.runs.resume(first, {})
+        assert await here.runs.purge(timedelta(days=1)) == 0
+        assert await here.runs.purge(timedelta(0)) == 1
+        with pytest.raises(RunNotFoundError):
+            await here.runs.get(first)
+        await here.runs.resume(second, {"0": reject()})
+        await here.runs.delete(second)
+        assert await here.runs.list() == []
+
+
+async def test_a_tool_that_ends_a_resumed_call_fails_the_run() -> None:
+    from toolbox import ToolAbort
+
+    @tool(requires_approval=True)
+    def stop() -> str:
+        raise ToolAbort("the customer has no account")
+
+    @register_ai_service(tools=stop)
+    class Stopping(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("stop")), services=(Stopping,)) as here:
+        run_id = (await here.get(Stopping).ask("x")).run_id or ""
+        with pytest.raises(ToolAbort):
+            await here.runs.resume(run_id, {"0": approve()})
+        run = await here.runs.get(run_id)
+        assert (run.status, run.error) == ("failed", "ToolAbort: the customer has no account")
+        with pytest.raises(RunFailedError):
+            await here.runs.resume(run_id, {})
+
+
+async def test_a_run_that_is_cancelled_while_it_continues_ends_with_the_cancellation() -> None:
+    started = asyncio.Event()
+
+    @tool(requires_approval=True)
+    async def slow() -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    @register_ai_service(tools=slow)
+    class Slow(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    store = InMemoryRunStore(lease=0.1)
+    async with container(asks(tool_call("slow")), store=store, services=(Slow,)) as here:
+        run_id = (await here.get(Slow).ask("x")).run_id or ""
+        resuming = asyncio.create_task(here.runs.resume(run_id, {"0": approve()}))
+        await started.wait()
+        await here.runs.cancel(run_id, "changed our minds")
+        with pytest.raises(RunCancelledError, match="changed our minds"):
+            await resuming
+
+
+async def test_a_process_whose_event_loop_stood_still_for_a_lease_does_not_take_its_own_run_over() -> None:
+    class Late(InMemoryRunStore):
+        """Renews a lease only after the process has looked for lapsed runs."""
+
+        def __init__(self) -> None:
+            super().__init__(lease=0.05)
+            self.looked = asyncio.Event()
+
+        async def renew(self, run_id: str, generation: int) -> bool:
+            await self.looked.wait()
+            for _ in range(20):
+                await asyncio.sleep(0)  # and after it has tried to take them over
+            return await super().renew(run_id, generation)
+
+        async def lapsed(self, limit: int = 100) -> list[str]:
+            if found := await super().lapsed(limit):
+                self.looked.set()
+            return found
+
+    store = Late()
+
+    @tool(requires_approval=True)
+    async def slow() -> str:
+        ran.append("slow")
+        await store.looked.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return "done"
+
+    @register_ai_service(tools=slow)
+    class Slow(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("slow")), says("done"), store=store, services=(Slow,)) as here:
+        run_id = (await here.get(Slow).ask("x")).run_id or ""
+        result = await here.runs.resume(run_id, {"0": approve()})
+
+    assert result.content == "done"
+    assert ran == ["slow"]
+
+
+async def test_a_run_that_runs_here_ends_at_once_when_it_is_cancelled() -> None:
+    async def never(request: ChatRequest) -> str:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return "never"
+
+    asked, ended = asyncio.Event(), asyncio.Event()
+    store = InMemoryRunStore(lease=600)  # the next renewal would be much later
+    made = Container(models={"default": ScriptedChatModel([never])}).register(Clerk).register_instance(store, RunStore)
+    async with made as here:
+        run = await here.runs.start(here.get(Clerk).do, "x")
+        await asked.wait()
+
+        assert (await here.runs.cancel(run.id, "enough")).status == "cancelled"
+
+        async with asyncio.timeout(60):
+            await ended.wait()
+        with pytest.raises(RunCancelledError, match="enough"):
+            await here.runs.result(run)
