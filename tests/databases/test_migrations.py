@@ -23,7 +23,7 @@ from toolbox.settings import SqlSettings, ToolboxSettings
 from toolbox.sql import SqlChatMemoryStore, SqlRunStore
 from toolbox.sql.conversation_store import conversation_steps
 from toolbox.sql.migrations import migrate
-from toolbox.sql.run_store import FirstRunTables
+from toolbox.sql.run_tables import FirstRunTables
 from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
@@ -128,12 +128,12 @@ async def test_lists_show_what_a_worker_of_the_earlier_release_still_writes(data
 async def test_lists_do_not_read_what_they_do_not_show(database_url: str) -> None:
     large = "x" * 1_000_000
     async with container_at(database_url, *sql.stores, Desk, replies=["done"] * 3) as container:
-        for number in range(3):
-            run = await container.runs.start(Desk.chat, f"room {number}", large)
-            await container.runs.result(run.id)
+        runs = [await container.runs.start(Desk.chat, f"room {number}", large) for number in range(3)]
+        for run in runs:
+            await container.runs.result(run)
         store = await container.runs.store()
         found = await store.find()
-        whole = await store.load(run.id)
+        whole = await store.load(runs[-1].id)
 
     assert len(found) == 3
     assert max(len(each.document) for each in found) < 1000

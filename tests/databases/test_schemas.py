@@ -9,7 +9,7 @@ from sqlalchemy import DDL, Column, Connection, Integer, inspect, text
 
 from toolbox import ChatMemoryKey, IllegalConfigurationError, UserMessage, sql
 from toolbox.sql.migrations import Step, migrate
-from toolbox.sql.run_store import RunTables
+from toolbox.sql.run_tables import RunTables
 
 pytestmark = pytest.mark.anyio
 

@@ -1,33 +1,25 @@
-"""Stores runs in SQLite or PostgreSQL: headers, leases, records and events; migrates its tables.
+"""Stores runs in SQLite or PostgreSQL: headers, leases, records and events.
 
 Every write of an owner checks the run's generation in its own statement or transaction. Lock order: the header, then
-the lease. Not here: executing runs (`toolbox.runs`), when a tool's transaction ends (`transactions`).
+the lease. Not here: the tables (`run_tables`), executing runs (`toolbox.runs`), when a tool's transaction ends
+(`transactions`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, get_args
 
 from sqlalchemy import (
-    BigInteger,
-    Column,
     Connection,
     Engine,
     FromClause,
-    Index,
     Integer,
-    MetaData,
     Row,
     Select,
-    Table,
     Text,
-    UniqueConstraint,
     and_,
     bindparam,
     case,
@@ -36,16 +28,13 @@ from sqlalchemy import (
     func,
     insert,
     literal,
-    literal_column,
     select,
-    text,
     true,
     tuple_,
     update,
 )
 from sqlalchemy import cast as cast_to
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -56,6 +45,7 @@ from ..runs.documents import reduced_document, shown_document
 from ..runs.store import (
     ENDED,
     KEEP,
+    Keep,
     Ownership,
     Position,
     RunChanges,
@@ -70,181 +60,13 @@ from ..runs.store import (
 from ..settings import RecordsOfEndedRuns, SqlSettings, ToolboxSettings
 from .dialects import INSERT_OF, DatabaseNow, has_ended
 from .engines import FOR_WRITING, SeparateConnections, address_of
-from .migrations import Schema, Step, StoreTables
+from .migrations import StoreTables
+from .outages import retried
+from .run_tables import INDEXED, RunTables, beginning_of
 
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PAUSES = 0.05, 1.0  # seconds between two tries while the database is away: the first, the longest
-# SQLSTATEs: connection lost, session ended by the server, server stopping or starting, and conflicts of transactions.
-_AWAY = ("08", "57P", "25P03", "40001", "40P01")
 _SHORTEST_LIMIT = 30.0  # seconds for one try of a statement on PostgreSQL, which takes at most two leases
-
-F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
-
-
-def retried(method: F) -> F:
-    """Call a method again while the database is away, up to one lease. For methods that can be repeated.
-
-    On PostgreSQL each try has a time limit: without one, a connection whose other end is gone would never end.
-    """
-
-    @functools.wraps(method)
-    async def repeated(self: SqlRunStore, *args: Any, **kwargs: Any) -> Any:
-        until, pause = time.monotonic() + self.lease, _PAUSES[0]
-        while True:
-            try:
-                async with asyncio.timeout(self._limit):
-                    return await method(self, *args, **kwargs)
-            except Exception as error:
-                if time.monotonic() + pause > until or not _is_away(error):
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _PAUSES[1])
-
-    return cast("F", repeated)
-
-
-def _is_away(error: Exception) -> bool:
-    """Return True if the connection was lost or refused, so that nothing was written or the write can be repeated."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    # asyncpg raises it on a connection that was lost in the middle of another statement.
-    if type(getattr(error, "orig", error)).__name__ == "InternalClientError":
-        return True
-    state = str(getattr(getattr(error, "orig", error), "sqlstate", None) or "")
-    return isinstance(error, OSError) or state.startswith(_AWAY)
-
-
-class FirstRunTables:
-    """The tables of version 1. Frozen: databases have them; change `RunTables` instead.
-
-    Times are milliseconds of the database's clock, as in `DatabaseNow`.
-
-    The lease is a separate row: renewing it neither waits for a tool's transaction that checks the generation in the
-    header, nor breaks one that is serializable.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name, self.metadata = name, MetaData()
-        self.runs = Table(
-            name,
-            self.metadata,
-            Column("id", Text, primary_key=True),
-            Column("service", Text, nullable=False),
-            Column("method", Text, nullable=False),
-            Column("status", Text, nullable=False),
-            Column("generation", Integer, nullable=False),
-            Column("version", Integer, nullable=False),
-            Column("conversation", Text),
-            Column("created_at", BigInteger, nullable=False),
-            Column("updated_at", BigInteger, nullable=False),
-            Column("document", Text, nullable=False),
-            Index(f"{name}_created", "created_at"),
-            Index(f"{name}_status_created", "status", "created_at"),
-            Index(f"{name}_service_created", "service", "created_at"),
-            Index(f"{name}_status_updated", "status", "updated_at"),
-            Index(f"{name}_conversation", "conversation", "status"),
-        )
-        self.leases = Table(
-            f"{name}_leases",
-            self.metadata,
-            Column("run_id", Text, primary_key=True),
-            Column("generation", Integer, nullable=False),
-            Column("owner", Text),
-            Column("until", BigInteger, nullable=False),
-            Column("events", Integer, nullable=False),  # how many the run has
-        )
-        number = BigInteger().with_variant(Integer, "sqlite")
-        self.records = Table(
-            f"{name}_records",
-            self.metadata,
-            Column("number", number, primary_key=True, autoincrement=True),
-            Column("run_id", Text, nullable=False),
-            Column("key", Text, nullable=False),
-            Column("kind", Text, nullable=False),
-            Column("data", Text, nullable=False),
-            UniqueConstraint("run_id", "key", name=f"{name}_records_key"),
-        )
-        self.events = Table(
-            f"{name}_events",
-            self.metadata,
-            Column("run_id", Text, primary_key=True),
-            Column("number", Integer, primary_key=True, autoincrement=False),
-            Column("at", BigInteger, nullable=False),
-            Column("data", Text, nullable=False),
-        )
-
-    def steps(self) -> tuple[Step, ...]:
-        """Return the migration steps."""
-
-        def create(connection: Connection) -> None:
-            FirstRunTables(self.name).metadata.create_all(connection, checkfirst=False)
-
-        return (create,)
-
-    def schema(self) -> Schema:
-        """Return the steps and the tables, for a migration."""
-        return Schema(self.name, self.steps(), (self.runs, self.leases, self.records, self.events))
-
-
-class RunTables(FirstRunTables):
-    """Today's tables. A change is made here, with a step; `migrations` has an example.
-
-    `shown` is the document as lists need it, of the header with the version `shown_version`: where that is another one,
-    a program of an earlier release has written the header, and the document itself counts.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        for each in ("started_by", "memory_id", "shown"):  # version 2
-            self.runs.append_column(Column(each, Text))
-        for each in ("shown_version", "waiting_since"):
-            self.runs.append_column(Column(each, BigInteger))
-        Index(f"{name}_started_by", beginning_of(self.runs.c.started_by), self.runs.c.created_at)
-
-    def steps(self) -> tuple[Step, ...]:
-        """Return the migration steps."""
-
-        def add_columns_of_lists(connection: Connection) -> None:
-            quote = connection.dialect.identifier_preparer.quote
-            table, index = quote(self.name), quote(f"{self.name}_started_by")
-            texts, numbers = ("started_by", "memory_id", "shown"), ("shown_version", "waiting_since")
-            for each in (*(f"{name} TEXT" for name in texts), *(f"{name} BIGINT" for name in numbers)):
-                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {each}"))
-            connection.execute(text(_FILL_STARTED_BY[connection.dialect.name].format(table=table)))
-            indexed = f"substr(started_by, 1, {_INDEXED}), created_at"
-            connection.execute(text(f"CREATE INDEX {index} ON {table} ({indexed})"))
-
-        return (*super().steps(), add_columns_of_lists)
-
-
-def beginning_of(started_by: ColumnElement[Any]) -> ColumnElement[str]:
-    """Return what the index has of a name: PostgreSQL refuses long texts in an index."""
-    return func.substr(started_by, literal_column("1"), literal_column(str(_INDEXED)))
-
-
-_INDEXED = 100  # characters
-
-# Fills the new column from the documents of earlier releases, except from those that are not JSON, and except for names
-# with characters that the databases cannot take out of JSON. The document itself still has these names.
-_FILL_STARTED_BY = {
-    "sqlite": """UPDATE {table} SET started_by = json_extract(document, '$.identity.name')
-WHERE CASE WHEN json_valid(document) THEN json_extract(document, '$.identity.name') IS NOT NULL
-AND instr(json_extract(document, '$.identity'), '\\u0000') = 0
-AND instr(json_extract(document, '$.identity'), '\\ud') = 0 END""",
-    "postgresql": """DO $fill$
-DECLARE run record;
-BEGIN
-  FOR run IN SELECT id, document FROM {table} LOOP
-    BEGIN
-      UPDATE {table} SET started_by = run.document::json #>> '{{identity,name}}'
-      WHERE id = run.id AND run.document::json #>> '{{identity,name}}' IS NOT NULL;
-    EXCEPTION WHEN OTHERS THEN NULL;
-    END;
-  END LOOP;
-END
-$fill$""",
-}
 
 
 @only_if(missing=RunStore)
@@ -301,7 +123,7 @@ class SqlRunStore(RunStore):
             engine, self._tables.schema(), migrates=given.migrate if migrate is None else migrate
         )
         self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgresql else engine
-        self._add_record = self._adding_record()  # built once: durable tools execute it twice per call
+        self._add_record = self._insert_record_if_owned()  # built once, because it is most of what a store does
 
     @retried
     async def open(self) -> None:
@@ -345,7 +167,7 @@ class SqlRunStore(RunStore):
             .on_conflict_do_nothing(index_elements=[runs.c.id])
             .returning(runs.c.id)
         )
-        until: Any = now + self._milliseconds if owner is not None else literal(0)
+        until: Any = now + self._lease_milliseconds if owner is not None else literal(0)
         async with self._writing() as connection:
             if (await connection.execute(header)).first() is None:
                 return False
@@ -358,7 +180,8 @@ class SqlRunStore(RunStore):
     async def load(self, run_id: str) -> StoredRun | None:
         """Return the header, or None for an unknown id."""
         async with self._reading() as connection:
-            return await self._load(connection, run_id)
+            row = (await connection.execute(self._select_headers().where(self._tables.runs.c.id == run_id))).first()
+            return None if row is None else _read_run(row, row.owner)
 
     @retried
     async def look(self, run_id: str) -> RunLook | None:
@@ -385,22 +208,22 @@ class SqlRunStore(RunStore):
         """Return the headers that match all given conditions, newest first, at most `limit`."""
         runs = self._tables.runs
         shown = case((runs.c.shown_version == runs.c.version, runs.c.shown), else_=runs.c.document)
-        found = self._headers(shown).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+        found = self._select_headers(shown).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
         if status is not None:
             found = found.where(runs.c.status == status)
         if service is not None:
             found = found.where(runs.c.service == service)
         if before is not None:
-            found = found.where(tuple_(runs.c.created_at, runs.c.id) < tuple_(_milliseconds(before[0]), before[1]))
+            found = found.where(tuple_(runs.c.created_at, runs.c.id) < tuple_(_write_time(before[0]), before[1]))
         if started_by is not None:
-            is_indexed = beginning_of(runs.c.started_by) == started_by[:_INDEXED]
+            is_indexed = beginning_of(runs.c.started_by) == started_by[:INDEXED]
             found = found.where(is_indexed, runs.c.started_by == started_by)
         if waiting_longer_than is not None:
             since = func.coalesce(runs.c.waiting_since, runs.c.updated_at)
             longest = waiting_longer_than // timedelta(milliseconds=1)
             found = found.where(runs.c.status == "suspended", since < DatabaseNow() - longest)
         async with self._reading() as connection:
-            return [_run(row) for row in await connection.execute(found)]
+            return [_read_run(row, row.owner) for row in await connection.execute(found)]
 
     @retried
     async def suspended_in(self, conversation: str) -> str | None:
@@ -415,24 +238,29 @@ class SqlRunStore(RunStore):
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
     ) -> StoredRun | None:
         """Change the header and add records. Returns the new header, or None if it has another version."""
-        runs, after = self._tables.runs, ownership_after(changes, by_owner=False)
-        values = self._values(changes, after)
+        runs, leases, after = self._tables.runs, self._tables.leases, ownership_after(changes, by_owner=False)
         mine = and_(runs.c.id == run_id, runs.c.version == version)
-        changed = update(runs).where(mine).values(values)
+        changed = update(runs).where(mine).values(self._new_values(changes, after)).returning(*self._header_columns())
         async with self._writing() as connection:
-            if not await _changes(connection, changed):
+            if (row := (await connection.execute(changed)).first()) is None:
                 return None
             await self._change_lease(connection, run_id, after)
             await self._add_records(connection, run_id, records)
             await self._delete_ended(connection, run_id, changes)
-            return await self._load(connection, run_id)
+            owner = after.owner
+            if isinstance(owner, Keep):
+                owner = await connection.scalar(select(leases.c.owner).where(leases.c.run_id == run_id))
+            return _read_run(row, owner)
 
     async def _change_lease(self, connection: AsyncConnection, run_id: str, after: Ownership) -> None:
         """End the lease, or begin one of a new owner. The row of the lease has the generation as well."""
         leases, owner = self._tables.leases, after.owner
         if owner is KEEP:
             return
-        values: dict[str, Any] = {"owner": owner, "until": 0 if owner is None else DatabaseNow() + self._milliseconds}
+        values: dict[str, Any] = {
+            "owner": owner,
+            "until": 0 if owner is None else DatabaseNow() + self._lease_milliseconds,
+        }
         if after.raises_generation:
             values["generation"] = leases.c.generation + 1
         await connection.execute(update(leases).where(leases.c.run_id == run_id).values(values))
@@ -452,7 +280,7 @@ class SqlRunStore(RunStore):
         runs, deleted = self._tables.runs, 0
         ended = (
             select(runs.c.id)
-            .where(runs.c.status.in_(sorted(ENDED)), runs.c.updated_at < _milliseconds(before))
+            .where(runs.c.status.in_(sorted(ENDED)), runs.c.updated_at < _write_time(before))
             .limit(_AT_ONCE)
         )
         while True:
@@ -490,9 +318,10 @@ class SqlRunStore(RunStore):
     ) -> None:
         """Add records and events, and change the header, at once. Raises `LeaseLostError` for another generation."""
         if len(records) == 1 and changes is None and not events and not records[0].replaces:
+            # By far the most writes: one statement that checks the generation itself.
             values = _record_values(run_id, records[0], generation=generation)
             async with self._writing(single=True) as connection:
-                if await _changes(connection, self._add_record, values):
+                if await _write_row(connection, self._add_record, values):
                     return
             # The run is not this owner's, or the key exists: below, the lock tells which.
         runs = self._tables.runs
@@ -500,8 +329,8 @@ class SqlRunStore(RunStore):
         mine = and_(runs.c.id == run_id, runs.c.generation == generation)
         async with self._writing() as connection:
             if changes is None or after is None:
-                await self._lock(connection, run_id, generation)
-            elif not await _changes(connection, update(runs).where(mine).values(self._values(changes, after))):
+                await connection.run_sync(self._lock, run_id, generation)
+            elif not await _write_row(connection, update(runs).where(mine).values(self._new_values(changes, after))):
                 raise LeaseLostError(run_id)
             await self._add_records(connection, run_id, records)
             if events:
@@ -516,12 +345,12 @@ class SqlRunStore(RunStore):
             for table in (self._tables.records, self._tables.events):
                 await connection.execute(delete(table).where(table.c.run_id == run_id))
 
-    async def _lock(self, connection: AsyncConnection, run_id: str, generation: int) -> None:
-        await connection.run_sync(self._lock_now, run_id, generation)
-
-    def _lock_now(self, connection: Connection, run_id: str, generation: int) -> None:
-        """Check the generation, and lock it until the end of the transaction."""
-        # On PostgreSQL the lock keeps the generation until the transaction ends. SQLite has one writer at a time.
+    def _lock(self, connection: Connection, run_id: str, generation: int) -> None:
+        """Check the generation, and lock it until the end of the transaction. Raises `LeaseLostError`."""
+        # Fencing: a process that was paused may be here after another one has taken the run. Its own clock says
+        # nothing, so the time of the lease is not asked: only the generation counts, which each owner raises. On
+        # PostgreSQL the lock keeps it until the transaction ends, so that nobody takes the run between this check and
+        # the commit. It is shared, because several tools of a run commit at once. SQLite has one writer at a time.
         runs = self._tables.runs
         mine = select(runs.c.id).where(runs.c.id == run_id, runs.c.generation == generation)
         if connection.execute(mine.with_for_update(read=True)).first() is None:
@@ -529,19 +358,18 @@ class SqlRunStore(RunStore):
 
     async def _add_records(self, connection: AsyncConnection, run_id: str, records: Sequence[StoredRecord]) -> None:
         for record in records:
-            await connection.run_sync(self._add_record_now, run_id, record)
+            await connection.execute(self._insert_record(run_id, record))
 
-    def _add_record_now(self, connection: Connection, run_id: str, record: StoredRecord) -> None:
+    def _insert_record(self, run_id: str, record: StoredRecord) -> Any:
+        """Return the statement that adds or replaces a record, in a transaction that has checked the generation."""
         records = self._tables.records
         adding = INSERT_OF[self._engine.dialect.name](records).values(_record_values(run_id, record))
         same = [records.c.run_id, records.c.key]
         if record.replaces:
-            adding = adding.on_conflict_do_update(index_elements=same, set_={"data": adding.excluded.data})
-        else:
-            adding = adding.on_conflict_do_nothing(index_elements=same)
-        connection.execute(adding)
+            return adding.on_conflict_do_update(index_elements=same, set_={"data": adding.excluded.data})
+        return adding.on_conflict_do_nothing(index_elements=same)
 
-    def _adding_record(self) -> Any:
+    def _insert_record_if_owned(self) -> Any:
         """Return the statement that adds one record, unless its key exists, if the generation is still this one."""
         runs, records = self._tables.runs, self._tables.records
         columns = ("run_id", "key", "kind", "data")
@@ -564,7 +392,7 @@ class SqlRunStore(RunStore):
         self, connection: AsyncConnection, run_id: str, generation: int, events: Sequence[str]
     ) -> None:
         if self._is_postgresql:
-            if (await connection.execute(self._adding_events(run_id, generation, events))).first() is None:
+            if (await connection.execute(self._insert_events(run_id, generation, events))).first() is None:
                 raise LeaseLostError(run_id)
             return
         leases, table = self._tables.leases, self._tables.events
@@ -577,7 +405,7 @@ class SqlRunStore(RunStore):
         rows = [{"run_id": run_id, "number": first + index, "data": data} for index, data in enumerate(events)]
         await connection.execute(insert(table).values(at=DatabaseNow()), rows)
 
-    def _adding_events(self, run_id: str, generation: int, events: Sequence[str]) -> Any:
+    def _insert_events(self, run_id: str, generation: int, events: Sequence[str]) -> Any:
         """Return the statement of PostgreSQL that numbers and adds events."""
         leases, table = self._tables.leases, self._tables.events
         counted = (
@@ -604,7 +432,7 @@ class SqlRunStore(RunStore):
         found = select(table.c.number, table.c.at, table.c.data).where(table.c.run_id == run_id, table.c.number > after)
         async with self._reading() as connection:
             rows = await connection.execute(found.order_by(table.c.number).limit(limit))
-            return [StoredEvent(row.number, _time(row.at), row.data) for row in rows]
+            return [StoredEvent(row.number, _read_time(row.at), row.data) for row in rows]
 
     # --- leases
 
@@ -627,20 +455,21 @@ class SqlRunStore(RunStore):
             runs.c.generation == generation,
             runs.c.status == "running",
         )
-        taken = {"generation": generation + 1, "owner": owner, "until": DatabaseNow() + self._milliseconds}
+        taken = {"generation": generation + 1, "owner": owner, "until": DatabaseNow() + self._lease_milliseconds}
         taking = RunChanges(owner=owner)
-        header = self._values(taking, ownership_after(taking, by_owner=False))
+        values = self._new_values(taking, ownership_after(taking, by_owner=False))
+        changed = update(runs).where(mine).values(values).returning(*self._header_columns())
         async with self._writing() as connection:
-            if not await _changes(connection, update(runs).where(mine).values(header)):
+            if (row := (await connection.execute(changed)).first()) is None:
                 return None
             same = and_(leases.c.run_id == run_id, leases.c.generation == generation, free)
-            if not await _changes(connection, update(leases).where(same).values(taken)):
+            if not await _write_row(connection, update(leases).where(same).values(taken)):
                 await connection.rollback()  # its owner has just renewed it
                 return None
-            return await self._load(connection, run_id)
+            return _read_run(row, owner)
 
     def _has_ended(self) -> ColumnElement[bool]:
-        return has_ended(self._tables.leases.c.until, 2 * self._milliseconds, self._engine.dialect.name)
+        return has_ended(self._tables.leases.c.until, 2 * self._lease_milliseconds, self._engine.dialect.name)
 
     def renewing(self) -> AbstractAsyncContextManager[None]:
         """Renew and release leases on separate connections inside the block."""
@@ -650,7 +479,7 @@ class SqlRunStore(RunStore):
     async def renew(self, run_id: str, generation: int) -> bool:
         """Extend the lease to a full duration from now. Returns False if the run has another generation or no owner."""
         # Not by the time: an owner that is late keeps the run until another one has taken it.
-        return await self._set_lease(run_id, generation, {"until": DatabaseNow() + self._milliseconds})
+        return await self._set_lease(run_id, generation, {"until": DatabaseNow() + self._lease_milliseconds})
 
     @retried
     async def release(self, run_id: str, generation: int) -> None:
@@ -665,7 +494,7 @@ class SqlRunStore(RunStore):
             leases.c.owner.is_not(None),
         )
         async with self._writing(single=True, engine=self._separate.engine) as connection:
-            return await _changes(connection, update(leases).where(mine).values(values))
+            return await _write_row(connection, update(leases).where(mine).values(values))
 
     @retried
     async def lapsed(self, limit: int = 100) -> list[str]:
@@ -709,14 +538,14 @@ class SqlRunStore(RunStore):
         values = _record_values(run_id, record, generation=generation)
         done = connection.execute(self._add_record, values, execution_options={"preserve_rowcount": True})
         if not done.rowcount:
-            self._lock_now(connection, run_id, generation)
+            self._lock(connection, run_id, generation)
             raise TransactionRolledBackError(f"call {record.key} of run {run_id}", "it has another recorded result")
 
     def note_in(self, connection: Connection, run_id: str, generation: int, record: StoredRecord) -> None:
         """Add a record in the tool's transaction, unless it exists. Raises `LeaseLostError` as `record_in` does."""
         self._guard(connection)
-        self._lock_now(connection, run_id, generation)
-        self._add_record_now(connection, run_id, record)
+        self._lock(connection, run_id, generation)
+        connection.execute(self._insert_record(run_id, record))
 
     async def committed(self, run_id: str, generation: int, key: str) -> StoredRecord | None:
         """Return a record of a tool's transaction, or None, after each commit that is under way has ended.
@@ -754,25 +583,26 @@ class SqlRunStore(RunStore):
     # --- rows and connections
 
     @property
-    def _milliseconds(self) -> int:
+    def _lease_milliseconds(self) -> int:
         return round(self.lease * 1000)
 
-    def _headers(self, document: ColumnElement[Any] | None = None) -> Select[Any]:
+    def _header_columns(self, document: ColumnElement[Any] | None = None) -> list[ColumnElement[Any]]:
+        """Return the columns of a header, without its owner; `document` may be a shorter one."""
+        columns = self._tables.runs.c
+        others = [each for each in columns if each.name not in ("document", "shown", "shown_version")]
+        return [*others, columns.document if document is None else document.label("document")]
+
+    def _select_headers(self, document: ColumnElement[Any] | None = None) -> Select[Any]:
         runs, leases = self._tables.runs, self._tables.leases
-        others = [each for each in runs.c if each.name not in ("document", "shown", "shown_version")]
-        document = runs.c.document if document is None else document.label("document")
-        return select(*others, document, leases.c.owner).join_from(runs, leases, leases.c.run_id == runs.c.id)
+        found = select(*self._header_columns(document), leases.c.owner)
+        return found.join_from(runs, leases, leases.c.run_id == runs.c.id)
 
-    async def _load(self, connection: AsyncConnection, run_id: str) -> StoredRun | None:
-        row = (await connection.execute(self._headers().where(self._tables.runs.c.id == run_id))).first()
-        return None if row is None else _run(row)
-
-    def _values(self, changes: RunChanges, after: Ownership) -> dict[str, Any]:
+    def _new_values(self, changes: RunChanges, after: Ownership) -> dict[str, Any]:
         """Return the new values of a header."""
         columns = self._tables.runs.c
         values: dict[str, Any] = {**changes.values, "version": columns.version + 1, "updated_at": DatabaseNow()}
         if (since := values.get("waiting_since")) is not None:
-            values["waiting_since"] = _milliseconds(since)
+            values["waiting_since"] = _write_time(since)
         if (document := values.get("document")) is not None:
             if self._deletes_ended and changes.status in ENDED:
                 document = reduced_document(document)
@@ -786,7 +616,7 @@ class SqlRunStore(RunStore):
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        await self.open()
+        await self.store_tables.prepare()  # no start has opened a store that is used without a container
         async with self._single.connect() as connection:
             yield connection
 
@@ -795,13 +625,13 @@ class SqlRunStore(RunStore):
         self, *, single: bool = False, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
         """Open a connection in a transaction that ends with the block; `single` is for one statement."""
-        await self.open()
+        await self.store_tables.prepare()
         async with (engine or self._engine).connect() as connection:
             # One statement is one transaction. The driver of SQLite needs to begin it as a writer.
             at_once = {"isolation_level": "AUTOCOMMIT"} if single and self._is_postgresql else {}
             await connection.execution_options(**FOR_WRITING, **at_once)
             async with connection.begin():
-                if not single:
+                if self._is_postgresql and not single:
                     await connection.run_sync(self._guard)
                 yield connection
 
@@ -815,7 +645,7 @@ class SqlRunStore(RunStore):
     def _guard(self, connection: Connection) -> None:
         """Set both options for the current transaction. It comes before anything is locked."""
         if self._is_postgresql:
-            idle = func.set_config("idle_in_transaction_session_timeout", str(self._milliseconds), True)
+            idle = func.set_config("idle_in_transaction_session_timeout", str(self._lease_milliseconds), True)
             connection.execute(select(idle, _SAFE_COMMIT))
 
     def _with_safe_commit(self, source: FromClause) -> FromClause:
@@ -836,33 +666,34 @@ def _record_values(run_id: str, record: StoredRecord, **others: Any) -> dict[str
     return {"run_id": run_id, "key": record.key, "kind": record.kind, "data": record.data, **others}
 
 
-def _run(row: Row[Any]) -> StoredRun:
+def _read_run(row: Row[Any], owner: str | None) -> StoredRun:
     return StoredRun(
         id=row.id,
         service=row.service,
         method=row.method,
         status=row.status,
         generation=row.generation,
-        owner=row.owner,
+        owner=owner,
         version=row.version,
         conversation=row.conversation,
-        created_at=_time(row.created_at),
-        updated_at=_time(row.updated_at),
+        created_at=_read_time(row.created_at),
+        updated_at=_read_time(row.updated_at),
         document=row.document,
         started_by=row.started_by,
         memory_id=row.memory_id,
-        waiting_since=None if row.waiting_since is None else _time(row.waiting_since),
+        waiting_since=None if row.waiting_since is None else _read_time(row.waiting_since),
     )
 
 
-def _time(milliseconds: int) -> datetime:
+def _read_time(milliseconds: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=milliseconds)
 
 
-def _milliseconds(time: datetime) -> int:
+def _write_time(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-async def _changes(connection: AsyncConnection, statement: Any, values: dict[str, Any] | None = None) -> bool:
+async def _write_row(connection: AsyncConnection, statement: Any, values: dict[str, Any] | None = None) -> bool:
+    """Execute a statement, and return True if it has written a row."""
     done = await connection.execute(statement, values, execution_options={"preserve_rowcount": True})
     return bool(done.rowcount)
