@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from tests.runs.one_run import stored_in
 from toolbox import sql
 from toolbox.errors import LeaseLostError
 from toolbox.runs.run_leases import RunLeases
@@ -161,11 +163,11 @@ async def test_a_renewal_that_waits_does_not_delay_the_others() -> None:
     for name in ("slow", "fast"):
         await store.create(run_of(name), owner="me")
 
-    async def opened() -> Store:
-        return store
-
-    owned = RunLeases(opened)
-    async with asyncio.timeout(60), owned.hold("slow", 1), owned.hold("fast", 1):
+    owned, (slow, fast) = (
+        RunLeases(stored_in(store)),
+        [replace(run_of(each), generation=1) for each in ("slow", "fast")],
+    )
+    async with asyncio.timeout(60), owned.hold(slow), owned.hold(fast):
         await enough.wait()
         assert renewed["slow"] == 1
         waits.set()

@@ -45,7 +45,7 @@ class AnswerChecks:
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
 
-    async def check(
+    async def check_answer(
         self, stored: StoredRun, prepared: PreparedRun, call_id: str, answer: object, by: Any
     ) -> tuple[WaitingCall, Answer]:
         """Return the pending call and its answer. Raises `RunAnswerError` if the answer is invalid."""
@@ -165,7 +165,7 @@ class AnswerChecks:
                 return None
             path = waiting.call.id.rpartition("/")[0]
             (plan, arguments), place = found, RunPlace(session, path, path)
-        async with self._preparing.open_scope(prepared, await self._preparing.load_identity(stored.id, prepared)):
+        async with self._preparing.open_scope(await self._preparing.admit(stored.id, prepared)):
             invocation = Invocation(plan, self._host, arguments, place=place)
             await open_invocation(invocation)
         return invocation.toolset.stored(waiting.call.tool_name)

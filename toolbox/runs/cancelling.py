@@ -5,6 +5,7 @@ Not here: compensation itself (`services.compensation`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import UTC, datetime
 
@@ -26,7 +27,7 @@ class Cancelling:
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
         self._host, self._runs, self._preparing, self._execution = host, runs, preparing, execution
 
-    async def cancel(self, run_id: str, reason: str | None) -> StoredRun:
+    async def cancel_run(self, run_id: str, reason: str | None) -> StoredRun:
         """Cancel a run, undo its tools, and return it when it has ended. An ended run stays as it is."""
 
         store, reason = await self._runs.open(), None if reason is None else printable(reason)
@@ -39,7 +40,7 @@ class Cancelling:
             except RunIncompatibleError:  # of another version of the program; what it says is dropped
                 document = RunDocument()
             if document.cancels:  # by another caller, or before a crash
-                await self._execution.execute(run_id, None)
+                await self._execution.execute_or_wait(run_id, None)
                 continue
             entry = HistoryEntry(datetime.now(UTC), None, None, None, "cancel", reason)
             changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
@@ -55,7 +56,7 @@ class Cancelling:
             if not must_undo:
                 self._execution.leases.lose(run_id)
                 return taken
-            await self._execution.detach(run_id, self._undo(taken))
+            await asyncio.shield(self._execution.spawn(run_id, self._undo(taken)))
 
     def _must_undo(self, stored: StoredRun) -> bool:
         """Return True if tools of this run may have to be undone when it is cancelled."""
@@ -75,4 +76,4 @@ class Cancelling:
     async def _undo(self, taken: StoredRun) -> None:
         """Undo the tools of a run that was cancelled, as soon as its execution here has ended."""
         await self._execution.leases.give_up(taken.id)
-        await self._execution.finish(taken)
+        await self._execution.execute_taken(taken)

@@ -5,9 +5,8 @@ Not here: executing it (`run_execution`), the values in the header (`new_documen
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -19,11 +18,11 @@ from ..limits import current_account, refuse_if_used_up, remaining
 from ..services.invocation import Invocation
 from ..services.layers import check_input_first
 from ..services.memory import ChatMemoryKey
-from ..services.outputs import Result, Shape
+from ..services.outputs import Shape
 from ..services.plans import MethodPlan, place_of_added_tools
 from .documents import are_arguments_of, make_comparable
 from .new_documents import describe_run, new_header, with_message
-from .persons import current_identity
+from .persons import current_identity, read_identity
 from .prepared_runs import PreparedRun
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
@@ -44,11 +43,11 @@ class NewRuns:
         self._host, self._runs, self._execution = host, runs, execution
         self._submit = submit
 
-    async def start(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredRun:
+    async def start_run(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredRun:
         """Create a run of a service method and hand it to the engine; return it, or the run of the same call."""
         plan, arguments = self._host.bound_call(method, args, kwargs)
         await self._refuse_without_role(plan, arguments)
-        new = await self._make(plan, arguments, follows=True)
+        new = await self._make_run(plan, arguments, follows=True)
         account, store = current_account.get(), await self._runs.open()
         if (account is not None or _has_check(plan)) and not await self._exists(new):
             if account is not None:
@@ -67,22 +66,21 @@ class NewRuns:
                     await self._submit(found)
             return found
 
-    async def call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
+    async def call_durably(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
         """Create the run of a durable method and execute it here, or wait for the run of the same call."""
         await self._refuse_without_role(plan, arguments)
-        new = await self._make(plan, arguments, follows=False)
-        run_id = new.stored.id
-        task = None
+        new = await self._make_run(plan, arguments, follows=False)
+        run_id, result = new.stored.id, None
         if not _has_check(plan) or not await self._exists(new):
             new = await self._with_checked_input(new, arguments)
             # In a task: if the caller leaves while the run is created, the run must still be executed.
-            task = await self._execution.detach(run_id, self._create(new, copy_context()))
-        result = None if task is None else await wait_unless_lost(task, run_id)
-        if task is None:
-            self._refuse_conflict(await self._runs.load(run_id), new)
+            task = self._execution.spawn(run_id, self._execution.create_and_execute(new), copy_context())
+            result = await wait_unless_lost(task, run_id)
         if result is None:
             async with self._execution.within_time_limit(run_id):
-                result = await self._execution.settle(run_id)
+                found = await self._runs.load(run_id)
+                self._refuse_conflict(found, new)
+                result = await self._execution.settle(run_id, stored=found)
         if plan.output.shape is Shape.RESULT:
             return result
         if result.pending:
@@ -112,15 +110,7 @@ class NewRuns:
             prepared=replace(new.prepared, document=document),
         )
 
-    async def _create(self, new: NewRun, context: Context) -> asyncio.Task[Result[Any]] | None:
-        """Store a run and execute it in a task, in the caller's context. Returns None if the id exists."""
-        owner = self._runs.owner
-        if not await (await self._runs.open()).create(new.stored, owner=owner):
-            return None
-        owned = replace(new.stored, generation=1, owner=owner)
-        return self._execution.keep(owned.id, self._execution.begin(owned, new=new, context=context))
-
-    async def _make(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> NewRun:
+    async def _make_run(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> NewRun:
         """Return a new run, with a new id unless the method has a `RunId` parameter.
 
         Raises `TypeError` for an argument of another type than the method declares, and `IllegalConfigurationError`
@@ -143,7 +133,9 @@ class NewRuns:
         document = described.document.changed(follows=follows)
         stored = new_header(given or uuid4().hex, plan, key, document)
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
-        prepared = PreparedRun(plan, described.arguments, described.seeds, document, added)
+        # As it is read again, but not loaded: the caller is there now.
+        identity = read_identity(document.identity)
+        prepared = PreparedRun(plan, described.arguments, described.seeds, document, added, identity)
         return NewRun(stored, prepared, described.document.arguments)
 
     async def _refuse_without_role(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isawaitable
 from typing import Any, Protocol
 
@@ -42,13 +42,17 @@ class IdentityLoader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint."""
+    """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint.
+
+    `identity` is the one under which it is executed; None until `PreparedRuns.admit`.
+    """
 
     plan: MethodPlan
     arguments: Mapping[str, Any]
     seeds: Mapping[Any, Any]
     document: RunDocument
     added: Sequence[Tool] = ()
+    identity: Any = None
 
 
 class PreparedRuns:
@@ -125,11 +129,17 @@ class PreparedRuns:
             raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
         return tool
 
-    async def load_identity(self, run_id: str, prepared: PreparedRun) -> Any:
-        """Return the identity for a run that continues. Raises `ForbiddenError` if the loader refuses it."""
+    async def admit(self, run_id: str, prepared: PreparedRun) -> PreparedRun:
+        """Return a run with the identity under which it continues. Raises `ForbiddenError` if the loader refuses it.
+
+        A cancelled run is undone under the stored identity, whatever its person may still do.
+        """
         identity = read_identity(prepared.document.identity)
-        if identity.is_anonymous:
-            return identity
+        if not identity.is_anonymous and not prepared.document.cancels:
+            identity = await self._load_identity(run_id, identity)
+        return replace(prepared, identity=identity)
+
+    async def _load_identity(self, run_id: str, identity: Any) -> Any:
         try:
             loader: Any = await self._host.application_bean(IdentityLoader)
         except ScopeNotActiveError:
@@ -145,12 +155,12 @@ class PreparedRuns:
         return identity_from(loaded, f"{type(loader).__name__}.load")
 
     @asynccontextmanager
-    async def open_scope(self, prepared: PreparedRun, identity: Any) -> AsyncIterator[None]:
+    async def open_scope(self, prepared: PreparedRun) -> AsyncIterator[None]:
         """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls.
 
         The identity is a seed also if it is anonymous: a producer, or the one of a web request, must not replace it.
         """
-        seeds = {**prepared.seeds, SecurityIdentity: identity}
+        seeds = {**prepared.seeds, SecurityIdentity: prepared.identity}
         token = current_invocation.set(None)
         try:
             added = tools_added(prepared.added, prepared.document.added_by)

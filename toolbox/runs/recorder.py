@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ToolDeferred, TransactionRolledBackError
 from ..tools.codec import Encoded
@@ -17,6 +17,11 @@ from .exactly_once import transactional_function
 from .places import RecordKey
 from .run_records import RunRecords
 from .store import StoredRecord
+
+ResultEncoding: TypeAlias = Callable[[Encoded | ToolDeferred, ToolCall], tuple[str, str]]
+"""Returns the kind and the data of the record of a call's result."""
+
+_OUTSIDE = '{"version":1}'
 
 
 class RecorderInTransaction(TransactionRecorder):
@@ -32,15 +37,13 @@ class RecorderInTransaction(TransactionRecorder):
     """
 
     def __init__(
-        self,
-        records: RunRecords,
-        call: ToolCall,
-        place: str,
-        function: Any,
-        make_record: Callable[[str, Encoded | ToolDeferred, ToolCall], StoredRecord],
+        self, records: RunRecords, call: ToolCall, place: str, function: Any, encode_result: ResultEncoding
     ) -> None:
+        assert records.generation is not None
         self._records, self._call, self._place, self._function = records, call, place, function
-        self._make_record = make_record
+        self._encode_result = encode_result
+        self._store: Any = records.store
+        self._owner = records.id, records.generation
         self._loop = asyncio.get_running_loop()
         self.has_begun = self.is_written = self._is_closed = False
 
@@ -54,7 +57,7 @@ class RecorderInTransaction(TransactionRecorder):
 
     async def outside(self) -> None:
         """Record that the tool uses a transaction which cannot contain its result."""
-        await self._records.write(self._outside_record())
+        await self._records.write_record(RecordKey(self._place, "outside"), "outside", _OUTSIDE)
 
     def outside_waiting(self) -> None:
         """Do the same on a thread without an event loop."""
@@ -62,17 +65,17 @@ class RecorderInTransaction(TransactionRecorder):
 
     def outside_in(self, connection: Any) -> None:
         """Record the same in a transaction that is about to be committed."""
-        record = self._outside_record()
-        self._store.note_in(connection, self._records.id, self._records.owned_generation, record)
+        record = StoredRecord(str(RecordKey(self._place, "outside")), "outside", _OUTSIDE)
+        self._store.note_in(connection, *self._owner, record)
         self._raise_if_closed()
-        self._records.add(record)
+        self._records.add_record(record)
 
     def record_in(self, connection: Any, value: Any) -> None:
         """Record what the tool returned, or its `ToolDeferred`, as the last statement before the commit."""
         result = value if isinstance(value, ToolDeferred) else self._call.tool.encode(value)
-        record = self._make_record(self._place, result, self._call)
+        kind, data = self._encode_result(result, self._call)
         self.has_begun = True
-        self._store.record_in(connection, self._records.id, self._records.owned_generation, record)
+        self._store.record_in(connection, *self._owner, StoredRecord(self._place, kind, data))
         self._raise_if_closed()
         self.is_written = True
 
@@ -86,28 +89,21 @@ class RecorderInTransaction(TransactionRecorder):
         Raises `LeaseLostError` and `RunStoreError`.
         """
         with self._records.using_store():
-            found: StoredRecord | None = await self._store.committed(
-                self._records.id, self._records.owned_generation, self._place
-            )
+            found: StoredRecord | None = await self._store.committed(*self._owner, self._place)
             return found
-
-    @property
-    def _store(self) -> Any:
-        return self._records.store
-
-    def _outside_record(self) -> StoredRecord:
-        return StoredRecord(str(RecordKey(self._place, "outside")), "outside", '{"version":1}')
 
     def _raise_if_closed(self) -> None:
         if self._is_closed:
             raise TransactionRolledBackError(self._call.tool.where, "its call ended before its transaction")
 
 
-def find_recordable_function(records: RunRecords, call: ToolCall) -> Any:
-    """Return the function of a tool whose transaction can contain the record of its result; None for others."""
+def recorder_of(
+    records: RunRecords, call: ToolCall, place: str, encode_result: ResultEncoding
+) -> RecorderInTransaction | None:
+    """Return the recorder of a tool whose transaction can contain the record of its result; None for others."""
     function = transactional_function(call.tool)
     if function is None or not hasattr(records.store, "record_in"):
         return None
     if call.tool.execution.is_non_blocking and call.environment.runner.is_for_loop:
         return None  # it blocks the event loop, on which the store writes
-    return function
+    return RecorderInTransaction(records, call, place, function, encode_result)

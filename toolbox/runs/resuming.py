@@ -33,7 +33,7 @@ class Resuming:
         self._host, self._runs, self._preparing, self._execution = host, runs, preparing, execution
         self._checks = AnswerChecks(host, runs, preparing)
 
-    async def resume(
+    async def resume_run(
         self, run_id: str, answers: Mapping[str, Answer], by: Any, put: PutEvent | None = None
     ) -> Result[Any]:
         """Wait for a run that continues; cancelling this ends the waiting, not the run. `put` takes its events.
@@ -51,20 +51,20 @@ class Resuming:
 
         async with self._execution.within_time_limit(run_id):
             if answers:
-                task = await self._execution.detach(run_id, self._answer(run_id, answers, by, tell, put))
+                task = self._execution.spawn(run_id, self._answer_and_continue(run_id, answers, by, tell, put))
                 if (result := await wait_unless_lost(task, run_id)) is not None:
                     return result
             return await self._execution.settle(run_id, put)
 
-    async def _answer(
+    async def _answer_and_continue(
         self,
         run_id: str,
         answers: Mapping[str, Answer],
         by: Any,
         tell: Callable[..., object],
         put: PutEvent | None = None,
-    ) -> asyncio.Task[Result[Any]]:
-        """Store the answers and take the run, in one step; then continue it in a task. `tell` sends the events."""
+    ) -> Result[Any]:
+        """Store the answers and take the run, in one step; then continue it. `tell` sends the events."""
         store = await self._runs.open()
         stored = await self._runs.load(run_id)
         if stored.status != "suspended":
@@ -72,10 +72,13 @@ class Resuming:
 
         prepared = self._preparing.prepare(stored)
         person = write_person(run_id, by)
-        given = [await self._checks.check(stored, prepared, call_id, answer, by) for call_id, answer in answers.items()]
-        identity, access = await self._preparing.load_identity(run_id, prepared), prepared.plan.access
-        if access is not None and not access.allows(identity):
-            raise access.refusal(identity, prepared.plan.where)
+        given = [
+            await self._checks.check_answer(stored, prepared, call_id, answer, by)
+            for call_id, answer in answers.items()
+        ]
+        prepared, access = await self._preparing.admit(run_id, prepared), prepared.plan.access
+        if access is not None and not access.allows(prepared.identity):
+            raise access.refusal(prepared.identity, prepared.plan.where)
         name = person_name(by)
         document = _with_answers(prepared.document, stored.updated_at, given, person, name)
         changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
@@ -83,7 +86,7 @@ class Resuming:
         if taken is None:
             raise RunAnswerError(run_id, "someone else answered this run first; reload it with runs.get(run_id)")
         tell(prepared, run_id, given, name)
-        return self._execution.keep(run_id, self._execution.begin(taken, put))
+        return await self._execution.continue_run(taken, put, replace(prepared, document=document))
 
     def _tell_answers(
         self, prepared: PreparedRun, run_id: str, given: Sequence[tuple[WaitingCall, Answer]], by: str | None
@@ -94,7 +97,7 @@ class Resuming:
         for each, answer in given:
             self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by, trace))
 
-    async def stream(
+    async def stream_events(
         self, run_id: str, answers: Mapping[str, Answer], by: Any
     ) -> AsyncGenerator[ServiceEvent | None, None]:
         """Yield the events of a run that continues. The first item is None: the answers are stored."""
@@ -106,7 +109,7 @@ class Resuming:
                 await ready.put(event)
 
         # Not in this generator's own context: its steps run in different tasks.
-        task = asyncio.create_task(self._runs.on_own_loop(lambda: self.resume(run_id, answers, by, put)))
+        task = asyncio.create_task(self._host.on_own_loop(lambda: self.resume_run(run_id, answers, by, put)))
         getting: asyncio.Task[ServiceEvent | None] | None = None
         has_begun = False
         try:

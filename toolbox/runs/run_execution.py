@@ -1,8 +1,8 @@
 """`RunExecution`: executes the runs that this process owns, and waits for those that others execute.
 
-Every execution is one task, which `begin` creates. What differs is who waits for it: `settle` and `wait_unless_lost`
-leave it running when their caller leaves; `execute` cancels it, so that another process can continue the run.
-Not here: becoming the owner with an answer (`resuming`) or with a new run (`new_runs`), recording (`run_session`).
+Every execution is one task. What differs is who waits for it: `settle` and `wait_unless_lost` leave it running when
+their caller leaves; `execute_or_wait` cancels it, so that another process can continue the run. Not here: becoming the
+owner with an answer (`resuming`), making the header of a new run (`new_runs`), recording (`run_session`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ..chat import RunSuspended, ServiceEvent
@@ -34,13 +34,12 @@ from ..services.outputs import Result, Shape
 from ..tools.failures import message_of
 from .event_log import EventLog
 from .new_documents import read_user_message
-from .persons import read_identity
 from .prepared_runs import PreparedRun, PreparedRuns
 from .program_values import write_details, write_value
 from .record_contents import type_name_of
-from .run_leases import RunLeases
+from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
-from .store import RunChanges, RunLook, RunStatus, StoredRecord, StoredRun
+from .store import RunLook, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
@@ -73,45 +72,19 @@ class RunExecution:
 
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
-        self.leases = RunLeases(runs.open)
+        self.leases = RunLeases(runs)
         self.report_to: Callable[[str, StoredRun], None] | None = None
         self.room = asyncio.Event()
         self._tasks: dict[asyncio.Task[Any], str] = {}
 
     # --- tasks
 
-    def begin(
-        self,
-        owned: StoredRun,
-        put: PutEvent | None = None,
-        new: NewRun | None = None,
-        context: Context | None = None,
-    ) -> asyncio.Task[Result[Any]]:
-        """Execute a run that this process owns in a task, and return the task. It raises the errors of the method.
+    def spawn(self, run_id: str, work: Coroutine[Any, Any, T], context: Context | None = None) -> asyncio.Task[T]:
+        """Await `work` in a task, which goes on if its caller leaves, and which the stop cancels.
 
-        `put` takes None when the run begins, and then its events. `new` is the run if it was created just now: what
-        was encoded a moment ago is not read again. The context is empty by default: a run that continues belongs to no
-        request, limit or trace of the code that continues it.
+        The context is empty by default: a run that continues belongs to no request, limit or trace of the code that
+        continues it.
         """
-
-        async def work() -> Result[Any]:
-            try:
-                async with self.leases.hold(owned.id, owned.generation):
-                    if put is not None:
-                        await put(None)
-                    if new is not None:
-                        identity = read_identity(new.prepared.document.identity)
-                        return await self._perform(owned, new.prepared, identity, (), put)
-                    prepared = self._preparing.prepare(owned)
-                    identity = await self._load_identity(owned, prepared)
-                    return await self._perform(owned, prepared, identity, await self._read_records(owned), put)
-            finally:
-                self._runs.looks.announce(owned.id)
-
-        return asyncio.create_task(work(), context=context or context_of_a_run())
-
-    def keep(self, run_id: str, task: asyncio.Task[T]) -> asyncio.Task[T]:
-        """Keep a task until it has ended, also if its caller leaves; the stop cancels it."""
 
         def forget(done: asyncio.Task[Any]) -> None:
             self._tasks.pop(done, None)
@@ -119,6 +92,7 @@ class RunExecution:
             if not done.cancelled() and (error := done.exception()) is not None:  # also reads it for callers that left
                 logger.debug("run %s ended with %s", run_id, type(error).__name__)
 
+        task = asyncio.create_task(work, context=context or context_of_a_run())
         self._tasks[task] = run_id
         task.add_done_callback(forget)
         return task
@@ -126,10 +100,6 @@ class RunExecution:
     def kept_ids(self) -> set[str]:
         """Return the ids of the runs that have a task here."""
         return {*self._tasks.values()}
-
-    async def detach(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work` in a task with an empty context, which ends also if the caller leaves."""
-        return await asyncio.shield(self.keep(run_id, asyncio.create_task(work, context=context_of_a_run())))
 
     async def stop(self) -> None:
         """Cancel the runs that this process executes, and end their leases."""
@@ -141,14 +111,15 @@ class RunExecution:
 
     # --- waiting for a run
 
-    async def settle(self, run_id: str, put: PutEvent | None = None) -> Result[Any]:
+    async def settle(self, run_id: str, put: PutEvent | None = None, stored: StoredRun | None = None) -> Result[Any]:
         """Wait until a run has ended or is suspended, and return its result; continue it if no process runs it.
 
-        Raises the errors of the method, `RunFailedError`, `RunCancelledError` and `RunNotFoundError`.
+        `stored` is its header, if it was read just now. Raises the errors of the method, `RunFailedError`,
+        `RunCancelledError` and `RunNotFoundError`.
         """
         seen: RunLook | None = None
         while True:
-            stored = await self._runs.load(run_id)
+            stored = stored or await self._runs.load(run_id)
             if stored.status != "running":
                 result = await self._runs.result_of(stored)
                 if put is not None:
@@ -156,34 +127,34 @@ class RunExecution:
                     if result.pending:
                         await put(RunSuspended(run_id, tuple(result.pending)))
                 return result
-            task = await self.detach(run_id, self._take(stored, put))
-            if task is None:
-                seen = await self._until_free(run_id, seen)
-            elif (found := await wait_unless_lost(task, run_id)) is not None:
+            task = self.spawn(run_id, self._take(stored, put))
+            if (found := await wait_unless_lost(task, run_id)) is not None:
                 return found
+            seen, stored = await self._until_free(run_id, seen), None
 
-    async def _take(self, stored: StoredRun, put: PutEvent | None) -> asyncio.Task[Result[Any]] | None:
-        """Continue a run that no process runs, in a task; None while another process runs it."""
-        prepared = self._preparing.prepare(stored)  # a run that does not fit, or may not continue, keeps its owner
-        if not prepared.document.cancels:
-            await self._preparing.load_identity(stored.id, prepared)
-        owned = await (await self._runs.open()).acquire(stored.id, self._runs.owner)
-        return None if owned is None else self.keep(stored.id, self.begin(owned, put))
+    async def _take(self, stored: StoredRun, put: PutEvent | None) -> Result[Any] | None:
+        """Continue a run that no process runs; None while another process runs it."""
+        # First: a run that does not fit, or may not continue, keeps its owner.
+        prepared = await self._preparing.admit(stored.id, self._preparing.prepare(stored))
+        owned = await self._runs.acquire(stored.id)
+        if owned is None:
+            return None
+        return await self.continue_run(owned, put, prepared if owned.document == stored.document else None)
 
-    async def execute(self, run_id: str, timeout: float | None) -> StoredRun:
+    async def execute_or_wait(self, run_id: str, timeout: float | None) -> StoredRun:
         """Execute a run here, or wait while another process owns it; return it when it has ended or is suspended.
 
         Raises `RunBusyError` after `timeout` seconds without owning it.
         """
-        store = await self._runs.open()
         until = None if timeout is None else time.monotonic() + timeout
         seen: RunLook | None = None
         while True:
+            if (owned := await self._runs.acquire(run_id)) is not None:
+                await self.execute_taken(owned)
             stored = await self._runs.load(run_id)
             if stored.status != "running":
                 return stored
-            if (owned := await store.acquire(run_id, self._runs.owner)) is not None:
-                await self.finish(owned)
+            if owned is not None:  # it was lost
                 continue
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -199,7 +170,7 @@ class RunExecution:
             if seen.status != "running" or seen.is_runnable:
                 return seen
 
-    async def finish(self, owned: StoredRun) -> None:
+    async def execute_taken(self, owned: StoredRun) -> None:
         """Execute a run that this process has just acquired. An error of its method is written, not raised.
 
         Returns also if the run was lost. Cancelling the caller cancels the execution.
@@ -207,7 +178,7 @@ class RunExecution:
         if self.report_to is not None:
             self.report_to("executes", owned)
         try:
-            await self.begin(owned)
+            await asyncio.create_task(self.continue_run(owned), context=context_of_a_run())
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
                 logger.warning("another process has taken over run %s", owned.id)
@@ -244,61 +215,78 @@ class RunExecution:
 
     # --- one execution
 
-    async def _read_records(self, owned: StoredRun) -> Sequence[StoredRecord]:
-        return await (await self._runs.open()).records(owned.id)
+    async def create_and_execute(self, new: NewRun) -> Result[Any] | None:
+        """Store a new run with this process as its owner, and execute it. Returns None if the id exists.
 
-    async def _load_identity(self, owned: StoredRun, prepared: PreparedRun) -> Any:
-        if prepared.document.cancels:
-            return read_identity(prepared.document.identity)
-        return await self._preparing.load_identity(owned.id, prepared)
+        What was encoded a moment ago is not read again.
+        """
+        if not await (await self._runs.open()).create(new.stored, owner=self._runs.owner):
+            return None
+        owned = replace(new.stored, generation=1, owner=self._runs.owner)
+        async with self.leases.hold(owned) as held:
+            return await self._execute_held(held, new.prepared, (), None)
 
-    async def _perform(
-        self,
-        owned: StoredRun,
-        prepared: PreparedRun,
-        identity: Any,
-        records: Sequence[StoredRecord],
-        put: PutEvent | None,
+    async def continue_run(
+        self, owned: StoredRun, put: PutEvent | None = None, prepared: PreparedRun | None = None
     ) -> Result[Any]:
-        """Execute a run that this process owns, and write its end. Raises the errors of the method."""
-        store = await self._runs.open()
-        cancels = prepared.document.cancels
-        session = RunSession.of(owned, prepared.document, records, store)
+        """Continue a run that this process has taken. Raises the errors of the method.
+
+        `put` takes None when the run begins, and then its events. `prepared` is what the caller has prepared and
+        admitted before it took the run.
+        """
+        async with self.leases.hold(owned) as held:
+            if put is not None:
+                await put(None)
+            prepared = prepared or await self._preparing.admit(owned.id, self._preparing.prepare(owned))
+            records = await (await self._runs.open()).records(owned.id)
+            return await self._execute_held(held, prepared, records, put)
+
+    async def _execute_held(
+        self, held: HeldRun, prepared: PreparedRun, records: Sequence[StoredRecord], put: PutEvent | None
+    ) -> Result[Any]:
+        """Execute the method of a run that this process owns, and write the end. Raises the errors of the method."""
+        # An error of the method ends the run, in the store and for the caller. Three errors do not: the run is lost,
+        # the store does not answer, or this program does not fit. What really happened is then in the store, and the
+        # next owner continues from there. Writing an end would overwrite it with a guess.
+        run, document, store = held.run, prepared.document, await self._runs.open()
+        session = RunSession.of(run, document, records, store)
         session.wants_result = True
         log = None
-        if prepared.document.follows:
-            log = EventLog(store, owned.id, owned.generation, self._runs.looks)
+        if document.follows:
+            log = EventLog(store, run.id, run.generation, self._runs.looks)
             await log.open()
             session.new_events, session.write_events = log.taken, log.flush
         try:
-            async with self._preparing.open_scope(prepared, identity):
-                message = read_user_message(owned.id, prepared.document)
+            async with self._preparing.open_scope(prepared):
+                message = read_user_message(run.id, document)
                 invocation = Invocation(
                     prepared.plan, self._host, prepared.arguments, place=session.root, message=message
                 )
-                invocation.is_input_checked = prepared.document.is_checked
+                invocation.is_input_checked = document.is_checked
                 if self._host.listeners is not None:
-                    is_new = owned.generation == 1 and not (records or prepared.document.answers or cancels)
+                    is_new = run.generation == 1 and not (records or document.answers or document.cancels)
                     event = RunStartedEvent if is_new else RunResumedEvent
-                    self._host.listeners.tell(event(invocation.context, owned.id, prepared.document.trace))
-                result = await self._read_value(invocation, log, put)
+                    self._host.listeners.tell(event(invocation.context, run.id, document.trace))
+                result = await self._run_method(invocation, log, put)
         except Exception as error:
-            if _leaves_unchanged(error, owned.id):
+            if _leaves_unchanged(error, run.id):
                 raise
-            if cancels:
+            if document.cancels:
                 if not isinstance(error, RunCancelledError):
-                    logger.error("run %s was cancelled, but not all its tools are undone", owned.id, exc_info=error)
-                await self._write_end(session, "cancelled", cancels=False)
-                raise RunCancelledError(owned.id, prepared.document.reason) from None
-            await self._write_end(session, "failed", error_type=type_name_of(error), error_text=message_of(error))
+                    logger.error("run %s was cancelled, but not all its tools are undone", run.id, exc_info=error)
+                await session.write_end("cancelled", cancels=False)
+                raise RunCancelledError(run.id, document.reason) from None
+            await session.write_end("failed", error_type=type_name_of(error), error_text=message_of(error))
             raise
-        if not isinstance(invocation.end, Suspend):
-            details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
-            value = write_value(prepared.plan, result.content)
-            await self._write_end(session, "completed", result=value, details=details)
-        return result
+        else:
+            if not isinstance(invocation.end, Suspend):
+                details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
+                await session.write_end("completed", result=write_value(prepared.plan, result.content), details=details)
+            return result
+        finally:
+            held.has_left = session.has_left
 
-    async def _read_value(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
+    async def _run_method(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
         if log is None and put is None:
             value = await run(invocation)
         else:
@@ -322,19 +310,14 @@ class RunExecution:
             value = output.structure.read(reply.text or "").value
         return invocation.state.result(value, end.finish_reason)
 
-    async def _write_end(self, session: RunSession, status: RunStatus, **facts: Any) -> None:
-        """Write the end of a run into its header."""
-        assert session.document is not None
-        await session.written_events()
-        document = session.document.changed(waiting=(), **facts)
-        await session.end(RunChanges(status=status, document=document.to_json()))
 
-
-async def wait_unless_lost(task: asyncio.Task[Result[Any]], run_id: str) -> Result[Any] | None:
-    """Wait for a run that a task executes; None if another process has taken it, for example to cancel it.
+async def wait_unless_lost(task: asyncio.Task[Result[Any] | None], run_id: str) -> Result[Any] | None:
+    """Wait for a run that a task executes; None if another process has or takes it, for example to cancel it.
 
     Cancelling the caller does not cancel the task.
     """
+    # Shielded: a caller leaves when its request is gone or its time limit has passed, and a run is there to survive
+    # that. Its task belongs to the container, which cancels it at the stop, so that the lease ends at once.
     try:
         return await asyncio.shield(task)
     except LeaseLostError as error:

@@ -39,8 +39,8 @@ def in_run(perform: Perform) -> Perform:
         session = cast("RunSession", invocation.place.session)
         session.check_fits(invocation)
         if isinstance(effect, RunTool):
-            return session.call(effect, invocation)
-        return session.ask(effect, invocation, perform)
+            return session.run_call(effect, invocation)
+        return session.ask_or_replay(effect, invocation, perform)
 
     return performing
 
@@ -171,6 +171,6 @@ def recording(step: ToolStep, tool: Tool) -> ToolStep:
         place = run_place_of(call)
         if place is None:
             return await step(call)
-        return await place.session.tools.run(step, call)
+        return await place.session.tools.run_once(step, call)
 
     return run

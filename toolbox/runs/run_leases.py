@@ -8,36 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from ..errors import LeaseLostError
 from ..execution.cancellation import CancellationsHere
-from .store import RenewsApart, RunStore
+from .store import RenewsApart, RunStore, StoredRun
+from .stored_runs import StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
 
 _RENEWALS = 3  # per lease
 
 
-def owner_name() -> str:
-    """Return a name for this start of a container: host, process and a random part."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-
-
 @dataclass(slots=True, eq=False)
-class _Held:
-    """A run that a task of this process executes."""
+class HeldRun:
+    """A run that a task of this process executes. `has_left` is True if its last write has ended the lease."""
 
-    run_id: str
-    generation: int
+    run: StoredRun
     task: asyncio.Task[Any]
+    has_left: bool = False
     is_lost: bool = False
     renewing: asyncio.Task[None] | None = None
 
@@ -51,41 +44,47 @@ class _Held:
 class RunLeases:
     """Renews the leases of the runs that this process executes; cancels the task of a run that was lost."""
 
-    def __init__(self, opened: Callable[[], Awaitable[RunStore]]) -> None:
-        self._opened = opened
-        self._held: set[_Held] = set()
+    def __init__(self, runs: StoredRuns) -> None:
+        self._runs = runs
+        self._held: set[HeldRun] = set()
         self._renewing: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def hold(self, run_id: str, generation: int) -> AsyncIterator[None]:
-        """Renew the lease inside the block, and end it afterwards if the run is still running.
+    async def hold(self, run: StoredRun) -> AsyncIterator[HeldRun]:
+        """Renew the lease of a run that this process owns inside the block, and end it afterwards.
 
         Raises `LeaseLostError` at the next `await` inside the block if another process has taken the run.
         """
+        # The renewal notices that the run is lost while the block waits for something else, perhaps for an hour. All
+        # it can do from outside is to cancel the task of the block. The code around the block must not take that for
+        # a cancellation by its own caller: so exactly this one is taken back, and becomes an error.
         cancellations = CancellationsHere()
         assert cancellations.task is not None
-        held = _Held(run_id, generation, cancellations.task)
+        held = HeldRun(run, cancellations.task)
         self._held.add(held)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.get_running_loop().create_task(self._renew(), context=Context())
         try:
-            yield
+            yield held
         except asyncio.CancelledError:
             if not held.is_lost or not cancellations.take_back():
                 raise
-            raise LeaseLostError(run_id) from None
+            raise LeaseLostError(run.id) from None
         finally:
             self._held.discard(held)
-            if not held.is_lost:
-                await self._release(held)
+            try:
+                if not (held.is_lost or held.has_left):
+                    await self._release(run)
+            finally:
+                self._runs.looks.announce(run.id)
 
     def held_ids(self) -> set[str]:
         """Return the ids of the runs that this process executes."""
-        return {each.run_id for each in self._held}
+        return {each.run.id for each in self._held}
 
     def lose(self, run_id: str) -> list[asyncio.Task[Any]]:
         """Cancel the execution of a run that was taken from here now, not at the next renewal. Returns its tasks."""
-        held = [each for each in self._held if each.run_id == run_id]
+        held = [each for each in self._held if each.run.id == run_id]
         for each in held:
             each.lose()
         return [each.task for each in held]
@@ -93,13 +92,16 @@ class RunLeases:
     async def give_up(self, run_id: str) -> None:
         """Do the same, and wait for the end of the execution, at most one lease."""
         if tasks := self.lose(run_id):
-            await asyncio.wait(tasks, timeout=(await self._opened()).lease)
+            await asyncio.wait(tasks, timeout=(await self._runs.open()).lease)
 
-    async def _release(self, held: _Held) -> None:
+    async def _release(self, run: StoredRun) -> None:
+        """End the lease, so that another process continues at once. A cancellation waits a moment for it."""
+
         async def release() -> None:
             with suppress(Exception):  # the lease then ends by itself
-                await (await self._opened()).release(held.run_id, held.generation)
+                await (await self._runs.open()).release(run.id, run.generation)
 
+        # Shielded: a stop cancels the block, and this is what the stop wants to reach.
         releasing = asyncio.ensure_future(release())
         try:
             await asyncio.shield(releasing)
@@ -109,7 +111,7 @@ class RunLeases:
 
     async def _renew(self) -> None:
         """Renew all leases until there are none."""
-        store = await self._opened()
+        store = await self._runs.open()
         while self._held:
             # Tools can take all connections of a pool, so a store may renew on others, and close them afterwards.
             async with store.renewing() if isinstance(store, RenewsApart) else nullcontext():
@@ -123,15 +125,16 @@ class RunLeases:
                 if each.renewing is None or each.renewing.done():
                     each.renewing = asyncio.create_task(self._renew_one(store, each))
 
-    async def _renew_one(self, store: RunStore, held: _Held) -> None:
+    async def _renew_one(self, store: RunStore, held: HeldRun) -> None:
+        run = held.run
         try:
-            is_ours = await store.renew(held.run_id, held.generation)
+            is_ours = await store.renew(run.id, run.generation)
             if not is_ours:
                 # No lease of the same generation: the run has just ended in this process.
-                found = await store.load(held.run_id)
-                is_ours = found is not None and found.generation == held.generation
+                found = await store.load(run.id)
+                is_ours = found is not None and found.generation == run.generation
         except Exception as error:  # another try follows; if the lease is lost until then, writes are refused
-            logger.warning("cannot renew the lease of run %s: %s: %s", held.run_id, type(error).__name__, error)
+            logger.warning("cannot renew the lease of run %s: %s: %s", run.id, type(error).__name__, error)
             return
         if not is_ours and held in self._held:
             held.lose()

@@ -59,7 +59,7 @@ class RunLooks:
         """End all waiting: it raises `ContainerNotStartedError` from now on."""
         self._is_closed = True
         for (run_id, _), watch in [*self._watches.items()]:
-            watch.loop.call_soon_threadsafe(self._end, run_id, watch)
+            watch.loop.call_soon_threadsafe(self._end_watch, run_id, watch)
 
     def announce(self, run_id: str) -> None:
         """Look again at once: this process has changed the run. Changes elsewhere are found by looking."""
@@ -74,7 +74,7 @@ class RunLooks:
         `RunNotFoundError`, the errors of the store, and `ContainerNotStartedError` when the container stops.
         """
         if self._is_closed:
-            raise _stopped(run_id)
+            raise _make_stopped_error(run_id)
         watch = self._watch(run_id)
         watch.waiting += 1
         watch.wakes.set()
@@ -92,7 +92,7 @@ class RunLooks:
         if reading is None:
             reading = watch.shared[key] = watch.loop.create_task(read(), context=Context())
             shared = watch.shared
-            reading.add_done_callback(lambda done: None if _succeeded(done) else shared.pop(key, None))
+            reading.add_done_callback(lambda done: None if _has_succeeded(done) else shared.pop(key, None))
         found: T = await asyncio.shield(reading)
         return found
 
@@ -115,17 +115,17 @@ class RunLooks:
                     watch.publish(look)
                     pause = _FIRST_PAUSE
                 longest = _SUSPENDED_PAUSE if look.status == "suspended" else _LONGEST_PAUSE
-                await _wait(watch.wakes, min(pause, longest))
+                await _wait_for(watch.wakes, min(pause, longest))
                 pause = min(pause * 1.5, longest)
-                if not watch.waiting and not await _wait(watch.wakes, _KEPT):
+                if not watch.waiting and not await _wait_for(watch.wakes, _KEPT):
                     return
         except Exception as error:
             watch.fail(error)
         finally:
             self._forget(run_id, watch)
 
-    def _end(self, run_id: str, watch: _Watch) -> None:
-        watch.fail(_stopped(run_id))
+    def _end_watch(self, run_id: str, watch: _Watch) -> None:
+        watch.fail(_make_stopped_error(run_id))
         if watch.task is not None:
             watch.task.cancel()
 
@@ -133,10 +133,10 @@ class RunLooks:
         if self._watches.get((run_id, watch.loop)) is watch:
             del self._watches[run_id, watch.loop]
         if watch.waiting:  # the loop stops, or somebody has just begun to wait
-            watch.fail(_stopped(run_id))
+            watch.fail(_make_stopped_error(run_id))
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> bool:
+async def _wait_for(event: asyncio.Event, seconds: float) -> bool:
     """Return True as soon as the event is set, and False after this time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -144,9 +144,9 @@ async def _wait(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-def _succeeded(done: asyncio.Task[Any]) -> bool:
+def _has_succeeded(done: asyncio.Task[Any]) -> bool:
     return not done.cancelled() and done.exception() is None
 
 
-def _stopped(run_id: str) -> ContainerNotStartedError:
+def _make_stopped_error(run_id: str) -> ContainerNotStartedError:
     return ContainerNotStartedError(f"waiting for run {run_id}", "the container has stopped")

@@ -6,14 +6,19 @@ recorded (`tool_records`, `run_session`), what a record contains (`record_conten
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
+from ..chat import TokenUsage
 from ..errors import LeaseLostError, RunIncompatibleError, RunStoreError, TranscriptError
+from ..limits import Usage
 from ..services.invocation import Invocation
+from ..services.loop import ModelReplied
 from ..services.state import State
 from ..tools.codec import Encoded
 from ..tools.tool_calls import ToolCall
@@ -31,23 +36,47 @@ class Unjudged:
     result: Encoded | None
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A record that is stored."""
+
+    kind: str
+    data: str
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """The JSON object, read once. A program's own code may change what it gets, so it gets nothing of this."""
+        return read_stored_json(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReply:
+    """The last recorded reply of an invocation that continues: its calls have still to run, or to give their records.
+
+    `unfit` are the positions of the calls that the program refused when the reply came.
+    """
+
+    replied: ModelReplied
+    unfit: Sequence[int]
+
+
 @dataclass(slots=True)
 class PlaceState:
     """What this process knows about one place. The place of a service that runs as a tool is also that of its call."""
 
     # What is stored of a tool call or one of its attempts.
-    result: StoredRecord | None = None
+    result: Recorded | None = None
     """Its result, or that it is deferred."""
-    starts: list[StoredRecord] = field(default_factory=list)
+    starts: list[Recorded] = field(default_factory=list)
     is_outside: bool = False
     """True if its transaction cannot contain the record of its result."""
 
     # What is stored of an invocation.
-    model: StoredRecord | None = None
+    model: Recorded | None = None
     """The name of the model that a router has chosen for it."""
-    replies: dict[int, StoredRecord] = field(default_factory=dict)
-    snapshots: list[StoredRecord] = field(default_factory=list)
-    failure: StoredRecord | None = None
+    replies: dict[int, Recorded] = field(default_factory=dict)
+    snapshots: list[Recorded] = field(default_factory=list)
+    failure: Recorded | None = None
 
     # A tool call in this process. An attempt has only `unstored` and `waiting`.
     attempts: int = 0
@@ -69,13 +98,15 @@ class PlaceState:
     # An invocation in this process.
     is_entered: bool = False
     is_checked: bool = False
+    open_reply: OpenReply | None = None
+    """The recorded reply that comes next; None if the model is asked."""
     next_reply: int = 0
     written: State | None = None
     """The state in the last record: the next one contains only what is new."""
     suspended: Invocation | None = None
 
-    def add(self, key: RecordKey, record: StoredRecord) -> None:
-        """Take in a record of this place that is stored."""
+    def add(self, key: RecordKey, record: Recorded) -> None:
+        """Take in a record of this place."""
         match key.fact:
             case "":
                 self.result = record
@@ -118,12 +149,6 @@ class RunRecords:
         return self.generation is not None
 
     @property
-    def owned_generation(self) -> int:
-        """The generation with which this process took the run."""
-        assert self.generation is not None
-        return self.generation
-
-    @property
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
         return self.document is not None and self.document.cancels
@@ -148,7 +173,7 @@ class RunRecords:
         record = self.result_at(place_of_attempt(call, self.at(call).attempts + 1))
         return None if record is None else record.kind
 
-    def result_at(self, place: str) -> StoredRecord | None:
+    def result_at(self, place: str) -> Recorded | None:
         """Return the recorded result of a call or one of its attempts, or that it is deferred."""
         state = self.places.get(place)
         return None if state is None else state.result
@@ -160,7 +185,7 @@ class RunRecords:
             for place, state in self.places.items()
         )
 
-    def last_result(self, call: str) -> StoredRecord:
+    def last_result(self, call: str) -> Recorded:
         """Return the record of the last attempt of a call that has a result."""
         last, number = self.result_at(call), 2
         assert last is not None
@@ -170,10 +195,10 @@ class RunRecords:
 
     # --- reading and writing
 
-    def add(self, record: StoredRecord) -> None:
-        """Take in a record that is stored."""
+    def add_record(self, record: StoredRecord) -> None:
+        """Take in a record that was read from the store."""
         key = RecordKey.read(record.key)
-        self.at(key.place).add(key, record)
+        self.at(key.place).add(key, Recorded(record.kind, record.data))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -183,27 +208,35 @@ class RunRecords:
         except (ValueError, KeyError, TypeError, TranscriptError) as error:
             raise RunIncompatibleError(self.id, f"its records cannot be read: {error}") from error
 
-    def read(self, record: StoredRecord) -> dict[str, Any]:
-        """Return the content of a record. Raises `RunIncompatibleError`."""
+    def read_record(self, record: Recorded) -> dict[str, Any]:
+        """Return the content of a record, for a program's code. Raises `RunIncompatibleError`."""
         with self.reading():
             return read_stored_json(record.data)
 
-    async def write(self, record: StoredRecord) -> None:
-        """Write a record. Raises `LeaseLostError` and `RunStoreError`."""
+    def facts_of(self, record: Recorded) -> Mapping[str, Any]:
+        """Return the content of a record, for questions about it. Raises `RunIncompatibleError`."""
+        with self.reading():
+            return record.facts
+
+    async def write_record(self, key: RecordKey, kind: str, data: str, *, replaces: bool = False) -> None:
+        """Write a record; before the run is stored, remember a result for a suspension.
+
+        Raises `LeaseLostError` and `RunStoreError`.
+        """
+        place, record = self.at(key.place), StoredRecord(str(key), kind, data, replaces)
+        if self.generation is None:
+            # Until the first suspension nothing is stored. That one stores the states of all invocations, which have
+            # everything but the results inside of the calls that are suspended.
+            if key.fact == "":
+                place.unstored = record
+            return
         # Fencing: a process can be paused for minutes between two statements, and wake up after another one has taken
         # the run. Neither its clock nor its lease tells it so. Therefore taking a run raises the generation in the
         # header, and each write names the generation that its process took: the store refuses a late owner. The next
         # effect begins only after this returns.
         with self.using_store() as store:
-            await store.append(self.id, self.owned_generation, [record])
-        self.add(record)
-
-    async def keep(self, record: StoredRecord) -> None:
-        """Write a result; before the run is stored, remember it for a suspension."""
-        if self.is_stored:
-            await self.write(record)
-        else:
-            self.at(record.key).unstored = record
+            await store.append(self.id, self.generation, [record])
+        place.add(key, Recorded(kind, data))
 
     @contextmanager
     def using_store(self) -> Iterator[RunStore]:
@@ -221,3 +254,23 @@ def describe_store_error(error: BaseException) -> str:
     """Return the type and the text of an error of a store, without the statement and its values, such as documents."""
     cause = getattr(error, "orig", None)  # of SQLAlchemy: the error of the database
     return f"{type(error).__name__}: {error if cause is None else cause}"
+
+
+# --- usage
+
+
+def write_usage(invocation: Invocation) -> dict[str, Any] | None:
+    """Return the usage that an invocation with limits has counted, as JSON values."""
+    account = invocation.account
+    if account is None or account.limits is None:
+        return None
+    usage = account.usage
+    tokens = {each.name: getattr(usage.tokens, each.name) for each in fields(usage.tokens)}
+    cost = None if usage.cost is None else str(usage.cost)
+    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
+
+
+def read_usage(written: Mapping[str, Any]) -> Usage:
+    """Return the usage that `write_usage` wrote."""
+    cost = None if written["cost"] is None else Decimal(written["cost"])
+    return Usage(written["model_calls"], written["tool_calls"], TokenUsage(**written["tokens"]), cost)

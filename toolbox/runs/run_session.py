@@ -6,26 +6,23 @@ the next effect starts. Not here: continuing runs (`run_execution`), what is rec
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from decimal import Decimal
+from dataclasses import replace
 from typing import Any
 
-from ..chat import PendingCall, RunSuspended, TokenUsage, ToolExecutionRequest
+from ..chat import PendingCall, RunSuspended, ToolExecutionRequest
 from ..errors import RunConflictError, RunIncompatibleError
-from ..limits import Account, Usage, UsageLimits, narrowest, remaining
+from ..limits import Account, UsageLimits, narrowest, remaining
 from ..services.invocation import Invocation
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
-from .documents import OuterCall, RunDocument, WaitingCall
+from .documents import RunDocument
 from .event_log import event_to_json
 from .new_documents import StoringHost, current_trace, describe_run, new_header, with_message
-from .places import RecordKey, is_within, place_below, place_order, place_to_undo
-from .program_values import qualified, writable_values
+from .places import RecordKey, is_within, place_below, place_to_undo
 from .record_contents import (
     RecordedFailureError,
     RecordedToolError,
@@ -33,12 +30,12 @@ from .record_contents import (
     model_to_json,
     reply_from_dict,
     reply_to_json,
-    snapshot_to_json,
     state_from_dict,
 )
-from .run_records import RunRecords
-from .store import RunChanges, RunStore, StoredRecord, StoredRun
+from .run_records import OpenReply, RunRecords, read_usage, write_usage
+from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
 from .stored_calls import find_fault, find_misfit, find_stored_tool, origin_of, tool_that_gives
+from .suspensions import collect_unstored_results, collect_waiting, make_snapshots, with_outer_calls
 from .tool_records import CancelledInsideError, ToolRecords
 
 
@@ -105,17 +102,21 @@ class Restored:
     def account_for(self, account: Account) -> None:
         """Let an account with limits continue with the usage of the invocation so far."""
         if self.usage is not None and account.limits is not None:
-            account.usage = usage_from_dict(self.usage)
+            account.usage = read_usage(self.usage)
 
 
 class RunSession(RunRecords):
-    """One run while this process executes it. `tools` records its tool calls."""
+    """One run while this process executes it. `tools` records its tool calls.
+
+    `has_left` is True after the write that suspends or ends the stored run: it has also ended the lease.
+    """
 
     def __init__(self, run_id: str | None = None) -> None:
         super().__init__(run_id)
         self.tools = ToolRecords(self)
         self.pending: tuple[PendingCall, ...] = ()
         self.wants_result = False
+        self.has_left = False
         self.new_events: Callable[[], Sequence[str]] | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
 
@@ -128,7 +129,7 @@ class RunSession(RunRecords):
         session.store, session.generation, session.document = store, stored.generation, document
         with session.reading():
             for each in records:
-                session.add(each)
+                session.add_record(each)
         return session
 
     # --- invocations
@@ -142,30 +143,30 @@ class RunSession(RunRecords):
         """Return the stored state of the invocation at this place; None if it begins now."""
         # Resuming runs no code of the invocation again. Its last snapshot, if it was ever suspended, has the whole
         # state. Each reply since then is recorded with what the state had gained before it: the results of the tools.
-        # The last reply is not part of the state: `ask` gives it again, so that its calls run, or are read from their
-        # own records.
+        # The last reply is not part of the state: it stays open, and `ask` gives it again, so that its calls run, or
+        # are read from their own records.
         place = self.places.get(path)
         if place is None or not (place.snapshots or place.replies):
             return None
         state: State | None = None
-        remaining, notes, usage = None, {}, None
-        first = 0
+        left, notes, usage, number = None, {}, None, 0
         with self.reading():
             if place.snapshots:
-                written = self.read(place.snapshots[-1])
+                written = self.read_record(place.snapshots[-1])
                 state, about = state_from_dict(written["state"], None), written["about"]
-                first, remaining, notes = about["replies"], about["remaining"], about["notes"]
-                usage = about["usage"]
-            number = first
+                number, left, notes, usage = about["replies"], about["remaining"], about["notes"], about["usage"]
+            place.next_reply, last = number, None
             while (record := place.replies.get(number)) is not None:
-                written = self.read(record)
-                state, usage = state_from_dict(written["before"], state), written["usage"]
+                last = self.read_record(record)
+                state, usage = state_from_dict(last["before"], state), last["usage"]
+                place.next_reply = number
                 number += 1
+            if last is not None:
+                place.open_reply = OpenReply(replace(reply_from_dict(last), is_replayed=True), last.get("unfit", ()))
         if state is None:
             return None
         place.written = state
-        place.next_reply = max(number - 1, first)
-        return Restored(self._with_answered(path, state), remaining, notes, usage)
+        return Restored(self._with_answered(path, state), left, notes, usage)
 
     def _with_answered(self, path: str, state: State) -> State:
         """Return the state in which the answered calls wait to be run."""
@@ -179,22 +180,20 @@ class RunSession(RunRecords):
     def model_at(self, path: str) -> str | None:
         """Return the recorded name of the model that a router has chosen for the invocation at this place."""
         place = self.places.get(path)
-        return None if place is None or place.model is None else str(self.read(place.model)["model"])
+        return None if place is None or place.model is None else str(self.facts_of(place.model)["model"])
 
     async def record_model(self, path: str, name: str) -> None:
         """Record the model that a router has chosen; before the run is stored, the state has its name."""
-        if self.is_stored:
-            await self.write(StoredRecord(str(RecordKey(path, "model")), "model", model_to_json(name)))
+        await self.write_record(RecordKey(path, "model"), "model", model_to_json(name))
 
     def failure_at(self, path: str) -> dict[str, Any] | None:
         """Return the recorded failure of the invocation at this place, with the executions to undo."""
         place = self.places.get(path)
-        return None if place is None or place.failure is None else self.read(place.failure)
+        return None if place is None or place.failure is None else self.read_record(place.failure)
 
     async def record_failure(self, path: str, error: Exception, undo: list[dict[str, Any]]) -> None:
         """Record that the invocation at this place fails, before its tools are undone."""
-        key = RecordKey(path, "failed")
-        await self.write(StoredRecord(str(key), "failed", failure_to_json(error, undo)))
+        await self.write_record(RecordKey(path, "failed"), "failed", failure_to_json(error, undo))
 
     def raise_failure(self, path: str) -> None:
         """Raise the recorded failure of the invocation at this place, if there is one."""
@@ -212,15 +211,16 @@ class RunSession(RunRecords):
 
     # --- effects
 
-    async def ask(self, effect: CallModel, invocation: Invocation, perform: Callable[..., Any]) -> ModelReplied:
+    async def ask_or_replay(
+        self, effect: CallModel, invocation: Invocation, perform: Callable[..., Any]
+    ) -> ModelReplied:
         """Return the recorded reply to a model request; else ask the model, and record its reply."""
         path = path_of(invocation)
         place = self.at(path)
-        number = place.next_reply
-        place.next_reply += 1
-        if (record := place.replies.get(number)) is not None:
-            with self.reading():
-                recorded = replace(reply_from_dict(self.read(record)), is_replayed=True)
+        number, opened = place.next_reply, place.open_reply
+        place.next_reply, place.open_reply = number + 1, None
+        if opened is not None:
+            recorded = opened.replied
             if not self.cancels:
                 # Interceptors see it again; the record has what they returned, and calls that have happened.
                 await perform(CallModel(effect.request, recorded), invocation)
@@ -229,17 +229,17 @@ class RunSession(RunRecords):
                 return recorded
         if self.cancels:
             raise self._make_cancelled_error()
-        usage = usage_of(invocation)
+        usage = write_usage(invocation)
         replied: ModelReplied = await perform(effect, invocation)
         if self.is_stored:
-            await self.written_events()  # after a crash, only events since the last reply are produced again
+            await self.flush_events()  # after a crash, only events since the last reply are produced again
             state = invocation.state
-            data = reply_to_json(state, place.written, replied, usage, _refused_calls(replied, invocation))
-            await self.write(StoredRecord(str(RecordKey(path, "r", number)), "reply", data))
+            data = reply_to_json(state, place.written, replied, usage, _find_refused_calls(replied, invocation))
+            await self.write_record(RecordKey(path, "r", number), "reply", data)
             place.written = state
         return replied
 
-    async def call(self, effect: RunTool, invocation: Invocation) -> ToolFinished | ToolSuspended:
+    async def run_call(self, effect: RunTool, invocation: Invocation) -> ToolFinished | ToolSuspended:
         """Run one tool call at its place."""
         self._raise_if_elsewhere(invocation)
         number = len(invocation.state.executions) + effect.index
@@ -250,7 +250,7 @@ class RunSession(RunRecords):
         context = replace(environment.context, place=RunPlace(self, path, path))
         tools, listeners, name = environment.tools, environment.listeners, effect.request.name
         if self.next_record(path) == "result":
-            tools, listeners = {name: self._recorded_tool(effect.request, path, invocation)}, None
+            tools, listeners = {name: self._find_recorded_tool(effect.request, path, invocation)}, None
         elif name not in tools and (refusal := self._refusal_of(path)) is not None:
             tools = {name: tool_that_gives(lambda _: refusal, name)}
         elif place.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
@@ -261,9 +261,9 @@ class RunSession(RunRecords):
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
 
-    async def run_tool(self, step: ToolStep, call: ToolCall) -> Encoded:
+    def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Encoded]:
         """Return the recorded result of a tool; else run it, and record its result."""
-        return await self.tools.run(step, call)
+        return self.tools.run_once(step, call)
 
     def _refusal_of(self, call: str) -> Encoded | None:
         """Return the result of a call that a person rejected or failed; None for others.
@@ -276,7 +276,7 @@ class RunSession(RunRecords):
         answer = given[-1].answer
         return EncodedInFull(printable(answer.reason or ""), is_error=True, failed=answer.kind == "fail")
 
-    def _recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Invocation) -> Tool:
+    def _find_recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Invocation) -> Tool:
         """Return the tool of a call with a recorded result, for every identity.
 
         If this program no longer has it, or it takes other arguments, the tool only gives the result.
@@ -286,7 +286,7 @@ class RunSession(RunRecords):
             return tool if tool.access is None else replace(tool, access=None)
 
         def give(call: ToolCall) -> Encoded:
-            encoded = self.tools.result_in(self.last_result(place))
+            encoded = self.tools.read_result(self.last_result(place))
             call.environment.note_ran(call, encoded)
             return encoded
 
@@ -338,11 +338,9 @@ class RunSession(RunRecords):
             return
         unfit: Sequence[int] = ()
         requests = {index: each.request for index, each in enumerate(state.pending) if each.status == "waiting"}
-        if (record := place.replies.get(place.next_reply)) is not None:
-            with self.reading():
-                written = self.read(record)
-                reply, unfit = reply_from_dict(written).response.ai_message, written.get("unfit", ())
-            requests = dict(enumerate(reply.tool_execution_requests))
+        if (opened := place.open_reply) is not None:
+            unfit = opened.unfit
+            requests = dict(enumerate(opened.replied.response.ai_message.tool_execution_requests))
         for index, request in requests.items():
             call = place_below(path, len(state.executions) + index)
             if index in unfit:
@@ -355,17 +353,16 @@ class RunSession(RunRecords):
 
     async def suspend(self, invocation: Any) -> None:
         """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
+        # A suspended call does not stop the other calls of its round, nor those of the rounds around it. So an inner
+        # invocation only leaves its state here, and the outermost one, which is the last, stores all of them with the
+        # pending calls in one transaction. Nobody can answer a call of a run that still works.
         if self.cancels:
             raise self._make_cancelled_error()
         self.at(path_of(invocation)).suspended = invocation
-        if path_of(invocation):
-            return
-        stored = None
-        if self.document is None:
-            stored = await self._describe(invocation)
-        await self._store_suspension(stored)
+        if not path_of(invocation):
+            await self._store_suspension(await self._describe_run(invocation) if self.document is None else None)
 
-    async def _describe(self, invocation: Any) -> StoredRun:
+    async def _describe_run(self, invocation: Any) -> StoredRun:
         """Make the header of a run that was not stored so far."""
         host: StoringHost = invocation.host
         self.store = await host.run_store()
@@ -383,108 +380,52 @@ class RunSession(RunRecords):
     async def _store_suspension(self, run: StoredRun | None) -> None:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
         assert self.document is not None
-        waiting = tuple(self._with_outer(each) for each in self._waiting_calls().values())
+        waiting = tuple(with_outer_calls(each, self) for each in collect_waiting(self).values())
         document = self.document = self.document.changed(waiting=waiting, trace=current_trace())
         self.pending = document.pending
-        records = self._snapshot_records()
+        records = make_snapshots(self)
         events = [*(self.new_events() if self.new_events is not None else ()), event_to_json(self.suspension)]
         with self.using_store() as store:
-            if self.is_stored:
+            if self.generation is not None:
                 text, since = document.to_json(), document.waiting_since
                 changes = RunChanges(status="suspended", document=text, waiting_since=since)
-                await store.append(self.id, self.owned_generation, records, changes, events)
+                await store.append(self.id, self.generation, records, changes, events)
+                self.has_left = True
                 return
             assert run is not None
             run = replace(run, status="suspended", document=document.to_json())
-            is_new = await store.create(run, [*self._unstored_results(), *records])
+            is_new = await store.create(run, [*collect_unstored_results(self), *records])
         if not is_new:
             raise RunConflictError(self.id, "another call")
 
     def pending_below(self, path: str) -> tuple[PendingCall, ...]:
         """Return the pending calls of the invocation at a place, and of services within."""
-        return tuple(each.call for place, each in self._waiting_calls().items() if not path or is_within(place, path))
-
-    def _waiting_calls(self) -> dict[str, WaitingCall]:
-        """Return the calls that wait, those of earlier suspensions too, in the order in which they were made."""
-        started_by = None if self.document is None else self.document.started_by
-        waiting = {each.call.id: each for each in (self.document.waiting if self.document is not None else ())}
-        for path, place in self.places.items():
-            if (new := place.waiting) is not None:
-                since = waiting[path].since if path in waiting else None
-                waiting[path] = replace(new, call=replace(new.call, started_by=started_by), since=since)
-        return {place: waiting[place] for place in sorted(waiting, key=place_order)}
-
-    def _with_outer(self, waiting: WaitingCall) -> WaitingCall:
-        """Return the pending call with the calls of services that it is part of."""
-        steps = waiting.call.id.split("/")
-        if len(steps) == 1 or waiting.outer:
-            return waiting
-        outer = []
-        for depth, step in enumerate(steps[:-1]):
-            path = "/".join(steps[:depth])
-            invocation = self.at(path).suspended
-            assert invocation is not None
-            number = int(step.partition(".")[0])
-            request = invocation.state.pending[number - len(invocation.state.executions)].request
-            context = invocation.context
-            outer.append(
-                OuterCall(
-                    id=place_below(path, number),
-                    service=qualified(context.service),
-                    method=context.method,
-                    tool_name=request.name,
-                    arguments=request.arguments,
-                )
-            )
-        return replace(waiting, outer=tuple(outer))
+        waiting = collect_waiting(self)
+        return tuple(each.call for place, each in waiting.items() if not path or is_within(place, path))
 
     @property
     def suspension(self) -> RunSuspended:
         """The event of the suspension."""
         return RunSuspended(self.id, self.pending)
 
-    def _snapshot_records(self) -> list[StoredRecord]:
-        """Return the states of the invocations that were suspended."""
-        records = []
-        for path, place in self.places.items():
-            if (invocation := place.suspended) is None:
-                continue
-            deadline = invocation.deadline
-            left = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
-            notes = writable_values(invocation.context.notes)
-            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, usage_of(invocation))
-            key = RecordKey(path, "s", len(place.snapshots) + 1)
-            records.append(StoredRecord(str(key), "snapshot", data))
-        return records
-
-    def _unstored_results(self) -> list[StoredRecord]:
-        """Return the records of results within suspended calls; the states contain all others."""
-        calls = [
-            place_below(path, len(place.suspended.state.executions) + index)
-            for path, place in self.places.items()
-            if place.suspended is not None
-            for index, each in enumerate(place.suspended.state.pending)
-            if each.status == "suspended"
-        ]
-        return [
-            place.unstored
-            for path, place in self.places.items()
-            if place.unstored is not None and any(is_within(path, call) for call in calls)
-        ]
-
-    async def written_events(self) -> None:
+    async def flush_events(self) -> None:
         """Wait until all events so far are stored. Raises `LeaseLostError` and `RunStoreError`."""
         if self.write_events is not None:
             with self.using_store():
                 await self.write_events()
 
-    async def end(self, changes: RunChanges) -> None:
-        """Write the end of the run into its header."""
+    async def write_end(self, status: RunStatus, **facts: Any) -> None:
+        """Write the end of the run into its header, with these facts, and all events. The lease ends with it."""
+        assert self.document is not None
+        assert self.generation is not None
+        await self.flush_events()
+        changes = RunChanges(status=status, document=self.document.changed(waiting=(), **facts).to_json())
         with self.using_store() as store:
-            await store.append(self.id, self.owned_generation, [], changes)
+            await store.append(self.id, self.generation, [], changes)
+        self.has_left = True
 
 
-def _refused_calls(replied: ModelReplied, invocation: Invocation) -> list[int]:
+def _find_refused_calls(replied: ModelReplied, invocation: Invocation) -> list[int]:
     """Return the positions of the calls of a reply that this program refuses."""
     sent = replied.sent
     return [
@@ -492,23 +433,3 @@ def _refused_calls(replied: ModelReplied, invocation: Invocation) -> list[int]:
         for index, each in enumerate(replied.response.ai_message.tool_execution_requests)
         if (sent is not None and each.name not in sent) or find_misfit(each, invocation) is not None
     ]
-
-
-# --- usage
-
-
-def usage_of(invocation: Invocation) -> dict[str, Any] | None:
-    """Return the usage that an invocation with limits has counted, as JSON values."""
-    account = invocation.account
-    if account is None or account.limits is None:
-        return None
-    usage = account.usage
-    tokens = {each.name: getattr(usage.tokens, each.name) for each in fields(usage.tokens)}
-    cost = None if usage.cost is None else str(usage.cost)
-    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
-
-
-def usage_from_dict(written: Mapping[str, Any]) -> Usage:
-    """Return the usage that `usage_of` wrote."""
-    cost = None if written["cost"] is None else Decimal(written["cost"])
-    return Usage(written["model_calls"], written["tool_calls"], TokenUsage(**written["tokens"]), cost)

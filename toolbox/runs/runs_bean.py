@@ -43,6 +43,7 @@ class Runs:
 
     def __init__(self, host: RunsHost) -> None:
         preparing = PreparedRuns(host)
+        self._host = host
         self._stored = StoredRuns(host)
         self._execution = RunExecution(host, self._stored, preparing)
         self._take_over = TakeOver(host, self._stored, self._execution)
@@ -58,7 +59,7 @@ class Runs:
         async def read() -> Run[Any]:
             return show_run(await self._stored.load(run_id))
 
-        return await self._stored.on_own_loop(read)
+        return await self._host.on_own_loop(read)
 
     async def list(
         self,
@@ -102,7 +103,7 @@ class Runs:
             )
             return [show_run(each) for each in found]
 
-        return await self._stored.on_own_loop(find)
+        return await self._host.on_own_loop(find)
 
     def events(self, run_id: str | Run[Any], after: int | str | None = None) -> RunEvents:
         """Return the events of a run, in any process: `async for event in runs.events(run_id): ...`.
@@ -112,8 +113,7 @@ class Runs:
         None yields all. Raises `ValueError` or `TypeError` for an invalid number; the iteration raises
         `RunNotFoundError`.
         """
-
-        return RunEvents(self._stored, _id(run_id), number_after(after), lambda run: show_run(run).error)
+        return RunEvents(self._stored, _id_of(run_id), number_after(after), lambda run: show_run(run).error)
 
     @overload
     async def result(self, run: Run[T], timeout: float | None = None) -> T: ...
@@ -128,7 +128,7 @@ class Runs:
         `RunNotFoundError`, and `TimeoutError` after `timeout` seconds; None waits without a limit.
         """
         async with asyncio.timeout(timeout):
-            stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id(run)))
+            stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id_of(run)))
         return await self._stored.on_home(lambda: self._stored.outcome_of(stored))
 
     # --- starting and executing
@@ -154,9 +154,9 @@ class Runs:
         """
 
         async def start() -> Run[Any]:
-            return show_run(await self._new.start(method, args, kwargs))
+            return show_run(await self._new.start_run(method, args, kwargs))
 
-        return await self._stored.on_own_loop(start)
+        return await self._host.on_own_loop(start)
 
     async def execute(self, run_id: str, timeout: float | None = None) -> Run[Any]:
         """Continue one run in this process, and return it when it has ended or is suspended.
@@ -167,7 +167,7 @@ class Runs:
         """
 
         async def execute() -> Run[Any]:
-            return show_run(await self._execution.execute(run_id, timeout))
+            return show_run(await self._execution.execute_or_wait(run_id, timeout))
 
         return await self._stored.on_home(execute)
 
@@ -182,8 +182,7 @@ class Runs:
         `ForbiddenError` if the identity of the run may no longer call the method; then the run is unchanged. Raises
         `TypeError` if `answers` is not a mapping, and the errors of the method.
         """
-
-        return await self._stored.on_own_loop(lambda: self._resuming.resume(run_id, answers, by))
+        return await self._host.on_own_loop(lambda: self._resuming.resume_run(run_id, answers, by))
 
     def resume_stream(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> ResumedEvents:
         """Do the same as `resume`, and return the events of the call. The last is `CompleteResponse` or `RunSuspended`.
@@ -192,8 +191,7 @@ class Runs:
 
         A reader that leaves misses the other events; the run continues. The iteration raises the errors of `resume`.
         """
-
-        return ResumedEvents(self._resuming.stream(run_id, answers, by), self._stored.on_own_loop)
+        return ResumedEvents(self._resuming.stream_events(run_id, answers, by), self._host.on_own_loop)
 
     async def cancel(self, run_id: str, reason: str | None = None) -> Run[Any]:
         """Cancel a run, and return it. An ended run stays as it is. Raises `RunNotFoundError`.
@@ -202,9 +200,9 @@ class Runs:
         """
 
         async def cancel() -> Run[Any]:
-            return show_run(await self._cancelling.cancel(run_id, reason))
+            return show_run(await self._cancelling.cancel_run(run_id, reason))
 
-        return await self._stored.on_own_loop(cancel)
+        return await self._host.on_own_loop(cancel)
 
     # --- deleting
 
@@ -217,7 +215,7 @@ class Runs:
                 raise RunStateError(run_id, f"it is {stored.status}; cancel it before you delete it")
             await (await self._stored.open()).delete(run_id)
 
-        await self._stored.on_own_loop(delete)
+        await self._host.on_own_loop(delete)
 
     async def purge(self, older_than: timedelta) -> int:
         """Delete the runs that ended longer ago than `older_than`. Returns their number.
@@ -230,7 +228,7 @@ class Runs:
         async def purge() -> int:
             return await (await self._stored.open()).purge(datetime.now(UTC) - older_than)
 
-        return await self._stored.on_own_loop(purge)
+        return await self._host.on_own_loop(purge)
 
     # --- for services, engines and commands
 
@@ -249,8 +247,7 @@ class Runs:
         Cancelling the caller ends the waiting, not the run. Raises the errors of the method, or `RunFailedError` if
         the run failed earlier, and `RunConflictError`.
         """
-
-        return await self._stored.on_own_loop(lambda: self._new.call(plan, arguments))
+        return await self._host.on_own_loop(lambda: self._new.call_durably(plan, arguments))
 
     async def suspended_in(self, key: Any) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
@@ -292,7 +289,7 @@ def _refuse_other_durations(name: str, given: object) -> None:
         raise ValueError(f"invalid {name}={given!r}; use a duration of 0 or more")
 
 
-def _id(run: str | Run[Any]) -> str:
+def _id_of(run: str | Run[Any]) -> str:
     return run.id if isinstance(run, Run) else run
 
 

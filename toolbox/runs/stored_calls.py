@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from pydantic_core import to_jsonable_python
+
 from ..chat import ToolExecutionRequest, ToolSpecification
 from ..deferred_answers import TOOL_ORIGIN, ToolOrigin
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
@@ -19,8 +21,6 @@ from ..tools.tool_calls import Tool, ToolCall
 
 def json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:
     """Return the attributes of a deferred call as JSON values. Raises `IllegalConfigurationError`."""
-    from pydantic_core import to_jsonable_python
-
     try:
         return dict(json.loads(json.dumps(to_jsonable_python(deferred.attributes))))
     except Exception as error:

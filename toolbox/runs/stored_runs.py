@@ -6,9 +6,12 @@ Not here: continuing a run (`prepared_runs`, `run_execution`), the JSON of its h
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
+from uuid import uuid4
 
 from pydantic_core import to_json
 
@@ -23,7 +26,6 @@ from .documents import RunDocument, UnreadableDocumentError
 from .new_documents import StoringHost, is_text
 from .program_values import read_details, read_value, with_restored_results
 from .run_engines import RunEngine
-from .run_leases import owner_name
 from .run_looks import RunLooks
 from .run_session import RunSession
 from .store import ENDED, Run, RunLook, RunStore, StoredRun
@@ -73,7 +75,7 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
         ...
 
     async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await `work()` on the host's loop."""
+        """Await `work()` on the host's loop, as work that its stop waits for."""
         ...
 
 
@@ -83,7 +85,7 @@ class StoredRuns:
     def __init__(self, host: RunsHost) -> None:
         self._host = host
         self.looks = RunLooks(self.look)
-        self.owner = owner_name()
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"  # of this start of the container
 
     # --- loading
 
@@ -98,6 +100,10 @@ class StoredRuns:
         if stored is None:
             raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))
         return stored
+
+    async def acquire(self, run_id: str) -> StoredRun | None:
+        """Take a run, and return it with a new generation; None if it is unknown, or not runnable."""
+        return await (await self.open()).acquire(run_id, self.owner) if is_storable(run_id) else None
 
     async def look(self, run_id: str) -> RunLook:
         """Return what changes of a run. Raises `RunNotFoundError`."""
@@ -115,14 +121,9 @@ class StoredRuns:
 
     # --- where to wait
 
-    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await `work()` on the container's loop, as work that its stop waits for."""
-        return await self._host.on_own_loop(work)
-
     async def on_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Await `work()` on the container's loop. The container does not wait for it when it stops."""
         home = self._host.loop
-
         if home is None or home is asyncio.get_running_loop():
             return await work()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), home))

@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from contextvars import Context
 
-from ..context import context_of_a_run
 from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
@@ -83,13 +82,12 @@ class TakeOver:
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""
         if run_id not in self._execution.kept_ids():
-            task = asyncio.get_running_loop().create_task(self._execute(run_id), context=context_of_a_run())
-            self._execution.keep(run_id, task)
+            self._execution.spawn(run_id, self._execute_or_try_later(run_id))
 
-    async def _execute(self, run_id: str) -> None:
+    async def _execute_or_try_later(self, run_id: str) -> None:
         """Execute a run; log what keeps it from continuing here, and when to try again."""
         try:
-            await self._execution.execute(run_id, 0)
+            await self._execution.execute_or_wait(run_id, 0)
             self._refused.discard(run_id)
             self._tries.pop(run_id, None)
         except (RunBusyError, RunNotFoundError):

@@ -14,13 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from ..chat import PendingCall
 from ..context import CallPlace
-from ..deferred_answers import (
-    TAKES_ANSWERS,
-    DeferredAnswer,
-    current_answer,
-)
+from ..deferred_answers import TAKES_ANSWERS, DeferredAnswer, current_answer
 from ..errors import EndsInvocation, LeaseLostError, RunCancelledError, RunStoreError, ToolArgumentsError, ToolDeferred
 from ..services.answers import restored_result, supplied_result
 from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
@@ -30,9 +28,9 @@ from .documents import GivenAnswer, WaitingCall
 from .places import RecordKey, is_compensation, place_of_attempt
 from .program_values import qualified
 from .record_contents import result_from_dict, result_to_json
-from .recorder import RecorderInTransaction, find_recordable_function
-from .run_records import PlaceState, RunRecords, Unjudged, describe_store_error
-from .store import Answer, StoredRecord
+from .recorder import RecorderInTransaction, recorder_of
+from .run_records import PlaceState, Recorded, RunRecords, Unjudged, describe_store_error
+from .store import Answer
 from .stored_calls import decode_arguments, json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")
@@ -61,12 +59,16 @@ class ToolRecords:
 
     # --- running a tool
 
-    async def run(self, step: ToolStep, call: ToolCall) -> Encoded:
+    async def run_once(self, step: ToolStep, call: ToolCall) -> Encoded:
         """Return the recorded result of the next attempt of a call; else run the tool, and record its result."""
+        # A process that continues a run comes here again with each call of the last reply. A recorded result counts:
+        # nothing is asked, checked or run for it. A recorded start without a result means that the tool may have run,
+        # and nobody knows; `_decide_outcome` decides. Only a call without both has certainly not run. So the start
+        # is written before the tool begins, and the result before the model can read it.
         records, place = self._records, place_of(call)
-        state = self._state_of(call)
+        state = records.at(place.call)
         state.attempts += 1
-        await self._record_unjudged(state)  # of an earlier attempt
+        await self._write_unjudged(state)  # of an earlier attempt
         attempt = place.path = place_of_attempt(place.call, state.attempts)
         if (record := records.result_at(attempt)) is not None:
             return await self._give_recorded(step, call, attempt, record)
@@ -79,21 +81,13 @@ class ToolRecords:
             raise ToolSuspension({"kind": "cancelled"})  # the other calls of the reply are read from their records
         if not records.is_stored:
             return await self._run_and_record(step, call, attempt)
-        if (known := self._outcome_of_started(call, attempt)) is not None:
-            await self._record(attempt, known, call)
+        if (known := self._decide_outcome(call, attempt)) is not None:
+            await self._write_result(attempt, known, call)
             call.environment.note_ran(call, known)
             return known
-        return await self._start_and_run(step, call, attempt)
-
-    async def _start_and_run(self, step: ToolStep, call: ToolCall, attempt: str) -> Encoded:
-        """Run a tool between the records of its start and its result."""
-        function = find_recordable_function(self._records, call)
-        recorder = None
-        if function is not None:
-            recorder = RecorderInTransaction(self._records, call, attempt, function, self._result_record)
-        key = RecordKey(attempt, "start", len(self._records.at(attempt).starts) + 1)
+        recorder = recorder_of(records, call, attempt, self._encode_result)
         start = json.dumps({"version": 1, "atomic": recorder is not None})
-        await self._records.write(StoredRecord(str(key), "start", start))
+        await records.write_record(RecordKey(attempt, "start", len(records.at(attempt).starts) + 1), "start", start)
         if recorder is None:
             return await self._run_and_record(step, call, attempt)
         token = current_recorder.set(recorder)
@@ -111,11 +105,11 @@ class ToolRecords:
         except ToolDeferred as deferred:
             if not call.tool.deferred:
                 raise
-            await self._record(attempt, deferred, call)
+            await self._write_result(attempt, deferred, call)
             attributes = json_attributes(call.tool, deferred)
             raise self.suspend(call, attempt, "deferred", deferred.reason, attributes) from None
         except (Exception, asyncio.CancelledError) as error:
-            if recorder is not None and (record := await self._read_back(recorder, error)) is not None:
+            if recorder is not None and (record := await self._read_back(recorder, attempt, error)) is not None:
                 logger.warning(
                     "tool %r of run %s has committed its result, so its error is dropped: %s",
                     call.tool.name,
@@ -124,17 +118,17 @@ class ToolRecords:
                 )
                 return await self._give_recorded(step, call, attempt, record)
             if not isinstance(error, (EndsInvocation, asyncio.CancelledError)):
-                await self._record(attempt, error, call)
+                await self._write_result(attempt, error, call)
             raise
         if recorder is not None and recorder.is_written:
             self._note_unjudged(attempt, call)
         elif self._state_of(call).is_judged_next:
             self._note_unjudged(attempt, call, encoded)
         else:
-            await self._record(attempt, encoded, call)
+            await self._write_result(attempt, encoded, call)
         return encoded
 
-    async def _read_back(self, recorder: RecorderInTransaction, error: BaseException) -> StoredRecord | None:
+    async def _read_back(self, recorder: RecorderInTransaction, attempt: str, error: BaseException) -> Recorded | None:
         """Return the result that a transaction has recorded although its call raised an error; None if it has not.
 
         Raises `LeaseLostError`, and `RunStoreError` if the store does not answer until the lease has ended: the run
@@ -161,12 +155,12 @@ class ToolRecords:
                 raise cancelled from None
             raise
         if record is not None:
-            self._records.add(record)
+            self._records.add_record(record)
         elif cancelled is not None:
             raise cancelled
-        return record
+        return self._records.result_at(attempt)
 
-    def _outcome_of_started(self, call: ToolCall, attempt: str) -> Encoded | None:
+    def _decide_outcome(self, call: ToolCall, attempt: str) -> Encoded | None:
         """Return the result of a call that an earlier process has started; None to run the tool.
 
         Raises `ToolSuspension` to ask a person.
@@ -174,7 +168,7 @@ class ToolRecords:
         state = self._records.at(attempt)
         if not state.starts:
             return None
-        if self._records.read(state.starts[-1])["atomic"] and not state.is_outside:
+        if self._records.facts_of(state.starts[-1])["atomic"] and not state.is_outside:
             return None  # its transaction contains the record, so it did not happen
         answers = [each.answer for each in self._records.answers_at(attempt)]
         supplied = [each for each in answers if each.kind in ("respond", "fail")]
@@ -192,12 +186,12 @@ class ToolRecords:
 
     # --- recorded results
 
-    async def _give_recorded(self, step: ToolStep, call: ToolCall, attempt: str, record: StoredRecord) -> Encoded:
+    async def _give_recorded(self, step: ToolStep, call: ToolCall, attempt: str, record: Recorded) -> Encoded:
         """Return the recorded result of a call. Raises `ToolSuspension` while a deferred one has no answer."""
         if record.kind == "deferred":
-            return await self._continue_deferred(step, call, attempt, self._records.read(record))
+            return await self._continue_deferred(step, call, attempt, self._records.read_record(record))
         self._note_unjudged(attempt, call)
-        encoded = self.result_in(record, call.tool, call)
+        encoded = self.read_result(record, call.tool, call)
         call.environment.note_ran(call, encoded)
         return encoded
 
@@ -209,7 +203,7 @@ class ToolRecords:
             if each.answer.kind == "respond" and getattr(call.tool.function, TAKES_ANSWERS, False):
                 token = current_answer.set(DeferredAnswer(written["attributes"], each.answer.value))
                 try:
-                    return await self.run(step, call)  # the next attempt, with its own records
+                    return await self.run_once(step, call)  # the next attempt, with its own records
                 finally:
                     current_answer.reset(token)
             if each.answer.kind in ("respond", "fail"):
@@ -218,13 +212,13 @@ class ToolRecords:
                 return encoded
         raise self.suspend(call, attempt, "deferred", written["reason"], written["attributes"])
 
-    def result_in(self, record: StoredRecord, tool: Tool | None = None, call: ToolCall | None = None) -> Encoded:
+    def read_result(self, record: Recorded, tool: Tool | None = None, call: ToolCall | None = None) -> Encoded:
         """Return the result in a record, in the type of `tool`. Raises a recorded error.
 
         `call` gets the arguments that the tool had.
         """
+        written = self._records.read_record(record)
         with self._records.reading():
-            written = self._records.read(record)
             result = result_from_dict(written)
         if call is not None and written.get("arguments") is not None:
             with suppress(ToolArgumentsError):
@@ -246,11 +240,11 @@ class ToolRecords:
         state.has_edited_arguments = False  # the next attempt needs a separate approval
         last, first = records.last_result(place.call), state.result
         assert first is not None
-        if (arguments := records.read(first).get("arguments")) is not None:
+        if records.facts_of(first).get("arguments") is not None:
             try:
-                call = call.with_arguments(decode_arguments(call, arguments))
+                call = call.with_arguments(decode_arguments(call, records.read_record(first)["arguments"]))
             except ToolArgumentsError:
-                return self.result_in(last, call.tool)
+                return self.read_result(last, call.tool)
         state.as_decoded = call
         if not self.is_judged(place.call):
             return await step(call)
@@ -260,25 +254,28 @@ class ToolRecords:
             raise
         except Exception as error:
             logger.debug("an interceptor of tool %r failed around its recorded result: %s", call.tool.name, error)
-        return self.result_in(last, call.tool)
+        return self.read_result(last, call.tool)
 
     def is_judged(self, call: str) -> bool:
         """Return True if the record of a call has what output guardrails let the model read."""
-        return bool(self._records.read(self._records.last_result(call)).get("judged", False))
+        return bool(self._records.facts_of(self._records.last_result(call)).get("judged", False))
 
     # --- recording
 
-    async def _record(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> None:
+    async def _write_result(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> None:
         """Record a result."""
         if not isinstance(result, ToolDeferred):
             self._note_unjudged(attempt, call)
-        await self._records.keep(self._result_record(attempt, result, call))
+        await self._records.write_record(RecordKey(attempt), *self._encode_result(result, call))
 
-    def _result_record(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> StoredRecord:
-        """Return the record of a result, with the arguments of the call if they are not the model's."""
-        return _make_result_record(attempt, result, self._changed_arguments(call))
+    def _encode_result(self, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> tuple[str, str]:
+        """Return the kind and the data of the record of a result; with the call's arguments if they were changed."""
+        if isinstance(result, ToolDeferred):
+            attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
+            return "deferred", json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
+        return "result", result_to_json(result, self._write_changed_arguments(call))
 
-    def _changed_arguments(self, call: ToolCall) -> dict[str, Any] | None:
+    def _write_changed_arguments(self, call: ToolCall) -> dict[str, Any] | None:
         """Return the arguments of a call as JSON values if a person, a guardrail or an interceptor changed them."""
         known = self._state_of(call).as_decoded
         if known is None or call.arguments is None or call.arguments is known.arguments:
@@ -297,28 +294,31 @@ class ToolRecords:
         try:
             encoded = await guarded(call)
             if (unjudged := state.unjudged) is not None:
-                record = _make_result_record(unjudged.place, encoded, unjudged.arguments, is_judged=True)
-                await self._records.keep(replace(record, replaces=unjudged.result is None))
+                data = result_to_json(encoded, unjudged.arguments, is_judged=True)
+                await self._records.write_record(
+                    RecordKey(unjudged.place), "result", data, replaces=unjudged.result is None
+                )
             return encoded
         except BaseException:
             with suppress(LeaseLostError, RunStoreError):  # the next owner then finds an unknown outcome
-                await self._record_unjudged(state)
+                await self._write_unjudged(state)
             raise
         finally:
             state.is_judged_next, state.unjudged = False, None
 
-    async def _record_unjudged(self, state: PlaceState) -> None:
+    async def _write_unjudged(self, state: PlaceState) -> None:
         """Record the result of a call that output guardrails have not judged, if there is one."""
         unjudged = state.unjudged
         if unjudged is not None and unjudged.result is not None:
             state.unjudged = replace(unjudged, result=None)
-            await self._records.keep(_make_result_record(unjudged.place, unjudged.result, unjudged.arguments))
+            data = result_to_json(unjudged.result, unjudged.arguments)
+            await self._records.write_record(RecordKey(unjudged.place), "result", data)
 
     def _note_unjudged(self, attempt: str, call: ToolCall, result: Encoded | None = None) -> None:
         """Remember an attempt whose result output guardrails will judge; `result` is not recorded yet."""
         state = self._state_of(call)
         if state.is_judged_next:
-            state.unjudged = Unjudged(attempt, self._changed_arguments(call), result)
+            state.unjudged = Unjudged(attempt, self._write_changed_arguments(call), result)
 
     # --- persons
 
@@ -415,19 +415,3 @@ def _encode_answer(tool: Tool, answer: Answer) -> Encoded:
     if answer.kind == "fail":
         return EncodedInFull(printable(answer.reason or ""), is_error=True)
     return tool.encode(supplied_result(tool.returns, answer.value))
-
-
-def _make_result_record(
-    attempt: str,
-    result: Encoded | Exception | ToolDeferred,
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    is_judged: bool = False,
-) -> StoredRecord:
-    if isinstance(result, ToolDeferred):
-        from pydantic_core import to_jsonable_python
-
-        attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
-        data = json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
-        return StoredRecord(attempt, "deferred", data)
-    return StoredRecord(attempt, "result", result_to_json(result, arguments, is_judged=is_judged))
