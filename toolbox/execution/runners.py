@@ -89,7 +89,7 @@ class LoopRunner:
         shipped: Callable[[], Callable[[], Any]] | None = None,
         has_timeout: bool = False,
     ) -> Any:
-        """See `Runner.run`."""
+        """Run a call on the event loop, on a thread or on an executor, as its execution says."""
         if execution.model is ExecutionModel.NON_BLOCKING:
             began = time.perf_counter()
 
@@ -190,7 +190,7 @@ class CallerRunner(LoopRunner):
         shipped: Callable[[], Callable[[], Any]] | None = None,
         has_timeout: bool = False,
     ) -> Any:
-        """See `Runner.run`."""
+        """Run a call in the same way; a non-blocking one runs on the thread of the caller."""
         if execution.is_non_blocking:
             return await self._workers.outcome(self._submit_to_caller(call, label), label, finish)
         return await super().run(

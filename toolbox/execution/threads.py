@@ -366,7 +366,7 @@ class Workers:
         self._abandoned: dict[Future[Any], str] = {}
 
     def renew_after_fork(self) -> None:
-        """See `Forkable`."""
+        """Begin with new threads: those of the parent process do not exist here."""
         keep_inherited(self.pool, self.threads, self._finishing, self._abandoned)
         self._dead = WeakSet([*self._dead, *self._used])
         self._begin()

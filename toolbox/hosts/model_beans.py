@@ -63,9 +63,9 @@ class ModelBeans:
                 arranged.append(replace(each, not_as=(*each.not_as, ChatModel)))
                 if not any(_is_bound(binding, each) for binding in bound):
                     arranged.append(self._registering(self._behind(_name_of(each), each)))
-        arranged += [self._bound(binding, arranged) for binding in bound]
+        arranged += [self._define_bound(binding, arranged) for binding in bound]
         configured = [name for name in (*self.sources.names(), *self._overridden) if name not in self._registered]
-        arranged += [self._configured(name) for name in dict.fromkeys(configured)]
+        arranged += [self._define_configured(name) for name in dict.fromkeys(configured)]
         # A seed replaces a model of its name in any case; without a model, it is the only one.
         for each in seeds:
             if (name := _name_of(each)) not in (*configured, *self._registered):
@@ -83,7 +83,7 @@ class ModelBeans:
             definition,
             provides=ChatModel,
             name=name,
-            adapt=partial(self._injected, name, _place_of(definition)),
+            adapt=partial(self._make_injected, name, _place_of(definition)),
             implicit=True,
             provider_name=PROVIDER_NAME if name == DEFAULT_NAME else f"{name}_{PROVIDER_NAME}",
         )
@@ -103,7 +103,7 @@ class ModelBeans:
         )
         return self._model_bean(name, holder)
 
-    def _bound(self, binding: Binding, definitions: Iterable[BeanDefinition]) -> BeanDefinition:
+    def _define_bound(self, binding: Binding, definitions: Iterable[BeanDefinition]) -> BeanDefinition:
         """Return the bean of `bind(ChatModel, …)`."""
         name = self.sources.spelled(binding.name)
         where = f"bind(ChatModel, {type_name(binding.implementation)})"
@@ -133,7 +133,7 @@ class ModelBeans:
         self._registered.setdefault(name, bean)
         return bean
 
-    def _configured(self, name: str) -> BeanDefinition:
+    def _define_configured(self, name: str) -> BeanDefinition:
         """Return the bean of a model that is passed to the container, or configured. It is created on first use."""
         bean = BeanDefinition(
             provides=ChatModel,
@@ -143,7 +143,7 @@ class ModelBeans:
         )
         return self._model_bean(name, bean)
 
-    def _injected(self, name: str, where: str, model: Any) -> InjectedModel:
+    def _make_injected(self, name: str, where: str, model: Any) -> InjectedModel:
         """Return what beans get for a model, a seed or an override. Raises `IllegalConfigurationError`."""
         if isinstance(model, InjectedModel) and model.is_called(name, self._host):
             return model
@@ -187,7 +187,7 @@ class ModelBeans:
 
     def missing(self, name: str | None) -> BeanDefinition | None:
         """Return the bean of a name that no model has, in tests whose model replaces all others."""
-        return self._configured(self.name_of(name)) if model_requests.stand_in is not None else None
+        return self._define_configured(self.name_of(name)) if model_requests.stand_in is not None else None
 
     def not_registered(self, names: Iterable[str | None]) -> set[str]:
         """Return these names and those of all models, without those of models that the program registers."""
@@ -227,7 +227,7 @@ class ModelBeans:
         return await self.find(name, context)
 
     async def _bean(self, name: str | None) -> InjectedModel:
-        return cast("InjectedModel", await self._host.scope.aget(ChatModel, name))  # all of them: see `_injected`
+        return cast("InjectedModel", await self._host.scope.aget(ChatModel, name))  # all of them: see `_make_injected`
 
     async def with_fallbacks(self, name: str, made: ChatModel | None, context: InvocationContext | None) -> ChatModel:
         """Return the own model, or a chain of it and its fallbacks.

@@ -141,18 +141,18 @@ def restored_result(returns: Any, written: Any) -> Any:
         return None
     value = supplied_result(returns, written)
     try:
-        is_whole = _ordered(to_jsonable_python(value, by_alias=True)) == _ordered(written)
+        is_whole = _sort_lists(to_jsonable_python(value, by_alias=True)) == _sort_lists(written)
     except Exception:  # any exception of the value's own serializers
         return written
     return value if is_whole else written
 
 
-def _ordered(written: Any) -> Any:
+def _sort_lists(written: Any) -> Any:
     """Return JSON with its lists in one order: sets are written in any order."""
     if isinstance(written, dict):
-        return {key: _ordered(each) for key, each in written.items()}
+        return {key: _sort_lists(each) for key, each in written.items()}
     if isinstance(written, list):
-        return sorted(map(_ordered, written), key=lambda each: json.dumps(each, sort_keys=True))
+        return sorted(map(_sort_lists, written), key=lambda each: json.dumps(each, sort_keys=True))
     return written
 
 
@@ -161,14 +161,14 @@ def _ordered(written: Any) -> Any:
 
 def with_kinds(annotation: Any) -> Any:
     """Return the type with a `kind` at each object type of a union that has several; the same type if there is none."""
-    bare = _opened(annotation)
+    bare = _resolve_alias(annotation)
     if get_origin(bare) is Annotated:
         inner = bare.__origin__
         if _has_discriminator(bare) or (wanted := with_kinds(inner)) is inner:
             return annotation
         return Annotated[(wanted, *bare.__metadata__)]
     if is_union(bare) and len(dict.fromkeys(each.cls for each in _objects_in(bare))) > 1:
-        return _marked(bare, _Kinds.of(tuple(_objects_in(bare))))
+        return _mark_kinds(bare, _Kinds.of(tuple(_objects_in(bare))))
     if is_union(bare) or _is_container(bare):
         arguments = get_args(bare)
         wanted = tuple(map(with_kinds, arguments))
@@ -187,7 +187,7 @@ class _ObjectType:
 
 def _objects_in(annotation: Any) -> Iterator[_ObjectType]:
     """Yield the object types that are members of a union, or items of its members."""
-    bare = _opened(annotation)
+    bare = _resolve_alias(annotation)
     if get_origin(bare) is Annotated and _has_discriminator(bare):
         return
     if (cls := _object_class(bare)) is not None:
@@ -212,7 +212,7 @@ def _object_class(annotation: Any) -> Any:
     return annotation if is_model or dataclasses.is_dataclass(cls) else None
 
 
-def _opened(annotation: Any) -> Any:
+def _resolve_alias(annotation: Any) -> Any:
     """Return the value of an alias, unless the alias contains itself; other annotations unchanged."""
     return annotation if _contains_itself(annotation, ()) else without_alias(annotation)
 
@@ -245,26 +245,26 @@ def _rebuilt(annotation: Any, arguments: tuple[Any, ...]) -> Any:
     return annotation.copy_with(arguments) if hasattr(annotation, "copy_with") else get_origin(annotation)[arguments]
 
 
-def _marked(annotation: Any, kinds: _Kinds) -> Any:
+def _mark_kinds(annotation: Any, kinds: _Kinds) -> Any:
     """Return a part of a union with its object types marked."""
-    bare = _opened(annotation)
+    bare = _resolve_alias(annotation)
     if _object_class(bare) is not None:
         return Annotated[annotation, kinds.among([_ObjectType(_object_class(bare), annotation)])]
     if is_union(bare):
         members = get_args(bare)
         objects = [found for each in members for found in _direct(each)]
-        others = [_marked(each, kinds) for each in members if not list(_direct(each))]
+        others = [_mark_kinds(each, kinds) for each in members if not list(_direct(each))]
         if not objects:
             return _rebuilt(bare, tuple(others))
         together: Any = Union[tuple(each.annotation for each in objects)]  # noqa: UP007 - as above
         return Union[(Annotated[together, kinds.among(objects)], *others)]
     if _is_container(bare) and list(_objects_in(bare)):
-        return _rebuilt(bare, tuple(_marked(each, kinds) for each in get_args(bare)))
+        return _rebuilt(bare, tuple(_mark_kinds(each, kinds) for each in get_args(bare)))
     return annotation
 
 
 def _direct(annotation: Any) -> Iterator[_ObjectType]:
-    bare = _opened(annotation)
+    bare = _resolve_alias(annotation)
     if (get_origin(bare) is not Annotated or not _has_discriminator(bare)) and _object_class(bare) is not None:
         yield _ObjectType(_object_class(bare), annotation)
 
@@ -368,7 +368,7 @@ class _Kinds:
         fields = {KIND: name, **{key: each for key, each in value.items() if key != KIND}}
         if not self._own:
             del fields[KIND]
-        return self._named(member, _read(member, fields, in_json))
+        return self._name_kind(member, _read(member, fields, in_json))
 
     def _only_fit(self, value: dict[str, Any], in_json: bool) -> Any:
         """Return the value of an object without a kind, if exactly one member takes it whole."""
@@ -382,9 +382,9 @@ class _Kinds:
             raise PydanticCustomError(
                 "kind", "the field 'kind' is missing, which must be one of: {kinds}", {"kinds": self._names}
             )
-        return self._named(*found[0])
+        return self._name_kind(*found[0])
 
-    def _named(self, member: _KindedType, value: Any) -> Any:
+    def _name_kind(self, member: _KindedType, value: Any) -> Any:
         """Return the value; a typed dict with its kind, because nothing else says which one it is."""
         return {KIND: member.kind, **value} if member.is_dict and not self._own else value
 

@@ -224,7 +224,7 @@ def compensating(perform: Perform) -> Perform:
         if isinstance(effect, RunTool):
             return _with_arguments(await perform(effect, invocation), effect, invocation)
         if invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
-            await _protected(_undo_round(invocation, failed))
+            await _await_to_its_end(_undo_round(invocation, failed))
             effect = CallModel(request_of(invocation.rules, invocation.state))
         return await perform(effect, invocation)
 
@@ -272,7 +272,7 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
         if invocation.has_begun:
             # The caller of a cancelled method may have left, so its thread cannot run anything.
             has_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
-            await _protected(_undo_failed(invocation, error, has_left))
+            await _await_to_its_end(_undo_failed(invocation, error, has_left))
         raise
 
 
@@ -444,12 +444,12 @@ async def _call(
     copied = copy_context()
     copied.run(current_invocation.set, context)
     call = ToolCall(compensation, request, _arguments(compensation, undo.execution, ran), context, environment)
-    run = run_tool if environment.listeners is None else _observed(environment.listeners, ran)
+    run = run_tool if environment.listeners is None else _with_event(environment.listeners, ran)
     step = run(call) if place is None else place.session.run_tool(run, call)
     await asyncio.create_task(_awaiting(step), context=copied)
 
 
-def _observed(listeners: Listeners, ran: ToolCall) -> ToolStep:
+def _with_event(listeners: Listeners, ran: ToolCall) -> ToolStep:
     """Return the step that runs a compensation and sends its event. One whose result is recorded has had its event."""
 
     async def run(call: ToolCall) -> Any:
@@ -498,7 +498,7 @@ def _result_positions(state: State) -> dict[int, int]:
 _background: set[asyncio.Task[None]] = set()
 
 
-async def _protected(work: Any) -> None:
+async def _await_to_its_end(work: Any) -> None:
     """Await `work`, which continues if the waiting is cancelled."""
     task: asyncio.Task[None] = asyncio.create_task(work)
     _background.add(task)

@@ -247,9 +247,9 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
         case ModelReplied(response, aside):
             if aside:
                 state = _with_aside(state, aside)
-            return _replied(rules, state.changed(sent=event.sent), response)
+            return _take_reply(rules, state.changed(sent=event.sent), response)
         case AnswerChecked():
-            return _checked(rules, state, event)
+            return _take_check(rules, state, event)
         case ToolSuspended(index, details):
             call = state.pending[index]
             return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
@@ -324,14 +324,14 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     return (*before, prompted, *messages)
 
 
-def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
     reply = response.ai_message
     requests = reply.tool_execution_requests
     answer = None if requests else reply.text or ""
     if requests and rules.structure is not None and rules.reads_answer and state.mode == "tool":
         answer = next((answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL), None)
     if answer is not None:
-        return _answered(rules, state, response, answer)
+        return _read_or_check(rules, state, response, answer)
     if state.rounds >= rules.max_rounds:
         state = _with_reply(state, response, reply)
         return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
@@ -356,10 +356,10 @@ def _with_aside(state: State, messages: Sequence[Message]) -> State:
     return state.changed(messages=(*state.messages, *messages), unremembered=state.unremembered | frozenset(positions))
 
 
-def _checked(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State, Effect]:
+def _take_check(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State, Effect]:
     response, refusal = checked.response, checked.refusal
     if refusal is None:
-        return _accepted(rules, state, response, checked.text, checked.value)
+        return _accept_answer(rules, state, response, checked.text, checked.value)
     if not checked.asks_again or state.answer_retries >= rules.max_answer_retries:
         return _with_reply(state, response, response.ai_message), Fail(refusal)
     state = _with_reply(state, response, answer_retries=state.answer_retries + 1)
@@ -369,7 +369,7 @@ def _checked(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State,
     return state, CallModel(request_of(rules, state))
 
 
-def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
+def _read_or_check(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
     """Read the answer: check it, or end with it. Ask again if it cannot be read."""
     reply = response.ai_message
     try:
@@ -380,13 +380,13 @@ def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> 
             return _with_reply(state, response, reply), Fail(ModelTruncatedError(cut, text))
         if state.output_retries >= rules.max_output_retries:
             return _with_reply(state, response, reply), Fail(error)
-        return _corrected(rules, state, response, error)
+        return _ask_for_correction(rules, state, response, error)
     if rules.checks_answers:
         return state, CheckAnswer(response, text, answer)
-    return _accepted(rules, state, response, text, answer.value)
+    return _accept_answer(rules, state, response, text, answer.value)
 
 
-def _accepted(rules: Rules, state: State, response: ChatResponse, text: str, value: Any) -> tuple[State, Effect]:
+def _accept_answer(rules: Rules, state: State, response: ChatResponse, text: str, value: Any) -> tuple[State, Effect]:
     reply = response.ai_message
     if reply.tool_execution_requests:  # the call of the answer tool is the answer and gets no result
         reply = replace(reply, text=text, tool_execution_requests=())
@@ -428,7 +428,7 @@ def _finish(rules: Rules, response: ChatResponse, value: Any) -> Finish:
     return Finish(value, reason, response)
 
 
-def _corrected(
+def _ask_for_correction(
     rules: Rules, state: State, response: ChatResponse, error: OutputParsingError
 ) -> tuple[State, CallModel]:
     """Send the reply back with its errors; neither is stored in memory."""

@@ -142,13 +142,13 @@ def estimate_tokens(message: Message) -> int:
         case SystemMessage(text):
             texts = [text]
         case UserMessage(contents):
-            return _estimated(message.text) + sum(map(_beside_text, contents)) + 4
+            return _estimate_tokens(message.text) + sum(map(_beside_text, contents)) + 4
         case AiMessage(text, requests):
             texts = [text or "", *(f"{each.name}{each.arguments}" for each in requests)]
         case ToolExecutionResultMessage():
             besides = sum(map(_beside_text, message.contents)) if message.contents else 0
-            return _estimated(message.tool_name) + _estimated(message.text) + besides + 4
-    return sum(map(_estimated, texts)) + 4
+            return _estimate_tokens(message.tool_name) + _estimate_tokens(message.text) + besides + 4
+    return sum(map(_estimate_tokens, texts)) + 4
 
 
 _PAGE = re.compile(rb"/Type\s*/Page\b")
@@ -168,7 +168,7 @@ def _beside_text(content: Content) -> int:
             assert_never(content)
 
 
-def _estimated(text: str) -> int:
+def _estimate_tokens(text: str) -> int:
     return -(-len(text.encode(errors="surrogatepass")) // 4)
 
 
@@ -212,17 +212,17 @@ def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
                 del waiting[message.id]
                 kept.append(message)
             continue
-        kept += _interrupted(waiting)
+        kept += _answer_interrupted(waiting)
         waiting = {}
         if isinstance(message, SystemMessage):
             continue  # the system message is created for each call
         if isinstance(message, AiMessage):
             waiting = {each.id: each.name for each in message.tool_execution_requests}
         kept.append(message)
-    return (*kept, *_interrupted(waiting))
+    return (*kept, *_answer_interrupted(waiting))
 
 
-def _interrupted(waiting: dict[str, str]) -> list[Message]:
+def _answer_interrupted(waiting: dict[str, str]) -> list[Message]:
     text = "This call was interrupted; whether it had an effect is not known."
     return [ToolExecutionResultMessage(id_, name, text, is_error=True) for id_, name in waiting.items()]
 

@@ -140,14 +140,14 @@ class _Search:
         tools = [tool.specification for tool in self._invocation.toolset.tools if tool.name not in visible]
         search = ToolSearchRequest(request, tools, InvocationContext.current())
         if is_async(self._strategy.search):
-            return self._awaited(search, self._strategy.search(search))
+            return self._await_found(search, self._strategy.search(search))
         try:
             answer = self._strategy.search(search)
         except ToolArgumentsError as error:
             raise self._readable(error, search) from error
-        return self._awaited(search, answer) if inspect.isawaitable(answer) else self._result(search, answer)
+        return self._await_found(search, answer) if inspect.isawaitable(answer) else self._result(search, answer)
 
-    async def _awaited(self, search: ToolSearchRequest, answer: Any) -> ToolExecutionResult:
+    async def _await_found(self, search: ToolSearchRequest, answer: Any) -> ToolExecutionResult:
         try:
             return self._result(search, await answer)
         except ToolArgumentsError as error:

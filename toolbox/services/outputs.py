@@ -362,22 +362,22 @@ class Structure:
         `complete` is False if the text was cut off; lists without JSON are not read then.
         """
         try:
-            return self._validated(text.strip())
+            return self._validate_answer(text.strip())
         except ValueError as error:
             faults = _faults_in(error)
         in_blocks = [answer for block in _FENCE.findall(text) for answer in self._readable(block)]
         if len(in_blocks) == 1:
             return in_blocks[0]
-        embedded = self._embedded(text)
+        embedded = self._find_embedded(text)
         if (count := max(len(in_blocks), len(embedded))) > 1:
             raise OutputParsingError(text, [("", f"expected one JSON value, got {count}")])
         for value in embedded:
             try:
-                return self._validated(value)
+                return self._validate_answer(value)
             except ValueError as error:
                 faults = _faults_in(error)
         if complete and not _LOOKS_LIKE_JSON.search(text):
-            for answer in self._listed(text):
+            for answer in self._read_list(text):
                 return answer
         raise OutputParsingError(text, faults)
 
@@ -394,7 +394,7 @@ class Structure:
         """Return a value with its JSON; `written` is the JSON that it was read from."""
         return ParsedAnswer(value, self.type.write(value, written))
 
-    def _listed(self, text: str) -> Iterator[ParsedAnswer]:
+    def _read_list(self, text: str) -> Iterator[ParsedAnswer]:
         """Yield the list in a text with one item per line, with or without bullets or numbers, if it is valid."""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines or not self._wants_list or not self._has_scalar_items:
@@ -412,9 +412,9 @@ class Structure:
     def _readable(self, text: str) -> Iterator[ParsedAnswer]:
         """Yield the answer if the text is valid."""
         with suppress(ValueError):
-            yield self._validated(text.strip())
+            yield self._validate_answer(text.strip())
 
-    def _embedded(self, text: str) -> list[str]:
+    def _find_embedded(self, text: str) -> list[str]:
         """Return the JSON objects inside a text, and the lists if a list is expected, as text.
 
         Returns an empty list if a value is broken or cut off, because a part of it is not what the model meant. `{}`
@@ -435,7 +435,7 @@ class Structure:
     def _wants_list(self) -> bool:
         return self.wrapped and "array" in _kinds_of(self.schema["properties"]["value"])
 
-    def _validated(self, text: str) -> ParsedAnswer:
+    def _validate_answer(self, text: str) -> ParsedAnswer:
         try:
             data = from_json(text, allow_inf_nan=False)
         except ValueError:

@@ -144,7 +144,7 @@ class ArgumentDecoder:
         for repaired in (self._strings_as_wanted, _numbers_as_text):
             if failure is None:
                 try:
-                    return self._validated(text)
+                    return self._validate_text(text)
                 except ValidationError as error:
                     failure = error
             if failure.error_count() > COUNTED:
@@ -153,7 +153,7 @@ class ArgumentDecoder:
                 text, failure = other, None
         if failure is not None:
             raise failure
-        return self._validated(text)
+        return self._validate_text(text)
 
     def _strings_as_wanted(self, text: str, error: ValidationError) -> str | None:
         """Convert the strings that `error` reports to what the parameters expect; return None if nothing changes."""
@@ -165,7 +165,7 @@ class ArgumentDecoder:
             self._schema = schema_of(self._adapter, with_names=True)
         return self._schema
 
-    def _validated(self, text: str) -> dict[str, Any]:
+    def _validate_text(self, text: str) -> dict[str, Any]:
         """Validate a JSON object. Decimals get numbers exactly as written, also those that a float would round."""
         from pydantic import ValidationError
 

@@ -115,13 +115,13 @@ def read_member(member: Member, bean: Any, instance: Any, problems: list[Problem
     """Return the tool of a member of a bean (looked up for each call) or of an instance; None if it has problems."""
     facts = (ref(member.function), member.bound_to, ref(member.mark), member.execution, member.documentation)
     cache = _of_classes.setdefault(member.owner, {})
-    described = _described(cache, member.attribute, facts, lambda: _describe_member(member, problems))
+    described = _describe_once(cache, member.attribute, facts, lambda: _describe_member(member, problems))
     if described is None or member.bound_to == "instance":
         function = None if instance is None else member_of(instance, member.attribute)
     else:
         function = getattr(member.owner, member.attribute)
     bean = bean if function is None else None
-    return _offered(described, function, bean, member.attribute, instance, member.owner, member.definitions)
+    return _with_target(described, function, bean, member.attribute, instance, member.owner, member.definitions)
 
 
 def _describe_member(member: Member, problems: list[Problem]) -> tuple[Tool, bool] | None:
@@ -152,14 +152,14 @@ def read_function(function: Any, problems: list[Problem], mark: ToolMark | None 
 
     if inspect.isfunction(function):  # the parameters of a partial depend on its arguments
         facts = (ref(mark), execution, documentation)
-        described = _described(_of_functions.setdefault(function, {}), "", facts, describe)
+        described = _describe_once(_of_functions.setdefault(function, {}), "", facts, describe)
     else:
         made = describe()
         described = None if made is None else made[0]
     if instance is not None and has_own_tool_calls(instance):
         called = member_of(instance, own_name)
     owner, definitions = _home_of(function)
-    return _offered(described, called, None, "", instance, owner, definitions)
+    return _with_target(described, called, None, "", instance, owner, definitions)
 
 
 def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
@@ -174,7 +174,7 @@ def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
     return class_defining(inner), (function, inner)
 
 
-def _described(
+def _describe_once(
     cache: dict[str, tuple[Any, Tool]], name: str, facts: Any, describe: Callable[[], tuple[Tool, bool] | None]
 ) -> Tool | None:
     """Return the cached description if `facts` are unchanged; otherwise create one, and cache it if it is final."""
@@ -190,7 +190,7 @@ def _described(
     return described
 
 
-def _offered(
+def _with_target(
     described: Tool | None,
     function: Any,
     bean: Any,

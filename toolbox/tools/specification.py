@@ -179,11 +179,11 @@ def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: li
         fact = f"parameter {name!r} uses {example.partition('[')[0]} without a type"
         problems.append(Problem(where, fact, f"write `{name}: {example}`"))
     else:
-        return _described(name, declared.kind, annotation, declared.default)
+        return _describe_parameter(name, declared.kind, annotation, declared.default)
     return None
 
 
-def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParameter:
+def _describe_parameter(name: str, kind: Any, annotation: Any, default: Any) -> ToolParameter:
     annotation = with_lists(annotation)
     taken, optional = unwrapped(annotation), admits_none(annotation)
     bare, metadata = taken.type, taken.metadata
@@ -452,13 +452,13 @@ def _adapter_and_schema(
         known = adapter, made
         if is_shared and len(_of_plain_data) < _MOST_OF_PLAIN_DATA:
             _of_plain_data[key] = known
-    return known[0], _copied(known[1]) if is_shared else known[1]
+    return known[0], _copy_schema(known[1]) if is_shared else known[1]
 
 
-def _copied(schema: Any) -> Any:
+def _copy_schema(schema: Any) -> Any:
     if isinstance(schema, dict):
-        return {key: _copied(each) for key, each in schema.items()}
-    return [_copied(each) for each in schema] if isinstance(schema, list) else schema
+        return {key: _copy_schema(each) for key, each in schema.items()}
+    return [_copy_schema(each) for each in schema] if isinstance(schema, list) else schema
 
 
 def _adapter(
