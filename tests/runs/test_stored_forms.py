@@ -56,6 +56,7 @@ from toolbox.runs.documents import (
 from toolbox.runs.event_log import event_from_json, event_to_json
 from toolbox.runs.record_contents import (
     failure_to_json,
+    has_run_in,
     model_to_json,
     reply_from_dict,
     reply_to_json,
@@ -211,7 +212,12 @@ EVENTS = {
 BEFORE = STATES["full"].changed(messages=MESSAGES[:2], executions=(EXECUTION,))
 REPLIED = ModelReplied(RESPONSE, (AiMessage("aside"),), sent=("pay",))
 RESULT = EncodedInFull(
-    "paid", {"id": 7}, is_error=True, contents=(CONTENTS[1],), attributes={"cache_control": {"type": "ephemeral"}}
+    "paid",
+    {"id": 7},
+    is_error=True,
+    contents=(CONTENTS[1],),
+    attributes={"cache_control": {"type": "ephemeral"}},
+    failed=True,
 )
 RECORDS = {
     "reply": reply_to_json(FULL_STATE, None, REPLIED, {"model_calls": 1}, [1]),
@@ -220,9 +226,9 @@ RECORDS = {
     "snapshot": snapshot_to_json(FULL_STATE, 3, 1.5, {"limits": {"a": 1}}, {"model_calls": 1}),
     "snapshot.new": snapshot_to_json(STATES["new"], 0, None, {}),
     "failure": failure_to_json(ValueError("no"), [{"position": 0}]),
-    "result": result_to_json(RESULT, {"amount": 4}, is_judged=True),
-    "result.error": result_to_json(ValueError("no\ud800")),
-    "result.retry": result_to_json(ToolRetry("again")),
+    "result": result_to_json(RESULT, {"amount": 4}, has_run=True, is_judged=True),
+    "result.error": result_to_json(ValueError("no\ud800"), has_run=False),
+    "result.retry": result_to_json(ToolRetry("again"), has_run=False),
 }
 
 
@@ -269,7 +275,8 @@ def test_records_are_read_again() -> None:
     result = result_from_dict(records["result"])
     assert isinstance(result, EncodedInFull)
     assert (result.text, result.value, result.is_error) == (RESULT.text, RESULT.value, RESULT.is_error)
-    assert (result.contents, result.attributes) == (RESULT.contents, RESULT.attributes)
+    assert (result.contents, result.attributes, result.failed) == (RESULT.contents, RESULT.attributes, True)
+    assert has_run_in(records["result"])
     assert isinstance(result_from_dict(records["result.retry"]), ToolRetry)
 
 
@@ -312,6 +319,17 @@ def test_a_failed_tool_of_an_earlier_release_has_not_run() -> None:
     written = {**without(stored("states")["full"], {"ran"}), "failed": [0]}
 
     assert State.from_json(json.dumps(written)).ran == frozenset()
+
+
+def test_the_result_of_a_tool_of_an_earlier_release_says_if_it_has_run() -> None:
+    judged = without(stored("records")["result"], {"ran", "failed"})
+    accepted = {**judged, "message": {**judged["message"], "is_error": False}}
+    error = without(stored("records")["result.error"], {"ran"})
+
+    assert [has_run_in(each) for each in (judged, accepted, error)] == [False, True, False]
+    result = result_from_dict(judged)
+    assert isinstance(result, EncodedInFull)
+    assert not result.failed
 
 
 def test_a_document_of_an_earlier_release_is_read() -> None:

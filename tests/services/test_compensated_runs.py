@@ -22,9 +22,17 @@ from toolbox import (
     compensate_for,
     register_ai_service,
     tool,
+    user_message,
 )
-from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
-from toolbox.runs import InMemoryRunStore, RunStore, approve
+from toolbox.errors import RunStoreError
+from toolbox.guardrails import (
+    GuardrailResult,
+    ToolOutputGuardrail,
+    ToolOutputGuardrailRequest,
+    tool_output_guardrails,
+)
+from toolbox.interceptors import RetryOnError, ToolInterceptor, ToolInvocation, ToolProceed, interceptors
+from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve, fail
 from toolbox.services.state import State
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -231,3 +239,107 @@ async def test_a_run_that_waited_undoes_with_the_arguments_that_ran() -> None:
         assert result.compensations == (Compensation("book", {"seats": 4}),)
         assert [(each.tool_name, each.arguments) for each in events.of(CompensatedEvent)] == [("book", {"seats": 4})]
         assert await there.runs.result(run_id) == result
+
+
+# --- durable runs whose process dies
+
+
+class Kept(InMemoryRunStore):
+    """A store whose process dies before it writes the record `dies_on`."""
+
+    persistent = True
+    dies_on: str | None = None
+
+    async def append(self, run_id: str, generation: int, records: Any, *args: Any) -> None:
+        if any(each.key == self.dies_on for each in records):
+            raise ConnectionError("the process died")
+        await super().append(run_id, generation, records, *args)
+
+
+class Refusing(ToolOutputGuardrail):
+    def validate(self, request: ToolOutputGuardrailRequest) -> GuardrailResult:
+        return self.failure("secret")
+
+
+class Answering(RetryOnError):
+    """An interceptor inside of the record of a run, which answers for the tool."""
+
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        return ToolExecutionResult("from a cache")
+
+
+class Hotel:
+    @tool
+    @tool_output_guardrails(Refusing)
+    def book(self, nights: int) -> str:
+        return "booked"
+
+    @compensate_for(book)
+    def cancel(self, nights: int) -> None: ...
+
+    @tool
+    @interceptors(Answering)
+    def look(self, nights: int) -> str:
+        raise AssertionError
+
+    @compensate_for(look)
+    def look_away(self, nights: int) -> None: ...
+
+    @tool(on_unknown_outcome="ask")
+    def pay(self) -> str:
+        raise ValueError("no money")
+
+
+@register_ai_service(tools=Hotel, compensate_on_tool_errors=True, durable=True)
+class Stay(Protocol):
+    @user_message("{text}")
+    async def plan(self, run: RunId, text: str) -> Result[str]: ...
+
+
+def stays(store: RunStore, *replies: Any) -> Container:
+    made = Container(models={"default": ScriptedChatModel(replies)}, take_over_runs=False)
+    return made.register(Stay).register_instance(store, as_type=RunStore)
+
+
+@pytest.mark.parametrize("dies_on", [None, "#r1", "#r2"])
+@pytest.mark.parametrize(
+    ("name", "undone", "text"),
+    [
+        ("book", (Compensation("book", {"nights": 2}),), "Output validation failed: secret"),
+        ("look", (), "from a cache"),
+    ],
+)
+async def test_a_continued_run_undoes_what_ran_whatever_the_model_read(
+    dies_on: str | None, name: str, undone: tuple[Compensation, ...], text: str
+) -> None:
+    store = Kept()
+    store.dies_on = dies_on
+    replies = [tool_call(name, {"nights": 2}), tool_call("pay"), "failed"]
+    async with stays(store, *replies) as here:
+        if dies_on is None:
+            result = await here.get(Stay).plan("run", "x")
+        else:
+            with pytest.raises(RunStoreError, match="the process died"):
+                await here.get(Stay).plan("run", "x")
+            store.dies_on = None
+            async with stays(store, *replies[int(dies_on.removeprefix("#r")) :]) as there:
+                result = await there.runs.resume("run", {})
+    assert result.compensations == undone
+    assert result.tool_executions[0].result == text
+
+
+async def test_a_call_that_a_person_declared_failed_is_so_for_every_process() -> None:
+    store = Kept()
+    store.dies_on = "1"
+    async with stays(store, tool_call("book", {"nights": 2}), tool_call("pay")) as here:
+        with pytest.raises(RunStoreError, match="the process died"):
+            await here.get(Stay).plan("run", "x")
+    store.dies_on = "#r2"
+    async with stays(store, "lost") as here:
+        assert [each.kind for each in (await here.runs.resume("run", {})).pending] == ["unknown_outcome"]
+        with pytest.raises(RunStoreError, match="the process died"):
+            await here.runs.resume("run", {"1": fail("no money")})
+    store.dies_on = None
+    async with stays(store, "failed") as here:
+        result = await here.runs.resume("run", {})
+    assert result.compensations == (Compensation("book", {"nights": 2}),)

@@ -135,21 +135,27 @@ def failure_to_json(error: Exception, undo: list[dict[str, Any]]) -> str:
 
 
 def result_to_json(
-    result: Encoded | Exception, arguments: Mapping[str, Any] | None = None, *, is_judged: bool = False
+    result: Encoded | Exception,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    has_run: bool,
+    is_judged: bool = False,
 ) -> str:
     """Write the result of a tool call, or its exception.
 
-    `arguments` are those that the tool had, if they are not the model's. `is_judged`: output guardrails have accepted
-    or written the result, so it is what the model reads.
+    `arguments` are those that the tool had, if they are not the model's. `has_run`: the tool ran without an error,
+    whatever the result is. `is_judged`: output guardrails have accepted or written the result, so it is what the model
+    reads.
     """
-    about = {"version": VERSION, "arguments": arguments, "judged": is_judged}
+    about = {"version": VERSION, "arguments": arguments, "ran": has_run, "judged": is_judged}
     if isinstance(result, Exception):
         kind = "ToolRetry" if isinstance(result, ToolRetry) else type_name_of(result)
         return json.dumps({**about, "error": kind, "text": message_of(result)})
     message = ToolExecutionResultMessage(
         "", "", result.text, result.is_error, dict(result.attributes or {}), tuple(result.contents)
     )
-    return json.dumps({**about, "message": message_to_dict(message), "value": _json_or_none(result.value)})
+    value = _json_or_none(result.value)
+    return json.dumps({**about, "message": message_to_dict(message), "value": value, "failed": result.failed})
 
 
 def result_from_dict(written: Mapping[str, Any]) -> Encoded | Exception:
@@ -166,7 +172,15 @@ def result_from_dict(written: Mapping[str, Any]) -> Encoded | Exception:
         is_error=message.is_error,
         contents=message.contents,
         attributes=message.attributes,
+        failed=written.get("failed", False),
     )
+
+
+def has_run_in(written: Mapping[str, Any]) -> bool:
+    """Return True if the tool of a record written by `result_to_json` ran without an error."""
+    if "ran" in written:
+        return bool(written["ran"])
+    return "message" in written and not written["message"].get("is_error", False)  # written by an earlier release
 
 
 def _json_or_none(value: object) -> Any:

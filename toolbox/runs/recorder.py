@@ -18,8 +18,8 @@ from .places import RecordKey
 from .run_records import RunRecords
 from .store import StoredRecord
 
-ResultEncoding: TypeAlias = Callable[[Encoded | ToolDeferred, ToolCall], tuple[str, str]]
-"""Returns the kind and the data of the record of a call's result."""
+ResultEncoding: TypeAlias = Callable[[Encoded | ToolDeferred, ToolCall, bool], tuple[str, str]]
+"""Returns the kind and the data of the record of a call's result; the flag tells if the tool ran without an error."""
 
 _OUTSIDE = '{"version":1}'
 
@@ -73,7 +73,9 @@ class RecorderInTransaction(TransactionRecorder):
     def record_in(self, connection: Any, value: Any) -> None:
         """Record what the tool returned, or its `ToolDeferred`, as the last statement before the commit."""
         result = value if isinstance(value, ToolDeferred) else self._call.tool.encode(value)
-        kind, data = self._encode_result(result, self._call)
+        # The tool has returned, but its call has not: nobody has noted yet that it ran.
+        has_run = isinstance(result, Encoded) and not result.is_error
+        kind, data = self._encode_result(result, self._call, has_run)
         self.has_begun = True
         self._store.record_in(connection, *self._owner, StoredRecord(self._place, kind, data))
         self._raise_if_closed()

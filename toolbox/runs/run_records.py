@@ -34,6 +34,7 @@ class Unjudged:
     place: str
     arguments: dict[str, Any] | None
     result: Encoded | None
+    has_run: bool
 
 
 @dataclass(frozen=True)

@@ -286,8 +286,9 @@ class RunSession(RunRecords):
             return tool if tool.access is None else replace(tool, access=None)
 
         def give(call: ToolCall) -> Encoded:
-            encoded = self.tools.read_result(self.last_result(place))
-            call.environment.note_ran(call, encoded)
+            record = self.last_result(place)
+            encoded = self.tools.read_result(record)
+            self.tools.note_recorded(call, record)
             return encoded
 
         return tool_that_gives(give, request.name)

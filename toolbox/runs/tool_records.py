@@ -27,7 +27,7 @@ from ..transaction_recorder import current_recorder
 from .documents import GivenAnswer, WaitingCall
 from .places import RecordKey, is_compensation, place_of_attempt
 from .program_values import qualified
-from .record_contents import result_from_dict, result_to_json
+from .record_contents import has_run_in, result_from_dict, result_to_json
 from .recorder import RecorderInTransaction, recorder_of
 from .run_records import PlaceState, Recorded, RunRecords, Unjudged, describe_store_error
 from .store import Answer
@@ -82,8 +82,9 @@ class ToolRecords:
         if not records.is_stored:
             return await self._run_and_record(step, call, attempt)
         if (known := self._decide_outcome(call, attempt)) is not None:
+            if not known.is_error:
+                call.environment.note_ran(call)
             await self._write_result(attempt, known, call)
-            call.environment.note_ran(call, known)
             return known
         recorder = recorder_of(records, call, attempt, self._encode_result)
         start = json.dumps({"version": 1, "atomic": recorder is not None})
@@ -121,9 +122,9 @@ class ToolRecords:
                 await self._write_result(attempt, error, call)
             raise
         if recorder is not None and recorder.is_written:
-            self._note_unjudged(attempt, call)
+            self._note_unjudged(attempt, call, has_run=_has_run(call, encoded))
         elif self._state_of(call).is_judged_next:
-            self._note_unjudged(attempt, call, encoded)
+            self._note_unjudged(attempt, call, encoded, has_run=_has_run(call, encoded))
         else:
             await self._write_result(attempt, encoded, call)
         return encoded
@@ -190,10 +191,15 @@ class ToolRecords:
         """Return the recorded result of a call. Raises `ToolSuspension` while a deferred one has no answer."""
         if record.kind == "deferred":
             return await self._continue_deferred(step, call, attempt, self._records.read_record(record))
-        self._note_unjudged(attempt, call)
+        self._note_unjudged(attempt, call, has_run=has_run_in(self._records.facts_of(record)))
         encoded = self.read_result(record, call.tool, call)
-        call.environment.note_ran(call, encoded)
+        self.note_recorded(call, record)
         return encoded
+
+    def note_recorded(self, call: ToolCall, record: Recorded) -> None:
+        """Note that the tool of a recorded call ran, if it did."""
+        if has_run_in(self._records.facts_of(record)):
+            call.environment.note_ran(call)
 
     async def _continue_deferred(
         self, step: ToolStep, call: ToolCall, attempt: str, written: Mapping[str, Any]
@@ -208,7 +214,8 @@ class ToolRecords:
                     current_answer.reset(token)
             if each.answer.kind in ("respond", "fail"):
                 encoded = _encode_answer(call.tool, each.answer)
-                call.environment.note_ran(call, encoded)
+                if not encoded.is_error:
+                    call.environment.note_ran(call)
                 return encoded
         raise self.suspend(call, attempt, "deferred", written["reason"], written["attributes"])
 
@@ -264,16 +271,19 @@ class ToolRecords:
 
     async def _write_result(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> None:
         """Record a result."""
+        has_run = isinstance(result, Encoded) and _has_run(call, result)
         if not isinstance(result, ToolDeferred):
-            self._note_unjudged(attempt, call)
-        await self._records.write_record(RecordKey(attempt), *self._encode_result(result, call))
+            self._note_unjudged(attempt, call, has_run=has_run)
+        await self._records.write_record(RecordKey(attempt), *self._encode_result(result, call, has_run))
 
-    def _encode_result(self, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> tuple[str, str]:
+    def _encode_result(
+        self, result: Encoded | Exception | ToolDeferred, call: ToolCall, has_run: bool
+    ) -> tuple[str, str]:
         """Return the kind and the data of the record of a result; with the call's arguments if they were changed."""
         if isinstance(result, ToolDeferred):
             attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
             return "deferred", json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
-        return "result", result_to_json(result, self._write_changed_arguments(call))
+        return "result", result_to_json(result, self._write_changed_arguments(call), has_run=has_run)
 
     def _write_changed_arguments(self, call: ToolCall) -> dict[str, Any] | None:
         """Return the arguments of a call as JSON values if a person, a guardrail or an interceptor changed them."""
@@ -294,7 +304,7 @@ class ToolRecords:
         try:
             encoded = await guarded(call)
             if (unjudged := state.unjudged) is not None:
-                data = result_to_json(encoded, unjudged.arguments, is_judged=True)
+                data = result_to_json(encoded, unjudged.arguments, has_run=unjudged.has_run, is_judged=True)
                 await self._records.write_record(
                     RecordKey(unjudged.place), "result", data, replaces=unjudged.result is None
                 )
@@ -311,14 +321,14 @@ class ToolRecords:
         unjudged = state.unjudged
         if unjudged is not None and unjudged.result is not None:
             state.unjudged = replace(unjudged, result=None)
-            data = result_to_json(unjudged.result, unjudged.arguments)
+            data = result_to_json(unjudged.result, unjudged.arguments, has_run=unjudged.has_run)
             await self._records.write_record(RecordKey(unjudged.place), "result", data)
 
-    def _note_unjudged(self, attempt: str, call: ToolCall, result: Encoded | None = None) -> None:
+    def _note_unjudged(self, attempt: str, call: ToolCall, result: Encoded | None = None, *, has_run: bool) -> None:
         """Remember an attempt whose result output guardrails will judge; `result` is not recorded yet."""
         state = self._state_of(call)
         if state.is_judged_next:
-            state.unjudged = Unjudged(attempt, self._write_changed_arguments(call), result)
+            state.unjudged = Unjudged(attempt, self._write_changed_arguments(call), result, has_run)
 
     # --- persons
 
@@ -408,6 +418,11 @@ class ToolRecords:
 
     def _state_of(self, call: ToolCall) -> PlaceState:
         return self._records.at(place_of(call).call)
+
+
+def _has_run(call: ToolCall, result: Encoded) -> bool:
+    """Return True if a result is of the tool itself, and not of a layer that answered for it."""
+    return not result.is_error and call.environment.has_run(call.request)
 
 
 def _encode_answer(tool: Tool, answer: Answer) -> Encoded:

@@ -438,7 +438,7 @@ async def _call(
     """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
     environment, request = invocation.environment, undo.execution.request
     context = replace(in_tool(environment.context, request, Cancellation()), place=place)
-    environment = replace(environment, ran=None)  # the compensation is a call of the same request
+    environment = replace(environment, ran={})  # the compensation is a call of the same request
     if caller_left:
         environment = replace(environment, runner=LoopRunner(invocation.host.workers))
     copied = copy_context()

@@ -78,7 +78,8 @@ async def _run_reporting(call: ToolCall) -> Encoded:
         given = call.with_arguments({**(call.arguments or {}), **hidden})
     try:
         encoded = await _run_function(given)
-        call.environment.note_ran(call, encoded)  # without the `Progress` among its arguments
+        if not encoded.is_error:
+            call.environment.note_ran(call)  # without the `Progress` among its arguments
         return encoded
     finally:
         progress.end()
@@ -170,7 +171,8 @@ class _FunctionCall:
             if tool.bean is not None or tool.injected:
                 await self._prepare_beans()
             encoded = await (self._run_here() if on_loop else self._run_elsewhere())
-            environment.note_ran(self._call, encoded)
+            if not encoded.is_error:
+                environment.note_ran(self._call)
             return encoded
         except asyncio.CancelledError as error:
             self.abandoned_by = error

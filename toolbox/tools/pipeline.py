@@ -99,7 +99,7 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
             ToolExecution(request, text, encoded.value, encoded.is_error, started_at, taken, attributes),
             contents,
             encoded.failed or (raised is not None and is_failure(raised, request)),
-            ran=environment.ran is not None and id(request) in environment.ran,
+            ran=environment.has_run(request),
         )
         if listeners is not None:
             listeners.tell(ToolExecutedEvent(context, outcome.execution, raised))

@@ -313,12 +313,16 @@ class ToolEnvironment:
     Returns the names of these services.
     """
 
-    def note_ran(self, call: ToolCall, encoded: Encoded) -> None:
-        """Note that the tool of a call ran, unless its result is an error. The step that runs a tool calls it."""
+    def note_ran(self, call: ToolCall) -> None:
+        """Note that the tool of a call ran without an error. The step that runs a tool calls it."""
         # What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the
-        # result of one that ran. A compensation must undo what ran, and nothing else.
-        if self.ran is not None and not encoded.is_error:
+        # result of one that ran. A compensation must undo what ran, and nothing else. Runs record it with the result.
+        if self.ran is not None:
             self.ran[id(call.request)] = call
+
+    def has_run(self, request: ToolExecutionRequest) -> bool:
+        """Return True if `note_ran` was called for the tool of a call."""
+        return self.ran is not None and id(request) in self.ran
 
     def was_sent(self, name: str) -> bool:
         """Return True if the model could see a tool of this name when it replied."""
