@@ -6,6 +6,7 @@ Imports are read from the source, those inside functions too. Those under `TYPE_
 import ast
 import functools
 import gc
+import keyword
 import re
 import sys
 from collections import Counter
@@ -474,17 +475,38 @@ def test_the_architecture_page_lists_every_module() -> None:
     assert [stem for stem in stems if f"`{stem}`" not in page] == []
 
 
-def test_the_architecture_page_names_real_files_and_functions() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:\w+/)+\w+\.py)`(?:, `(\w+)`)?", page)
-    wrong = []
-    for file, function in named:
-        path = next((path for path in (ROOT / file, ROOT / "toolbox" / file) if path.is_file()), None)
-        known = {getattr(each, "name", "") for each in ast.walk(tree_of(path))} if path is not None else set()
-        if path is None or (function and function not in known):
-            wrong.append((file, function))
+NAMES_OF_OTHERS = {"Singleton", "pyright", "site/"}
 
-    assert len(named) > 20
+
+def identifiers_in(node: ast.AST) -> set[str]:
+    """Return the names that code defines or uses."""
+    found = (getattr(each, field, None) for each in ast.walk(node) for field in ("name", "module", "id", "attr", "arg"))
+    return {word for each in found if isinstance(each, str) for word in each.split(".")}
+
+
+def test_the_architecture_page_names_what_exists() -> None:
+    """Checks what is in backquotes: paths, with the name before or after one; `Class.member`; other names."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`@?([a-zA-Z_][\w./]*)(?:=|\(\))?`(?:, `(\w+)`)?", prose)
+    before = re.findall(r"`(?:\w+\.)*(\w+)`,?\s(?:in\s|\()`([\w/]+\.py)`", prose)
+    named += [(path, name) for name, path in before]
+    trees = [tree_of(path) for path in MODULES.values()]
+    classes = {node.name: node for tree in trees for node in classes_in(tree)}
+    words = set(keyword.kwlist).union(*map(identifiers_in, trees), *(each.split(".") for each in MODULES))
+    wrong = []
+    for name, after in named:
+        first, _, member = name.partition(".")
+        if "/" in name or name.endswith((".py", ".md")):
+            paths = [root / name for root in (ROOT, *(ROOT / each for each in OURS)) if (root / name).exists()]
+            is_right = bool(paths) and (not after or after in identifiers_in(tree_of(paths[0])))
+        elif member and first in classes:
+            is_right = member in identifiers_in(classes[first])
+        else:
+            is_right = words.issuperset(name.split("."))
+        wrong += [] if is_right or name in NAMES_OF_OTHERS else [(name, after)]
+
+    assert len(named) > 300
     assert wrong == []
 
 
