@@ -39,7 +39,7 @@ def in_run(perform: Perform) -> Perform:
         session = cast("RunSession", invocation.place.session)
         session.check_fits(invocation)
         if isinstance(effect, RunTool):
-            return session.run_call(effect, invocation)
+            return session.run_call(effect, invocation, perform)
         return session.ask_or_replay(effect, invocation, perform)
 
     return performing
@@ -165,7 +165,7 @@ def judging(guarded: ToolStep, step: ToolStep) -> ToolStep:
 
 
 def recording(step: ToolStep, tool: Tool) -> ToolStep:
-    """Return the innermost layer of a tool, which records its results."""
+    """Return the layer that records the results of a tool. What is inside of it, such as `RetryOnError`, is not."""
 
     async def run(call: ToolCall) -> Encoded:
         place = run_place_of(call)

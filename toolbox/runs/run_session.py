@@ -13,12 +13,11 @@ from typing import Any
 from ..chat import PendingCall, RunSuspended, ToolExecutionRequest
 from ..errors import RunConflictError, RunIncompatibleError
 from ..limits import Account, UsageLimits, narrowest, remaining
-from ..services.invocation import Invocation
-from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
+from ..services.invocation import Invocation, Perform
+from ..services.loop import CallModel, ModelReplied, RunTool
 from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
-from ..tools.pipeline import execute_tool
-from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
+from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import RunDocument
 from .event_log import event_to_json
 from .new_documents import StoringHost, current_trace, describe_run, new_header, with_message
@@ -239,7 +238,7 @@ class RunSession(RunRecords):
             place.written = state
         return replied
 
-    async def run_call(self, effect: RunTool, invocation: Invocation) -> ToolFinished | ToolSuspended:
+    def run_call(self, effect: RunTool, invocation: Invocation, perform: Perform) -> Awaitable[Any]:
         """Run one tool call at its place."""
         self._raise_if_elsewhere(invocation)
         number = len(invocation.state.executions) + effect.index
@@ -256,10 +255,7 @@ class RunSession(RunRecords):
         elif place.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
             tools = {name: tool, **tools}
         environment = replace(environment, context=context, tools=tools, listeners=listeners)
-        try:
-            return ToolFinished(effect.index, await execute_tool(effect.request, environment))
-        except ToolSuspension as suspension:
-            return ToolSuspended(effect.index, suspension.details)
+        return perform(replace(effect, environment=environment), invocation)
 
     def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Encoded]:
         """Return the recorded result of a tool; else run it, and record its result."""

@@ -83,7 +83,8 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
     """
     if isinstance(effect, RunTool):
         try:
-            return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
+            outcome = await execute_tool(effect.request, effect.environment or invocation.environment)
+            return ToolFinished(effect.index, outcome)
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
     sent = find_sent_tools(effect, invocation)

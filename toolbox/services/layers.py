@@ -1,7 +1,7 @@
 """The layers around an invocation: listeners, roles, the turn in a conversation and its memory, the check of the input.
 
 A layer of an invocation is an async context manager, so that it works for coroutines and streams. Not here: the types
-of layers (`plans`), layers of tools (`tools.pipeline`), deadlines (`interruptions`), limits (`usage_layers`).
+of layers (`plans`), layers of tools (`capabilities`), deadlines (`interruptions`), limits (`usage_layers`).
 """
 
 from __future__ import annotations

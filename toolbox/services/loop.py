@@ -35,7 +35,7 @@ from ..errors import (
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
-from ..tools.tool_calls import ToolOutcome
+from ..tools.tool_calls import ToolEnvironment, ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
 from .state import PendingToolCall, State, identity_of
 
@@ -93,10 +93,11 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class RunTool:
-    """Run one pending call."""
+    """Run one pending call. `environment` is that of a call at a place of a run; None for the invocation's."""
 
     index: int
     request: ToolExecutionRequest
+    environment: ToolEnvironment | None = None
 
 
 @dataclass(frozen=True, slots=True)
