@@ -155,7 +155,7 @@ def tool(
     if len(lines) == 1 and not isinstance(lines[0], str):
         return _mark(lines[0], ToolMark(), sys._getframe(1))
     if not all(isinstance(line, str) for line in lines):
-        raise TypeError("@tool: the description must be text; write @tool or @tool('…') above the function")
+        raise TypeError("@tool: the description must be a string; write @tool or @tool('…') above the function")
     if lines and description is not None:
         raise TypeError("@tool: the description is given twice; pass it as strings or as description=, not both")
     mark = ToolMark(
