@@ -27,7 +27,7 @@ from toolbox import (
     tool,
 )
 from toolbox.capabilities import Capabilities
-from toolbox.hosts.standalone import _Host
+from toolbox.hosts.standalone import StandaloneHost
 from toolbox.services.declaration import ServiceOptions
 from toolbox.services.invocation import Invocation, Perform
 from toolbox.services.loop import CallModel, RunTool
@@ -55,7 +55,7 @@ def assistant(layers: Layers, *replies: Any, tools: Any = (add,), **options: Any
     plans, problems = plan_service(Assistant, ServiceOptions(tools=tools, **options), Capabilities())
     assert not problems
     layered = {name: replace(plan, layers=layers) for name, plan in plans.items()}
-    return implementation_of(Assistant, layered, _Host(ScriptedChatModel(replies)))()
+    return implementation_of(Assistant, layered, StandaloneHost(ScriptedChatModel(replies)))()
 
 
 def asks(*calls: Any) -> ChatResponse:
@@ -190,7 +190,7 @@ from toolbox.services.invocation import Invocation
 from toolbox.services.planning import plan_service
 from toolbox.capabilities import Capabilities
 from toolbox.services.state import State
-from toolbox.hosts.standalone import _Host
+from toolbox.hosts.standalone import StandaloneHost
 from toolbox.services.declaration import ServiceOptions
 from toolbox.testing import ScriptedChatModel
 from dataclasses import replace
@@ -219,7 +219,7 @@ async def main():
     if not store.exists():
         replies.insert(0, asks(*(tool_call("note", {{"n": n}}) for n in (1, 2, 3))))
     state = State.from_json(store.read_text()) if store.exists() else None
-    invocation = Invocation(plan, _Host(ScriptedChatModel(replies)), {{"question": "q"}}, state=state)
+    invocation = Invocation(plan, StandaloneHost(ScriptedChatModel(replies)), {{"question": "q"}}, state=state)
     print(await run(invocation), len(invocation.state.executions), invocation.state.token_usage.total_tokens)
 
 asyncio.run(main())

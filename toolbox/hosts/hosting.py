@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -333,28 +332,6 @@ class ContainerHost(ServiceHosting):
             if f"{cls.__module__}.{cls.__qualname__}" == service:
                 return methods
         return {}
-
-    def bound_call(
-        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[MethodPlan, Mapping[str, Any]]:
-        """Return the plan and the arguments of a call. Raises `TypeError` for anything but an async service method."""
-        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
-        if owner is not None:
-            found = [cls for cls in type(owner).__mro__ if name in self.plans.get(cls, {})][:1]
-        else:
-            found = [
-                cls
-                for cls, methods in self.plans.items()
-                if name in methods and inspect.getattr_static(cls, name, None) is method
-            ]
-        if len(found) != 1:
-            several = ", ".join(sorted(cls.__name__ for cls in found))
-            fact = f"several services have it ({several}); pass the method of one" if found else "expected a method"
-            raise TypeError(f"runs.start: {method!r}: {fact} of a registered AI service")
-        plan = self.plans[found[0]][name]
-        if not plan.is_coroutine:
-            raise TypeError(f"runs.start: {plan.where} is not `async def`; only async methods can be started")
-        return plan, plan.bind(args, kwargs)
 
     def open_request(self, seeds: Mapping[Any, Any]) -> Any:
         """Return a new request scope with these seeds."""

@@ -6,8 +6,9 @@ caller's loop and needs nothing started (`standalone`). Everything that does not
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..capabilities import load
@@ -116,6 +117,32 @@ class ServiceHosting(ABC):
         """Return the place of the outermost invocation of a new run; without an id, it gets one."""
         place: PlaceInRun = load("a new run")(run_id).root
         return place
+
+    def bound_call(
+        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[MethodPlan, Mapping[str, Any]]:
+        """Return the plan and the arguments of a call. Raises `TypeError` for anything but an async service method."""
+        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+        if owner is not None:
+            found = [cls for cls in type(owner).__mro__ if name in self.plans.get(cls, {})][:1]
+        else:
+            found = [
+                cls
+                for cls, methods in self.plans.items()
+                if name in methods and inspect.getattr_static(cls, name, None) is method
+            ]
+        if len(found) != 1:
+            several = ", ".join(sorted(cls.__name__ for cls in found))
+            fact = f"several services have it ({several}); pass the method of one" if found else "expected a method"
+            raise TypeError(f"runs.start: {method!r}: {fact} of a registered AI service")
+        plan = self.plans[found[0]][name]
+        if not plan.is_coroutine:
+            raise TypeError(f"runs.start: {plan.where} is not `async def`; only async methods can be started")
+        return plan, plan.bind(args, kwargs)
+
+    def tools_added_by(self, place: str) -> Sequence[Tool] | None:
+        """Return the tools that an endpoint adds to its calls; None: only containers know endpoints."""
+        return None
 
     async def run_engine(self) -> RunEngine:
         """Return the `RunEngine` bean, or an engine that executes runs in this process."""

@@ -118,7 +118,7 @@ class _OnlyModel:
         raise IllegalConfigurationError([Problem(where, fact, "register the service with a Container(models={…})")])
 
 
-class _Host(ServiceHosting):
+class StandaloneHost(ServiceHosting):
     """Hosts one service: provides its model, its memory and the process's threads."""
 
     loop: asyncio.AbstractEventLoop | None = None
@@ -275,7 +275,7 @@ def create_ai_service(
     around = names_around(cls, sys._getframe(1))
     everywhere = _by_priority(as_sources(interceptors))
     plans, problems = plan_service(cls, settings, Capabilities(everywhere), around=around)
-    host = _Host(chat_model)
+    host = StandaloneHost(chat_model)
     if run_store is not None:
         problems += host.use_run_store(run_store)
     if identity is not None:
@@ -311,7 +311,7 @@ def create_ai_service(
     return made
 
 
-def _durable_problems(plans: Iterable[MethodPlan], host: _Host) -> Iterator[Problem]:
+def _durable_problems(plans: Iterable[MethodPlan], host: StandaloneHost) -> Iterator[Problem]:
     """Yield problems of durable methods."""
     for plan in plans:
         if plan.durable:
@@ -327,7 +327,7 @@ def _by_priority(interceptors: Iterable[object]) -> tuple[BeanReference, ...]:
 
 
 def _container_needed(
-    cls: type[Any], options: ServiceOptions, plans: Iterable[MethodPlan], host: _Host
+    cls: type[Any], options: ServiceOptions, plans: Iterable[MethodPlan], host: StandaloneHost
 ) -> Iterator[Problem]:
     """Yield a problem for everything that needs a container."""
     for point in read_class(cls).needs:
@@ -351,7 +351,7 @@ def _container_needed(
             yield from host.not_injected(f"{plan.where}, system message", plan.system.injected)
 
 
-def _identity_needed(plans: Iterable[MethodPlan], host: _Host) -> Iterator[Problem]:
+def _identity_needed(plans: Iterable[MethodPlan], host: StandaloneHost) -> Iterator[Problem]:
     """Yield a problem for each place where roles are used, if there is no identity."""
     for plan in () if host.provides(SecurityIdentity) else plans:
         places = [plan.where] if plan.access is not None else []

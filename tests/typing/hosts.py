@@ -1,0 +1,16 @@
+"""What a type checker knows of the hosts of services. Checked by mypy and pyright, never run.
+
+Hosts are loaded late where runs start, so no assignment in the package shows that a method is missing.
+"""
+
+from toolbox.hosts.hosting import ContainerHost
+from toolbox.hosts.standalone import StandaloneHost
+from toolbox.runs.stored_runs import RunsHost
+from toolbox.services.host_needs import ServiceHost
+from toolbox.services.memory import MemoryHost
+
+
+def each_host_has_services_runs_and_conversations(container: ContainerHost, alone: StandaloneHost) -> None:
+    _services: list[ServiceHost] = [container, alone]
+    _runs: list[RunsHost] = [container, alone]
+    _conversations: list[MemoryHost] = [container, alone]
