@@ -88,6 +88,19 @@ async def a_stored_run_is_read_unchanged(new_store: NewRunStore) -> None:
     assert await other.records(run.id) == [StoredRecord("#begin", "begin", '"é\\u0000"')]
 
 
+async def a_new_header_is_stored_as_given(new_store: NewRunStore) -> None:
+    """All of it, but for the owner, the generation and, in a store that processes share, both times."""
+    store, other = await _open_two(new_store)
+    since = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
+    run = _new_run("suspended", version=3, conversation="room 7", started_by="ann", memory_id="7", waiting_since=since)
+
+    await store.create(replace(run, generation=5, owner="given"))
+
+    found = await _load_run(other, run)
+    assert found == replace(run, created_at=found.created_at, updated_at=found.updated_at)
+    assert run.created_at - timedelta(minutes=1) < found.created_at <= found.updated_at
+
+
 async def an_id_is_used_once(new_store: NewRunStore) -> None:
     """A second `create` returns False and writes nothing."""
     store, other = await _open_two(new_store)
@@ -175,6 +188,18 @@ async def a_record_that_replaces_another_one_keeps_its_place(new_store: NewRunSt
     ]
     await _raises_lease_lost(store.append(run.id, 7, [StoredRecord("0", "result", "late", replaces=True)]), run)
     assert await store.records(run.id) == found
+
+
+async def a_record_that_replaces_another_one_has_its_own_kind(new_store: NewRunStore) -> None:
+    """The whole record is replaced, not only its data."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    await store.append(run.id, 1, [StoredRecord("0", "start", "a")])
+
+    await store.append(run.id, 1, [StoredRecord("0", "result", "b", replaces=True)])
+
+    assert await other.records(run.id) == [StoredRecord("0", "result", "b")]
 
 
 async def records_of_the_same_place_belong_to_one_run_each(new_store: NewRunStore) -> None:
@@ -352,6 +377,31 @@ async def one_of_several_concurrent_changes_wins(new_store: NewRunStore) -> None
     assert [each.data for each in await other.records(run.id)] == [winner.document]
     assert await other.acquire(run.id, "third") is None
     await store.append(run.id, 2, [StoredRecord("0", "result", "a")])
+
+
+async def only_changes_of_the_header_move_its_time(new_store: NewRunStore) -> None:
+    """`updated_at`, from which `purge` counts. Each change raises the version, too; nothing else does."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run)
+
+    async def is_moved_by(write: Callable[[], Awaitable[object]]) -> bool:
+        before = await _load_run(other, run)
+        await asyncio.sleep(0.005)  # a store may round times to milliseconds
+        await write()
+        after = await _load_run(other, run)
+        assert (after.updated_at > before.updated_at) == (after.version > before.version)
+        assert after.created_at == before.created_at
+        return after.version > before.version
+
+    assert await is_moved_by(lambda: store.acquire(run.id, "one"))
+    assert not await is_moved_by(lambda: store.renew(run.id, 1))
+    assert not await is_moved_by(lambda: store.append(run.id, 1, [StoredRecord("0", "result", "a")]))
+    assert not await is_moved_by(lambda: store.add_events(run.id, 1, ["a"]))
+    assert await is_moved_by(lambda: store.append(run.id, 1, [], RunChanges(document="{}")))
+    assert not await is_moved_by(lambda: store.release(run.id, 1))
+    version = (await _load_run(store, run)).version
+    assert await is_moved_by(lambda: store.change(run.id, version, RunChanges()))
 
 
 async def a_resumed_run_without_an_owner_is_available_immediately(new_store: NewRunStore) -> None:
@@ -596,12 +646,14 @@ async def a_deleted_run_leaves_nothing(new_store: NewRunStore) -> None:
 
 RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     a_stored_run_is_read_unchanged,
+    a_new_header_is_stored_as_given,
     an_id_is_used_once,
     one_of_many_creators_wins,
     an_unknown_run_has_nothing,
     records_come_back_in_the_order_written,
     a_record_whose_key_exists_is_ignored,
     a_record_that_replaces_another_one_keeps_its_place,
+    a_record_that_replaces_another_one_has_its_own_kind,
     records_of_the_same_place_belong_to_one_run_each,
     a_run_has_one_owner,
     a_run_without_an_owner_is_taken_once,
@@ -613,6 +665,7 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     only_running_runs_are_taken_over,
     a_change_needs_the_current_version,
     one_of_several_concurrent_changes_wins,
+    only_changes_of_the_header_move_its_time,
     a_resumed_run_without_an_owner_is_available_immediately,
     a_change_of_the_status_fences_the_owner,
     a_run_can_lose_its_owner,

@@ -668,7 +668,7 @@ def run_store_checks() -> tuple[RunStoreCheck, ...]:
 
         @pytest.mark.parametrize("check", run_store_checks())
         async def test_the_store_keeps_its_promises(check: RunStoreCheck, tmp_path: Path) -> None:
-            await check(lambda lease: FileRunStore(tmp_path, lease))
+            await check(lambda lease: MyRunStore(tmp_path, lease))
 
     Each check gets a function that returns a store whose leases last that many seconds. It is called twice, as two
     processes would; both stores must have the same runs, and may be one object. The check opens them, and raises

@@ -65,7 +65,7 @@ class StoredRun:
 class StoredRecord:
     """One record of a run. `key` is unique in the run; `data` is versioned JSON.
 
-    A record whose key exists is ignored, unless it `replaces` the one that is stored.
+    A record whose key exists is ignored, unless it `replaces` the one that is stored: its kind and data, at its place.
     """
 
     key: str
@@ -169,6 +169,20 @@ class RunStore(Protocol):
     Each method is atomic. `persistent` is True if runs outlive the process. `lease` is the duration of a lease in
     seconds, measured by the store's clock. A run is *runnable* if its status is `"running"` and no lease is valid.
     `toolbox.testing.run_store_checks` has a check for each of these promises, for a store of your own.
+
+    Methods are awaited on the event loop: a store does blocking work in a thread, for example with `asyncio.to_thread`.
+    Derive a store from this class: later releases may add methods that have a default, as `look` does, and keywords
+    that have one, as `find` did.
+
+    A store can also have these, which the container uses if they exist:
+
+    - `stop()` and `ready()`, as every bean: the end of the application, and the readiness check.
+    - `renewing()`: a block around the time in which this process owns runs (`RenewsApart`).
+    - `store_tables`: what `toolbox migrate` migrates.
+    - `uses`, `record_in`, `note_in` and `committed`: record the result of a transactional tool in its transaction.
+    - `system_database_url()`: the database of the DBOS engine.
+
+    `SqlRunStore` has all but `stop`, and describes them.
     """
 
     persistent: bool
@@ -181,7 +195,9 @@ class RunStore(Protocol):
     async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
         """Store a new run with its first records. Returns False if the id exists.
 
-        With `owner`, the run has generation 1 and a new lease; without, generation 0 and no lease.
+        With `owner`, the run has generation 1 and a new lease; without, generation 0 and no lease. All other values of
+        the header are stored as given; but a store that several processes share sets both times by the clock with
+        which it measures leases, because the clocks of the processes differ.
         """
         ...
 
@@ -293,31 +309,51 @@ class RenewsApart(Protocol):
         ...
 
 
-def _waits_since_before(run: StoredRun, time: datetime) -> bool:
-    return run.status == "suspended" and (run.waiting_since or run.updated_at) < time
-
-
 @dataclass(slots=True)
-class _Kept:
-    """One run in memory. `lease_until` is in `time.monotonic()` seconds."""
+class StoredRunState:
+    """One stored run, and the rules by which writes change it: what a store needs that has no database to do it.
+
+    It checks no generation, version or lease, and reads no clock: the store does, and locks. `lease_until` is a time of
+    the clock that the store measures leases with.
+    """
 
     run: StoredRun
     lease_until: float = 0.0
     records: dict[str, StoredRecord] = field(default_factory=dict)
     events: list[StoredEvent] = field(default_factory=list)
 
-    def is_runnable(self) -> bool:
-        return self.run.status == "running" and (self.run.owner is None or self.lease_until <= time.monotonic())
+    def is_runnable(self, now: float) -> bool:
+        """Return True if the run is running and has no valid lease."""
+        return self.run.status == "running" and (self.run.owner is None or self.lease_until <= now)
 
-    def add(self, records: Sequence[StoredRecord]) -> None:
+    def waits_since_before(self, time: datetime) -> bool:
+        """Return True for a suspended run whose oldest pending call waits since before `time`."""
+        return self.run.status == "suspended" and (self.run.waiting_since or self.run.updated_at) < time
+
+    def change(self, changes: RunChanges, *, by_owner: bool, now: datetime, lease_until: float) -> None:
+        """Change the header; `lease_until` is the end of a lease that begins now. `by_owner` is as in the rule."""
+        run, after = self.run, ownership_after(changes, by_owner=by_owner)
+        generation = run.generation + after.raises_generation
+        self.run = replace(run, **changes.values, generation=generation, version=run.version + 1, updated_at=now)
+        if after.owner is not KEEP:
+            self.set_owner(after.owner, lease_until)
+
+    def set_owner(self, owner: str | None, lease_until: float) -> None:
+        """Begin a lease of this owner, or end the lease; the rest of the header stays, `updated_at` as well."""
+        self.run = replace(self.run, owner=owner)
+        self.lease_until = 0.0 if owner is None else lease_until
+
+    def add_records(self, records: Sequence[StoredRecord]) -> None:
+        """Add the records whose keys are new, and replace those that are to be replaced, at their places."""
         for each in records:
             if each.replaces:
                 self.records[each.key] = replace(each, replaces=False)
             else:
                 self.records.setdefault(each.key, each)
 
-    def add_events(self, events: Sequence[str]) -> None:
-        first, now = len(self.events) + 1, datetime.now(UTC)
+    def add_events(self, events: Sequence[str], now: datetime) -> None:
+        """Add events with the next numbers."""
+        first = len(self.events) + 1
         self.events += [StoredEvent(first + index, now, each) for index, each in enumerate(events)]
 
 
@@ -331,7 +367,7 @@ class InMemoryRunStore(RunStore):
         if not lease > 0:
             raise ValueError(f"invalid lease={lease!r}; use a number of seconds greater than 0")
         self.lease = lease
-        self._runs: dict[str, _Kept] = {}
+        self._runs: dict[str, StoredRunState] = {}
         self._lock = Lock()  # a store may be shared by containers on several threads
 
     async def open(self) -> None:
@@ -342,9 +378,9 @@ class InMemoryRunStore(RunStore):
         with self._lock:
             if run.id in self._runs:
                 return False
-            kept = self._runs[run.id] = _Kept(replace(run, generation=1 if owner is not None else 0))
-            self._set_owner(kept, owner)
-            kept.add(records)
+            kept = self._runs[run.id] = StoredRunState(replace(run, generation=1 if owner is not None else 0))
+            kept.set_owner(owner, self._end_of_lease())
+            kept.add_records(records)
             return True
 
     async def load(self, run_id: str) -> StoredRun | None:
@@ -359,7 +395,9 @@ class InMemoryRunStore(RunStore):
             if kept is None:
                 return None
             run = kept.run
-            return RunLook(run.status, run.version, run.generation, len(kept.events), kept.is_runnable())
+            return RunLook(
+                run.status, run.version, run.generation, len(kept.events), kept.is_runnable(time.monotonic())
+            )
 
     async def find(
         self,
@@ -373,16 +411,16 @@ class InMemoryRunStore(RunStore):
     ) -> list[StoredRun]:
         """Return the headers that match all given conditions, newest first, at most `limit`."""
         with self._lock:
-            runs = [each.run for each in self._runs.values()]
+            runs = [*self._runs.values()]
         waiting_before = None if waiting_longer_than is None else datetime.now(UTC) - waiting_longer_than
         found = [
-            each
-            for each in runs
-            if status in (None, each.status)
-            and service in (None, each.service)
-            and started_by in (None, each.started_by)
-            and (before is None or position_of(each) < before)
-            and (waiting_before is None or _waits_since_before(each, waiting_before))
+            run
+            for kept in runs
+            if status in (None, (run := kept.run).status)
+            and service in (None, run.service)
+            and started_by in (None, run.started_by)
+            and (before is None or position_of(run) < before)
+            and (waiting_before is None or kept.waits_since_before(waiting_before))
         ]
         return sorted(found, key=position_of, reverse=True)[:limit]
 
@@ -410,11 +448,11 @@ class InMemoryRunStore(RunStore):
     ) -> None:
         """Add records and events, and change the header, at once. Raises `LeaseLostError` for another generation."""
         with self._lock:
-            kept = self._owned(run_id, generation)
-            kept.add(records)
-            kept.add_events(events)
+            kept = self._find_owned(run_id, generation)
+            kept.add_records(records)
+            kept.add_events(events, datetime.now(UTC))
             if changes is not None:
-                self._apply(kept, changes, by_owner=True)
+                self._change(kept, changes, by_owner=True)
 
     async def change(
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
@@ -424,17 +462,17 @@ class InMemoryRunStore(RunStore):
             kept = self._runs.get(run_id)
             if kept is None or kept.run.version != version:
                 return None
-            kept.add(records)
-            self._apply(kept, changes, by_owner=False)
+            kept.add_records(records)
+            self._change(kept, changes, by_owner=False)
             return kept.run
 
     async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
         """Take a runnable run with a new lease and generation. Returns the header, or None if it is not runnable."""
         with self._lock:
             kept = self._runs.get(run_id)
-            if kept is None or not kept.is_runnable():
+            if kept is None or not kept.is_runnable(time.monotonic()):
                 return None
-            self._apply(kept, RunChanges(owner=owner), by_owner=False)
+            self._change(kept, RunChanges(owner=owner), by_owner=False)
             return kept.run
 
     async def renew(self, run_id: str, generation: int) -> bool:
@@ -443,7 +481,7 @@ class InMemoryRunStore(RunStore):
             kept = self._runs.get(run_id)
             if kept is None or kept.run.generation != generation or kept.run.owner is None:
                 return False
-            kept.lease_until = time.monotonic() + self.lease
+            kept.lease_until = self._end_of_lease()
             return True
 
     async def release(self, run_id: str, generation: int) -> None:
@@ -451,17 +489,18 @@ class InMemoryRunStore(RunStore):
         with self._lock:
             kept = self._runs.get(run_id)
             if kept is not None and kept.run.generation == generation:
-                self._set_owner(kept, None)
+                kept.set_owner(None, 0.0)
 
     async def lapsed(self, limit: int = 100) -> list[str]:
         """Return the ids of runnable runs, oldest first, at most `limit`."""
         with self._lock:
-            return [run_id for run_id, kept in self._runs.items() if kept.is_runnable()][:limit]
+            now = time.monotonic()
+            return [run_id for run_id, kept in self._runs.items() if kept.is_runnable(now)][:limit]
 
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """Add events, numbered from 1 in each run. Raises `LeaseLostError` for another generation."""
         with self._lock:
-            self._owned(run_id, generation).add_events(events)
+            self._find_owned(run_id, generation).add_events(events, datetime.now(UTC))
 
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
         """Return the events with a number above `after`, in order, at most `limit`."""
@@ -486,24 +525,17 @@ class InMemoryRunStore(RunStore):
                 del self._runs[run_id]
             return len(old)
 
-    def _owned(self, run_id: str, generation: int) -> _Kept:
+    def _find_owned(self, run_id: str, generation: int) -> StoredRunState:
         kept = self._runs.get(run_id)
         if kept is None or kept.run.generation != generation:
             raise LeaseLostError(run_id)
         return kept
 
-    def _apply(self, kept: _Kept, changes: RunChanges, *, by_owner: bool) -> None:
-        run, after = kept.run, ownership_after(changes, by_owner=by_owner)
-        values: dict[str, Any] = {**changes.values, "version": run.version + 1, "updated_at": datetime.now(UTC)}
-        if after.raises_generation:
-            values["generation"] = run.generation + 1
-        kept.run = replace(run, **values)
-        if after.owner is not KEEP:
-            self._set_owner(kept, after.owner)
+    def _change(self, kept: StoredRunState, changes: RunChanges, *, by_owner: bool) -> None:
+        kept.change(changes, by_owner=by_owner, now=datetime.now(UTC), lease_until=self._end_of_lease())
 
-    def _set_owner(self, kept: _Kept, owner: str | None) -> None:
-        kept.run = replace(kept.run, owner=owner)
-        kept.lease_until = 0.0 if owner is None else time.monotonic() + self.lease
+    def _end_of_lease(self) -> float:
+        return time.monotonic() + self.lease
 
 
 # --- answers, and the public view of a run

@@ -76,8 +76,19 @@ class ChatMemoryStore(Protocol):
         class Files(ChatMemoryStore):  # implement the three methods
             ...
 
-    Optionally, add `lock(key)`, an async context manager that lets one caller at a time into a conversation across
-    processes. Without it, calls wait for each other in this process only.
+    A store can also have these, which the container uses if they exist:
+
+    - `lock(key)`: an async context manager that lets one caller at a time into a conversation across processes. Without
+      it, calls wait for each other in this process only. If another process can take the lock from a caller, as it can
+      take a lease that has ended, `update_messages` and `delete_messages` of that caller raise `MemoryLeaseLostError`
+      and write nothing.
+    - `open_at_start()`: checks or prepares the store when the container starts.
+    - `stop()` and `ready()`, as every bean: the end of the application, and the readiness check.
+    - `store_tables`: what `toolbox migrate` migrates.
+
+    Methods are awaited on the event loop: a store does blocking work in a thread, for example with `asyncio.to_thread`.
+    `toolbox.testing.conversation_store_checks` has a check for each promise, for a store of your own; but no check can
+    end a lease for every kind of store, so test `MemoryLeaseLostError` yourself.
     """
 
     async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:

@@ -150,7 +150,10 @@ class SqlChatMemoryStore(ChatMemoryStore):
             yield
 
     async def open_at_start(self) -> None:
-        """Check the engine, and with `migrate=False` the table. Raises `IllegalConfigurationError`."""
+        """Check the engine, and with `migrate=False` the table. Raises `IllegalConfigurationError`.
+
+        Otherwise the first call migrates the table, so that a program starts while its database is not reachable.
+        """
         self.store_tables.check_engine()
         if not self.store_tables.migrates:
             await self.store_tables.prepare()

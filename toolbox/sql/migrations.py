@@ -1,8 +1,9 @@
 """Creates, migrates and checks the tables of the stores, in steps that a database has applied or not.
 
 A step is frozen once it is released: databases exist that have applied it, and new ones apply all steps in order. So
-the first step creates the tables of version 1, not today's. A change of a table is a new step, and the same change in
-the class that describes today's tables:
+the first step creates the tables of version 1, not today's, and the class of version 1 is frozen as well. A change of a
+table is a new step, and the same change in the one class that describes today's tables, at the end of both methods;
+steps of earlier releases stay before it:
 
     class RunTables(FirstRunTables):
         def __init__(self, name: str) -> None:
@@ -15,7 +16,8 @@ the class that describes today's tables:
 
             return (*super().steps(), add_priority)
 
-A step only executes statements and reads nothing: `toolbox migrate --sql` prints them without a database that changes.
+A step only executes statements and fetches nothing: `toolbox migrate --sql` prints them. What depends on the rows is
+part of a statement, as in `UPDATE … WHERE`.
 """
 
 from __future__ import annotations

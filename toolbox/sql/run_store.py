@@ -163,6 +163,7 @@ class SqlRunStore(RunStore):
                 shown_version=run.version,
                 started_by=run.started_by,
                 memory_id=run.memory_id,
+                waiting_since=None if run.waiting_since is None else _write_time(run.waiting_since),
             )
             .on_conflict_do_nothing(index_elements=[runs.c.id])
             .returning(runs.c.id)
@@ -366,7 +367,8 @@ class SqlRunStore(RunStore):
         adding = INSERT_OF[self._engine.dialect.name](records).values(_record_values(run_id, record))
         same = [records.c.run_id, records.c.key]
         if record.replaces:
-            return adding.on_conflict_do_update(index_elements=same, set_={"data": adding.excluded.data})
+            replaced = {"kind": adding.excluded.kind, "data": adding.excluded.data}
+            return adding.on_conflict_do_update(index_elements=same, set_=replaced)
         return adding.on_conflict_do_nothing(index_elements=same)
 
     def _insert_record_if_owned(self) -> Any:
