@@ -72,6 +72,13 @@ def undone_savepoint(session: Session) -> None:
     savepoint.rollback()
 
 
+def refresh_all(session: Session) -> None:
+    session.flush()  # a refresh drops changes that are not flushed, and then nothing may be lost
+    for row in [*session.identity_map.values()]:
+        if row not in session.deleted:
+            session.refresh(row)
+
+
 READING: dict[str, Step] = {
     "get": lambda session: session.get(Row, 1),
     "scalars": lambda session: session.scalars(select(Row)).all(),
@@ -80,9 +87,7 @@ READING: dict[str, Step] = {
     "cte": lambda session: session.execute(select(select(Row.id).cte("ids"))).all(),
     "exists": lambda session: session.scalar(select(select(Row.id).exists())),
     "query": lambda session: session.query(Row).filter(Row.id > 0).all(),
-    "refresh": lambda session: [
-        session.refresh(each) for each in [*session.identity_map.values()] if each not in session.deleted
-    ],
+    "refresh": refresh_all,
     "driver": lambda session: session.connection().exec_driver_sql("SELECT id FROM rows").all(),
 }
 CHANGING: dict[str, Step] = {
