@@ -54,9 +54,9 @@ class SearchBehavior(StrEnum):
     ALWAYS_VISIBLE = "always_visible"
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class ToolMark:
-    """The options of `@tool`.
+    """The options of `@tool`. One that a call needs is also a field of `Tool`, which `sources` fills.
 
     `local_names` are the names in its annotations that are local to the enclosing function. They are saved here because
     they cannot be looked up later.
@@ -158,25 +158,31 @@ def tool(
         raise TypeError("@tool: the description must be a string; write @tool or @tool('…') above the function")
     if lines and description is not None:
         raise TypeError("@tool: the description is given twice; pass it as strings or as description=, not both")
+    _check_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome)
+    _check_former_names(former_names)
     mark = ToolMark(
-        name,
-        "\n".join(lines) if lines else description,
-        ReturnBehavior(return_behavior),
-        dict(metadata or {}),
-        timeout,
-        max_result_chars,
-        *_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome),
+        name=name,
+        description="\n".join(lines) if lines else description,
+        return_behavior=ReturnBehavior(return_behavior),
+        metadata=dict(metadata or {}),
+        timeout=timeout,
+        max_result_chars=max_result_chars,
+        requires_approval=requires_approval,
+        approvers=tuple(approvers),
+        not_self=not_self,
+        deferred=deferred,
+        on_unknown_outcome=on_unknown_outcome,
         search_behavior=SearchBehavior(search_behavior),
         strict=strict,
-        former_names=_former_names(former_names),
+        former_names=tuple(former_names),
     )
     return lambda target: _mark(target, mark, sys._getframe(1))
 
 
-def _run_options(
+def _check_run_options(
     requires_approval: Any, approvers: Any, not_self: Any, deferred: Any, on_unknown_outcome: Any
-) -> tuple[bool | ApprovalRule, tuple[str, ...], bool, bool, UnknownOutcome | None]:
-    """Return the options about runs. Raises `TypeError` for invalid ones."""
+) -> None:
+    """Raise `TypeError` for invalid options about runs."""
     if not isinstance(requires_approval, bool) and not takes(requires_approval, 2):
         fix = "use True, or a function that takes the arguments and the InvocationContext"
         raise TypeError(f"@tool: invalid requires_approval={requires_approval!r}; {fix}")
@@ -191,14 +197,12 @@ def _run_options(
             raise TypeError(f"@tool: invalid {option}={given!r}; use True or False")
     if on_unknown_outcome not in (None, *get_args(UnknownOutcome)):
         raise TypeError(f'@tool: invalid on_unknown_outcome={on_unknown_outcome!r}; use "tell", "ask" or "retry"')
-    return requires_approval, tuple(approvers), not_self, deferred, on_unknown_outcome
 
 
-def _former_names(given: Any) -> tuple[str, ...]:
-    """Return the former names of a tool. Raises `TypeError` unless it is a tuple or list of names."""
+def _check_former_names(given: Any) -> None:
+    """Raise `TypeError` unless the former names of a tool are a tuple or list of names."""
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) and each for each in given):
         raise TypeError(f'@tool: invalid former_names={given!r}; use a tuple of names: former_names=("refund",)')
-    return tuple(given)
 
 
 def toolbox(*tools: Any) -> Callable[[F], F]:
