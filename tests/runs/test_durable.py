@@ -24,7 +24,6 @@ from toolbox import (
     ToolExecutedEvent,
     ToolStartedEvent,
     application_scoped,
-    create_ai_service,
     register_ai_service,
     return_to_model,
     tool,
@@ -44,7 +43,6 @@ from toolbox.runs import (
     fail,
     respond,
     retry,
-    runs_of,
 )
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -96,20 +94,6 @@ class Desk(Protocol):
 def container(store: Any, *replies: Any, services: Any = (Desk,), **options: Any) -> Container:
     made = Container(models={"default": ScriptedChatModel(replies)}, take_over_runs=False, **options)
     return made.register(*services).register_instance(store, RunStore)
-
-
-# --- without a container
-
-
-async def test_services_without_a_container_start_runs() -> None:
-    made = create_ai_service(Desk, chat_model=ScriptedChatModel([asks(NOTE), says("done")]), run_store=Kept())
-    runs = runs_of(made)
-    run = await runs.start(made.ask, "r", "x")
-    assert await runs.result(run, timeout=10) == "done"
-    assert (await runs.start(Desk.ask, "r", "x")).status == "completed"
-    assert ran == [1]
-    with pytest.raises(TypeError, match="expected a method of a registered AI service"):
-        await runs.start(note, 1)
 
 
 # --- ids

@@ -50,6 +50,17 @@ async def test_nested_services_without_a_container_share_the_run() -> None:
     assert ran == [7]
 
 
+async def test_services_without_a_container_start_runs() -> None:
+    desk = create_ai_service(Clerk, chat_model=ScriptedChatModel([says("done")]))
+    runs = runs_of(desk)
+
+    run = await runs.start(desk.do, "x")
+
+    assert await runs.result(run, timeout=60) == "done"
+    with pytest.raises(TypeError, match="expected a method of a registered AI service"):
+        await runs.start(refund, 1)
+
+
 @pytest.mark.parametrize("store", [InMemoryRunStore(), InMemoryRunStore, None])
 async def test_services_without_a_container_take_a_store_or_its_class(store: Any) -> None:
     made = create_ai_service(
