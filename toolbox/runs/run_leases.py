@@ -119,11 +119,20 @@ class RunLeases:
 
     async def _renew_until_idle(self, store: RunStore) -> None:
         """Renew all leases. A renewal that has to wait does not delay the others."""
-        while self._held:
-            await asyncio.sleep(store.lease / _RENEWALS)
-            for each in self._held:
-                if each.renewing is None or each.renewing.done():
-                    each.renewing = asyncio.create_task(self._renew_one(store, each))
+        renewals: set[asyncio.Task[None]] = set()
+        try:
+            while self._held:
+                await asyncio.sleep(store.lease / _RENEWALS)
+                for each in self._held:
+                    if each.renewing is None or each.renewing.done():
+                        each.renewing = asyncio.create_task(self._renew_one(store, each))
+                        renewals.add(each.renewing)
+                        each.renewing.add_done_callback(renewals.discard)
+        finally:
+            # No run is held, or the container stops: what they use is closed next.
+            for renewal in renewals:
+                renewal.cancel()
+            await asyncio.gather(*renewals, return_exceptions=True)
 
     async def _renew_one(self, store: RunStore, held: HeldRun) -> None:
         run = held.run

@@ -55,11 +55,21 @@ class RunLooks:
         self._watches: dict[tuple[str, asyncio.AbstractEventLoop], _Watch] = {}
         self._is_closed = False
 
-    def close(self) -> None:
-        """End all waiting: it raises `ContainerNotStartedError` from now on."""
+    async def close(self) -> None:
+        """End all waiting: it raises `ContainerNotStartedError` from now on.
+
+        Waits for the looks of this event loop: the stores that they ask are closed next.
+        """
         self._is_closed = True
+        here, ending = asyncio.get_running_loop(), []
         for (run_id, _), watch in [*self._watches.items()]:
-            watch.loop.call_soon_threadsafe(self._end_watch, run_id, watch)
+            if watch.loop is not here:
+                watch.loop.call_soon_threadsafe(self._end_watch, run_id, watch)
+                continue
+            self._end_watch(run_id, watch)
+            if watch.task is not None:
+                ending.append(watch.task)
+        await asyncio.gather(*ending, return_exceptions=True)
 
     def announce(self, run_id: str) -> None:
         """Look again at once: this process has changed the run. Changes elsewhere are found by looking."""

@@ -271,7 +271,7 @@ class Runs:
 
     async def close(self) -> None:
         """Cancel the runs that this process executes, and end their leases and all waiting."""
-        self._stored.looks.close()
+        await self._stored.looks.close()
         await self._take_over.close()
         await self._execution.stop()
 
