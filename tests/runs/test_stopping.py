@@ -5,11 +5,13 @@ from typing import Protocol
 
 import pytest
 
-from toolbox import Container, register_ai_service, tool
+from toolbox import Container, ToolboxSettings, register_ai_service, tool
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, durable
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
+
+SETTINGS = ToolboxSettings(stop_timeout=0.01)
 
 
 class SlowStore(InMemoryRunStore):
@@ -48,7 +50,9 @@ class Waiter(Protocol):
 
 async def test_renewals_have_ended_when_the_store_is_closed() -> None:
     store = SlowStore()
-    container = Container(models={"default": ScriptedChatModel([tool_call("wait")])}, take_over_runs=False)
+    container = Container(
+        models={"default": ScriptedChatModel([tool_call("wait")])}, take_over_runs=False, settings=SETTINGS
+    )
     container.register(Waiter).register_instance(store, RunStore)
 
     async with container:
