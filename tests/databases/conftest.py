@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,10 @@ def postgres_server(shared: Path, data: Path, **settings: str) -> Iterator[Any]:
         patch.setattr(starting, "pgexec", execute)
         server = pgserver.get_server(data)
     yield server
-    server.cleanup()
+    import psutil  # of pgserver
+
+    with suppress(psutil.NoSuchProcess):  # a server that a test has stopped ended while `cleanup` looked at it
+        server.cleanup()
 
 
 def end_connections(server: Any, database: str | None) -> None:
