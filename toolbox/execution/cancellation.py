@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Generator
+from contextlib import suppress
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
@@ -28,21 +28,22 @@ logger = logging.getLogger("toolbox")
 _running: ContextVar[tuple[object, ...]] = ContextVar("toolbox.running_code", default=())
 
 
-@contextmanager
-def running(code: object) -> Iterator[None]:
-    """Mark the context as that of `code` inside the block, and with it the timers and tasks that `code` starts."""
-    token = _running.set((*_running.get(), code))
-    try:
-        yield
-    finally:
-        _unmark(token)
+class running:  # noqa: N801 - reads as a state: `with running(code)`
+    """Marks the context as that of `code` inside the block, and with it the timers and tasks that `code` starts."""
 
+    __slots__ = ("_code", "_token")
 
-def _unmark(token: Token[tuple[object, ...]]) -> None:
-    try:
-        _running.reset(token)
-    except ValueError:
-        return  # closed in another context, for example by the garbage collector
+    _token: Token[tuple[object, ...]]
+
+    def __init__(self, code: object) -> None:
+        self._code = code
+
+    def __enter__(self) -> None:
+        self._token = _running.set((*_running.get(), self._code))
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ValueError):  # closed in another context, for example by the garbage collector
+            _running.reset(self._token)
 
 
 class _Watched(Generic[T]):
@@ -93,14 +94,13 @@ class _Watched(Generic[T]):
         task, least = self.enter(), 0
         if task is None:
             return (yield from self._work.__await__())
-        token = _running.set((*_running.get(), self._code))
         try:
-            return (yield from self._steps(task))
+            with running(self._code):
+                return (yield from self._steps(task))
         except asyncio.CancelledError:
             least = 1  # code that cancels its own task, and lets the error through, has cancelled it
             raise
         finally:
-            _unmark(token)
             for _ in range(task.cancelling() - self._before - max(self._outside, least)):
                 task.uncancel()
 
