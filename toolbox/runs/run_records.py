@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from ..limits import Usage
 from ..services.invocation import Invocation
 from ..services.loop import ModelReplied
 from ..services.state import State
+from ..services.stored_forms import fields_from_dict, fields_to_dict
 from ..tools.codec import Encoded
 from ..tools.tool_calls import ToolCall
 from .documents import GivenAnswer, RunDocument, WaitingCall, read_stored_json
@@ -266,7 +267,7 @@ def write_usage(invocation: Invocation) -> dict[str, Any] | None:
     if account is None or account.limits is None:
         return None
     usage = account.usage
-    tokens = {each.name: getattr(usage.tokens, each.name) for each in fields(usage.tokens)}
+    tokens = fields_to_dict(usage.tokens)
     cost = None if usage.cost is None else str(usage.cost)
     return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
 
@@ -274,4 +275,4 @@ def write_usage(invocation: Invocation) -> dict[str, Any] | None:
 def read_usage(written: Mapping[str, Any]) -> Usage:
     """Return the usage that `write_usage` wrote."""
     cost = None if written["cost"] is None else Decimal(written["cost"])
-    return Usage(written["model_calls"], written["tool_calls"], TokenUsage(**written["tokens"]), cost)
+    return Usage(written["model_calls"], written["tool_calls"], fields_from_dict(TokenUsage, written["tokens"]), cost)
