@@ -252,6 +252,20 @@ async def test_values_are_not_in_warnings(start: Start, warnings: list[str]) -> 
     assert "secret" not in warnings[0]
 
 
+async def is_kept(statement: Any, url: str) -> bool:
+    """Return True if a session that has executed the statement keeps its transaction while a model is asked."""
+    container = Container(
+        models={"default": ScriptedChatModel(["ok"])}, settings=ToolboxSettings(sql=SqlSettings(url=url))
+    )
+    async with container.register(sql.engine, sql.session, Desk), container.request_scope():
+        async with container.get(AsyncEngine).begin() as connection:
+            await connection.run_sync(Base.metadata.create_all)
+        session = await container.aget(AsyncSession)
+        await session.execute(statement)
+        await container.get(Desk).chat("?")
+        return session.in_transaction()
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -276,49 +290,22 @@ async def test_values_are_not_in_warnings(start: Start, warnings: list[str]) -> 
 async def test_text_that_may_do_more_than_read_is_kept_on_postgresql(
     statement: str, postgres_url: str, warnings: list[str]
 ) -> None:
-    settings = ToolboxSettings(sql=SqlSettings(url=postgres_url.replace("postgresql:", "postgresql+psycopg:")))
-    container = Container(models={"default": ScriptedChatModel(["ok"])}, settings=settings)
-    async with container.register(sql.engine, sql.session, Desk), container.request_scope():
-        session = await container.aget(AsyncSession)
-        async with container.get(AsyncEngine).begin() as connection:
-            await connection.run_sync(Base.metadata.create_all)
-        await session.execute(text(statement))
+    url = postgres_url.replace("postgresql:", "postgresql+psycopg:")
 
-        await container.get(Desk).chat("?")
-
-        assert session.in_transaction()
-        assert len(warnings) == 1
+    assert await is_kept(text(statement), url)
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("called", [func.pg_advisory_xact_lock(User.id), func.set_config("a.b", User.name, True)])
 async def test_functions_with_a_state_are_kept_in_statements_too(
     called: Any, postgres_url: str, warnings: list[str]
 ) -> None:
-    settings = ToolboxSettings(sql=SqlSettings(url=postgres_url))
-    container = Container(models={"default": ScriptedChatModel(["ok"])}, settings=settings)
-    async with container.register(sql.engine, sql.session, Desk), container.request_scope():
-        async with container.get(AsyncEngine).begin() as connection:
-            await connection.run_sync(Base.metadata.create_all)
-        session = await container.aget(AsyncSession)
-        await session.execute(select(called))
-
-        await container.get(Desk).chat("?")
-
-        assert session.in_transaction()
-        assert len(warnings) == 1
+    assert await is_kept(select(called), postgres_url)
+    assert len(warnings) == 1
 
 
 async def test_a_statement_that_changes_in_a_cte_is_kept(postgres_url: str, warnings: list[str]) -> None:
-    settings = ToolboxSettings(sql=SqlSettings(url=postgres_url))
-    container = Container(models={"default": ScriptedChatModel(["ok"])}, settings=settings)
-    async with container.register(sql.engine, sql.session, Desk), container.request_scope():
-        async with container.get(AsyncEngine).begin() as connection:
-            await connection.run_sync(Base.metadata.create_all)
-        session = await container.aget(AsyncSession)
-        removed = delete(Order).returning(Order.id).cte("removed")
-        await session.execute(select(removed.c.id))
+    removed = delete(Order).returning(Order.id).cte("removed")
 
-        await container.get(Desk).chat("?")
-
-        assert session.in_transaction()
-        assert len(warnings) == 1
+    assert await is_kept(select(removed.c.id), postgres_url)
+    assert len(warnings) == 1
