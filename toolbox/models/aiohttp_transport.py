@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from ssl import SSLContext
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx2
@@ -32,12 +34,14 @@ _ERRORS: tuple[tuple[type[Exception], type[httpx2.RequestError]], ...] = (
 
 
 class AiohttpTransport(httpx2.AsyncBaseTransport):
-    """Sends the requests of an httpx2 client with aiohttp. `tls` is for addresses that begin with https.
+    """Sends the requests of an httpx2 client with aiohttp, all to the server of `address`.
 
-    Proxies are those of the environment.
+    `tls` is for addresses that begin with https. The proxy is that of the environment.
     """
 
-    def __init__(self, tls: SSLContext) -> None:
+    def __init__(self, address: str, tls: SSLContext) -> None:
+        # aiohttp would look for the proxy, and for a user in ~/.netrc, in a thread before each request.
+        self._proxy = _find_proxy(address)
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
@@ -46,7 +50,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=MOST_CONNECTIONS, keepalive_timeout=KEEP_ALIVE, ssl=self._tls)
             jar = aiohttp.DummyCookieJar()
-            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=jar, trust_env=True)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=jar, proxy=self._proxy)
         limits: Mapping[str, Any] = request.extensions.get("timeout", {})
         timeout = aiohttp.ClientTimeout(
             connect=limits.get("pool"), sock_connect=limits.get("connect"), sock_read=limits.get("read")
@@ -59,7 +63,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             response = await self._session.request(
                 request.method,
                 str(request.url),
-                headers=request.headers,
+                headers=request.headers.multi_items(),
                 data=content,
                 allow_redirects=False,
                 auto_decompress=False,
@@ -92,6 +96,15 @@ class _ArrivingReply(httpx2.AsyncByteStream):
         self._response.release()
         with _translate_errors():
             await self._response.wait_for_close()
+
+
+def _find_proxy(address: str) -> str | None:
+    """Return the URL of the proxy that the environment names for the server of an address."""
+    parts = urlsplit(address)
+    if proxy_bypass(parts.hostname or ""):
+        return None
+    proxy = getproxies().get(parts.scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 @contextmanager

@@ -113,6 +113,7 @@ class Transport:
     def __init__(self, settings: ServerSettings, package: ClientPackage) -> None:
         self._package = package
         self._response = httpx2.Response
+        self._base = settings.address.rstrip("/")
         self._headers = {_READ_TIMEOUT: package.module.Omit()}
         self.settings = settings
         self._given_keys: deque[str] = deque(maxlen=MOST_GIVEN_KEYS)
@@ -259,7 +260,7 @@ class Transport:
                 if transport == "aiohttp":
                     raise
             else:
-                return AiohttpTransport(tls)
+                return AiohttpTransport(self.settings.address, tls)
         return _OverClient(self._package.module.DefaultAsyncHttpxClient(verify=tls, follow_redirects=False))
 
     async def send(
@@ -281,7 +282,7 @@ class Transport:
             self._given_keys.extend(key.values())
             options["headers"] = {**self._headers, **key, **(headers or {})}
             response = await client.post(
-                path,
+                f"{self._base}/{path.lstrip('/')}",  # absolute: the package would parse and join the parts each time
                 cast_to=self._response,  # the package returns the HTTP response unparsed
                 content=body,
                 options=options,
@@ -310,7 +311,7 @@ class Transport:
 async def _limit_reply(max_reply_bytes: int | None, response: Any) -> None:
     """Limit a reply and the wait that it asks for: a response hook of the HTTP client."""
     response.stream = _ModelBody(response, max_reply_bytes)
-    if _read_wait(response.headers) > LONGEST_WAIT:
+    if response.status_code >= 300 and _read_wait(response.headers) > LONGEST_WAIT:
         response.headers["x-should-retry"] = "false"  # both packages follow it
 
 
@@ -436,6 +437,10 @@ LONGEST_WAIT = 120.0
 """Seconds that a server may ask to wait before a retry. A longer wait is an error."""
 
 
+_parse_address = functools.lru_cache(maxsize=100)(httpx2.URL)
+"""A model sends all requests to one or two addresses, and parsing one takes as long as encoding a request."""
+
+
 @functools.cache
 def _make_client_class(kind: Any) -> Any:
     """Return a subclass of a package's HTTP client that sends large bodies in parts."""
@@ -446,7 +451,7 @@ def _make_client_class(kind: Any) -> Any:
                 others["content"] = _LargeBody(body)
                 others["headers"] = httpx2.Headers(others["headers"])
                 others["headers"]["content-length"] = str(len(body))
-            return super().build_request(method, url, **others)
+            return super().build_request(method, _parse_address(url), **others)
 
     return ClientInParts
 
