@@ -299,9 +299,13 @@ def _inline_references(schema: Any, inlining: _Inlining, followed: int, *, open_
 
 
 def _name_in(reference: str) -> str:
-    """Return the definition name of a `$ref`, with the escapes of JSON pointers resolved."""
-    name = reference.removeprefix(DEFINITION)
-    return unquote(name).replace("~1", "/").replace("~0", "~") if "%" in name or "~" in name else name
+    """Return the definition name of a `$ref`."""
+    return decode_pointer_part(reference.removeprefix(DEFINITION))
+
+
+def decode_pointer_part(part: str) -> str:
+    """Return a part of a JSON pointer in a `$ref`, with the escapes of URLs and pointers resolved."""
+    return unquote(part).replace("~1", "/").replace("~0", "~") if "%" in part or "~" in part else part
 
 
 def _is_noise(key: str, value: object) -> bool:

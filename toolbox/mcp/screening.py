@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote
 
 from ..safe_text import brief
+from ..schemas import decode_pointer_part
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -209,7 +209,7 @@ def _points_into(pointer: str, schema: Mapping[str, Any]) -> bool:
         return False
     found: Any = schema
     for part in pointer.split("/")[1:]:
-        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        key = decode_pointer_part(part)
         if isinstance(found, dict) and key in found:
             found = found[key]
         elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):

@@ -1,0 +1,219 @@
+"""Validates the arguments of a call by the schema in the OpenAPI document, and writes them as the operation expects.
+
+The home of jsonschema, which is loaded with the first tool. Not here: which arguments a tool has (`operation_tools`),
+their schemas (`document_schemas`), encoding the request (`rest`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+
+from ..chat import ToolExecutionRequest, ToolSpecification
+from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
+from ..json_text import compact_json, read_arguments
+from ..rest import Body
+from ..rest.annotations import Place
+from ..rest.client_plans import ParameterPlan
+from ..safe_text import SHOWN, brief
+from .document_reading import DocumentBody, DocumentParameter
+
+_SEPARATORS = {"spaceDelimited": " ", "pipeDelimited": "|"}
+_PLACES = {"path": Place.PATH, "query": Place.QUERY, "header": Place.HEADER, "cookie": Place.COOKIE}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the tool: its name for the model, and how its value is sent."""
+
+    name: str
+    required: bool
+    put: Callable[[Any], Any]
+    parameter: ParameterPlan
+
+
+def decode_arguments(
+    arguments: tuple[Argument, ...], request: ToolExecutionRequest, validator: ArgumentsValidator
+) -> Iterator[tuple[str, Any]]:
+    """Yield the values of the request's parameters. Raises `ToolArgumentsError`."""
+    try:
+        given = read_arguments(request.arguments, validator.specification.parameters)
+    except ValueError as error:
+        raise ToolArgumentsError(request, [("", str(error))]) from error
+    missing = [each.name for each in arguments if each.required and each.name not in given]
+    if missing:
+        raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])
+    # Null omits an optional argument.
+    values = {
+        each.name: given[each.name]
+        for each in arguments
+        if each.name in given and (each.required or given[each.name] is not None)
+    }
+    if faults := validator.faults(values):
+        raise ToolArgumentsError(request, faults)
+    for each in arguments:
+        try:
+            yield each.name, each.put(values[each.name]) if each.name in values else None
+        except ValueError as error:
+            raise ToolArgumentsError(request, [(each.name, str(error))]) from error
+
+
+# --- writing
+
+
+def make_argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
+    """Return the argument for a parameter. `declared` are the properties that an object may send in the query."""
+    place = _PLACES[parameter.place]
+    # A query parameter may become several, or get another name: `put` returns the fields to send.
+    plan = ParameterPlan(visible, place, parameter.name, spread=place is Place.QUERY)
+    return Argument(visible, parameter.required, lambda value: _write_in_style(parameter, value, declared), plan)
+
+
+def make_body_argument(visible: str, body: DocumentBody, media_type: str, declared: set[str]) -> Argument:
+    """Return the argument for the body, sent as `media_type`. `declared` are the fields of a form; empty: any."""
+    if media_type.startswith("application/x-www-form-urlencoded"):
+        plan = ParameterPlan(visible, Place.FORM, visible, True)
+        # A form without declared fields accepts any.
+        return Argument(visible, body.required, lambda value: _require_declared(value, declared or set(value)), plan)
+    sent_as = "application/json" if media_type == "*/*" else media_type
+    plan = ParameterPlan(visible, Place.BODY, visible, mark=Body(sent_as))
+    if media_type.startswith("text/"):
+        return Argument(visible, body.required, _write_word, plan)
+    return Argument(visible, body.required, lambda value: compact_json(value).encode(), plan)
+
+
+def choose_media_type(body: DocumentBody) -> str | None:
+    """Return the media type to send: JSON is preferred to a form, and a form to text."""
+    wanted = (r"application/json\b.*", r".*\+json\b.*", r"application/x-www-form-urlencoded\b.*", r"text/.*", r"\*/\*")
+    for pattern in wanted:
+        for media_type in body.schemas:
+            if re.fullmatch(pattern, media_type):
+                return media_type
+    return None
+
+
+def _write_in_style(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any:
+    """Return the value in the style of the parameter; for a query parameter, the fields to send."""
+    text = _write_as_text(parameter, value)
+    if parameter.place != "query":
+        return text
+    if parameter.media_type is None and isinstance(value, Mapping):
+        value = _require_declared(value, declared)
+        if parameter.style == "deepObject":
+            return {f"{parameter.name}[{key}]": each for key, each in value.items()}
+        if parameter.explode:
+            return value
+    return {parameter.name: text}
+
+
+def _require_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str, Any]:
+    """Return a value whose properties become parameters. Raises `ValueError` for a property of another name."""
+    if unknown := [name for name in value if name not in declared]:
+        raise ValueError(
+            f"unknown property {brief(unknown[0], 50)!r}; expected: {', '.join(sorted(declared)) or 'none'}"
+        )
+    return value
+
+
+def _write_as_text(parameter: DocumentParameter, value: Any) -> Any:
+    """Return a value as one text; a list that repeats the parameter stays a list."""
+    if parameter.media_type is not None:
+        return compact_json(value)
+    if isinstance(value, list):
+        if parameter.place == "query" and parameter.explode:
+            return value
+        return _SEPARATORS.get(parameter.style, ",").join(_write_word(each) for each in value)
+    if isinstance(value, Mapping):
+        between = "=" if parameter.explode else ","
+        return ",".join(f"{key}{between}{_write_word(each)}" for key, each in value.items())
+    return value
+
+
+def _write_word(value: Any) -> str:
+    return value if isinstance(value, str) else compact_json(value)
+
+
+# --- validation
+
+
+class ArgumentsValidator:
+    """Validates the arguments of calls of one tool."""
+
+    def __init__(self, specification: ToolSpecification) -> None:
+        self.specification = specification
+        self._library = _load_schema_library()
+        self._validator: Any = None
+
+    def faults(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the faults of these arguments, as (path, message); at most `SHOWN`.
+
+        Raises `IllegalConfigurationError` if the schema is invalid.
+        """
+        if self._validator is None:
+            self._validator = self._compile_validator()
+        try:
+            found = list(itertools.islice(self._validator.iter_errors(dict(arguments)), SHOWN))
+        except RecursionError:
+            return [("", "nested too deeply")]
+        return [(brief(".".join(map(str, each.absolute_path))), brief(each.message)) for each in found]
+
+    def _compile_validator(self) -> Any:
+        import referencing
+
+        jsonschema, schema = self._library, self.specification.parameters
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except (jsonschema.SchemaError, RecursionError) as error:
+            what = f"invalid schema of the arguments: {brief(getattr(error, 'message', 'nested too deeply'))}"
+            problem = Problem(f"tool {self.specification.name}", what, "correct the OpenAPI document")
+            raise IllegalConfigurationError([problem]) from None
+        # With an empty registry, the validator does not fetch references.
+        return _make_validator_class()(schema, registry=referencing.Registry())
+
+
+def _load_schema_library() -> Any:
+    try:
+        import jsonschema  # type: ignore[import-untyped]  # it comes without type hints
+    except ModuleNotFoundError as error:
+        text = "tools_from_openapi needs the library jsonschema; install it: pip install 'toolbox-di[openapi]'"
+        raise ModuleNotFoundError(text, name="jsonschema") from error
+    return jsonschema
+
+
+@functools.cache
+def _make_validator_class() -> Callable[..., Any]:
+    jsonschema = _load_schema_library()
+
+    def check_pattern(validator: Any, pattern: str, value: object, schema: Any) -> Iterator[Any]:
+        if isinstance(value, str) and not _compile_pattern(pattern)(value):
+            yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+    made: Callable[..., Any] = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": check_pattern})
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_pattern(pattern: str) -> Callable[[str], bool]:
+    """Return a check with a linear-time engine: a document's pattern could block Python's engine forever.
+
+    Patterns that this engine does not support are left to the server.
+    """
+    try:
+        validator = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except SchemaError:
+        return lambda value: True
+
+    def check_text(value: str) -> bool:
+        try:
+            validator.validate_python(value)
+        except ValidationError:
+            return False
+        return True
+
+    return check_text
