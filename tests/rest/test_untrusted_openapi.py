@@ -238,6 +238,38 @@ async def test_declared_properties_are_sent_wherever_the_schema_declares_them(se
     assert server.last.query == [("page", "1"), ("size", "2"), ("sort", "a"), ("order", "b")]
 
 
+async def test_properties_are_validated_by_the_patterns_of_their_names(server) -> None:
+    patterns = {"^x-": {"type": "integer"}, "^(?=lookahead)": {"type": "boolean"}}  # one the engine does not know
+    schema = {
+        "type": "object",
+        "properties": {"name": {}},
+        "patternProperties": patterns,
+        "additionalProperties": False,
+    }
+    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    tools = tools_from_openapi(document(body, verb="post"), server.url)
+
+    with pytest.raises(ToolArgumentsError, match="x-size"):
+        await call(tools, body={"x-size": "large"})
+    await call(tools, body={"name": "n", "x-size": 1})
+
+    del patterns["^(?=lookahead)"]
+    tools = tools_from_openapi(document(body, verb="post"), server.url)
+    with pytest.raises(ToolArgumentsError, match="admin"):
+        await call(tools, body={"admin": True})
+    assert len(server.received) == 1
+
+
+async def test_properties_of_a_component_with_an_escaped_name_are_declared(server) -> None:
+    components = {"schemas": {"Page~x": {"type": "object", "properties": {"page": {"type": "integer"}}}}}
+    schema = {"allOf": [{"$ref": "#/components/schemas/Page~0x"}]}
+    tools = tools_from_openapi(document(query(schema), components=components), server.url)
+
+    await call(tools, q={"page": 1})
+
+    assert server.last.query == [("page", "1")]
+
+
 async def test_bodies_are_validated_and_forms_hold_declared_fields_only(server) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     for media_type in ("application/json", "application/x-www-form-urlencoded"):
@@ -253,12 +285,31 @@ async def test_bodies_are_validated_and_forms_hold_declared_fields_only(server) 
     assert len(server.received) == 2
 
 
-async def test_a_slow_pattern_does_not_block(server) -> None:
-    tools = tools_from_openapi(document(query({"type": "string", "pattern": "^(a+)+$"})), server.url)
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "string", "pattern": "^(a+)+$"}, "a" * 5000 + "!"),
+        (
+            {"type": "object", "patternProperties": {"^(a+)+$": {"type": "string"}}, "additionalProperties": False},
+            {"a" * 5000 + "!": "x"},
+        ),
+        (
+            {
+                "allOf": [{"patternProperties": {"^(a+)+$": {"type": "string"}}}],
+                "unevaluatedProperties": {"not": {}},
+                "minProperties": 2,
+            },
+            {"a" * 5000 + "!": "x"},
+        ),
+    ],
+)
+async def test_a_slow_pattern_does_not_block(server, schema: dict[str, Any], value: object) -> None:
+    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    tools = tools_from_openapi(document(body, verb="post"), server.url)
     started = time.process_time()
 
     with pytest.raises(ToolArgumentsError):
-        await call(tools, q="a" * 5000 + "!")
+        await call(tools, body=value)
 
     assert time.process_time() - started < 5
 

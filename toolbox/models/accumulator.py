@@ -174,6 +174,8 @@ class ReplyAccumulator:
         is_cut_call = self.ends_in_call or any(not _is_usable(call) for call in calls) or (self._calls and not calls)
         if cut and is_cut_call:
             raise ModelTruncatedError("the reply was cut at the token limit inside a tool call", "".join(self._text))
+        if self.finish_reason is FinishReason.CONTENT_FILTER and any(not _is_usable(call) for call in calls):
+            raise ModelRefusedError("the server's content filter stopped the reply inside a tool call")
         text = "".join(self._text)
         if not calls:
             self._check_saying(text)

@@ -188,26 +188,45 @@ def _load_schema_library() -> Any:
 
 @functools.cache
 def _make_validator_class() -> Callable[..., Any]:
+    """Return a validator whose patterns are matched in linear time; jsonschema matches them with Python's engine."""
     jsonschema = _load_schema_library()
+    check_without_patterns = jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"]
 
     def check_pattern(validator: Any, pattern: str, value: object, schema: Any) -> Iterator[Any]:
-        if isinstance(value, str) and not _compile_pattern(pattern)(value):
+        check = _compile_pattern(pattern)
+        if isinstance(value, str) and check is not None and not check(value):
             yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
-    made: Callable[..., Any] = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": check_pattern})
+    def check_by_name(validator: Any, by_pattern: Mapping[str, Any], value: object, schema: Any) -> Iterator[Any]:
+        for pattern, wanted in by_pattern.items():
+            check = _compile_pattern(pattern)
+            if isinstance(value, Mapping) and check is not None:
+                for name in filter(check, value):
+                    yield from validator.descend(value[name], wanted, path=name, schema_path=pattern)
+
+    def check_others(validator: Any, allowed: Any, value: object, schema: Mapping[str, Any]) -> Iterator[Any]:
+        if isinstance(value, Mapping):
+            checks = [_compile_pattern(pattern) for pattern in schema.get("patternProperties", ())]
+            named = {name for name in value if any(check is None or check(name) for check in checks)}
+            others = {name: each for name, each in value.items() if name not in named}
+            declared = {"properties": schema.get("properties", {})}
+            yield from check_without_patterns(validator, allowed, others, declared)
+
+    checks = {"pattern": check_pattern, "patternProperties": check_by_name, "additionalProperties": check_others}
+    made: Callable[..., Any] = jsonschema.validators.extend(jsonschema.Draft202012Validator, checks)
     return made
 
 
 @functools.lru_cache(maxsize=256)
-def _compile_pattern(pattern: str) -> Callable[[str], bool]:
+def _compile_pattern(pattern: str) -> Callable[[str], bool] | None:
     """Return a check with a linear-time engine: a document's pattern could block Python's engine forever.
 
-    Patterns that this engine does not support are left to the server.
+    Returns None for a pattern that this engine does not support: what depends on it is left to the server.
     """
     try:
         validator = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
     except SchemaError:
-        return lambda value: True
+        return None
 
     def check_text(value: str) -> bool:
         try:

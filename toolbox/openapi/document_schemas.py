@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..schemas import DEFINITION, Schema
+from ..schemas import DEFINITION, Schema, decode_pointer_part
 
 _COMPONENT = "#/components/schemas/"
 _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
 _VERBATIM = frozenset({"enum", "const", "required", "type", "examples"})
 # Keywords that only OpenAPI has, and those that name parts of a schema: documents could use them to mislead.
+# jsonschema would match unevaluated properties with Python's regular expressions, which a pattern can block.
 _LEFT_OUT = frozenset(
-    {"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated", "patternProperties"}
+    {"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated", "unevaluatedProperties"}
 )
 _LEFT_OUT |= {"$id", "$schema", "$anchor", "$comment", "$vocabulary", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"}
 
@@ -42,7 +43,7 @@ def declared_properties(schema: object, definitions: Mapping[str, Any]) -> set[s
         reference = each.get("$ref")
         if isinstance(reference, str) and reference not in seen:
             seen.add(reference)
-            waiting.append(definitions.get(reference.removeprefix(DEFINITION)))
+            waiting.append(definitions.get(decode_pointer_part(reference.removeprefix(DEFINITION))))
     return declared
 
 
