@@ -1,7 +1,7 @@
 """References to beans: classes and instances that decorators name, such as guardrails, and the marks that keep them.
 
 A class that is named in a decorator becomes a bean; an instance is used as it is. Not here: registering the classes
-(`services.planning`), checking them (`hosts.hosting`).
+(`services.implied_beans`), checking them (`hosts.hosting`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Annotations are unwrapped, and resolved where they are text. Local names of a function are available only while it
 runs; `local_names` collects them then. Not here: the meaning of parameters (`di.beans`, `tools.specification`,
-`services.planning`).
+`services.parameter_roles`).
 """
 
 from __future__ import annotations

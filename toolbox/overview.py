@@ -22,8 +22,8 @@ from .introspection import class_of
 from .runs.exactly_once import ExactlyOnce, exactly_once_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
+from .services.declared_sources import sources_of
 from .services.method_marks import MethodMarks
-from .services.planning import sources_of
 from .services.plans import MethodPlan, plan_behind
 from .tools.sources import bean_types, classes_of_methods
 from .tools.tool_calls import Tool

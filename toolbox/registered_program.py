@@ -146,7 +146,7 @@ class RegisteredProgram:
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """Return the readers of registered objects, in the order to try them."""
-        from .services.planning import named_beans
+        from .services.implied_beans import named_beans
 
         def read_client(registered: object) -> Registration | None:
             if "toolbox.rest" not in sys.modules:

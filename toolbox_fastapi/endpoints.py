@@ -47,7 +47,7 @@ from toolbox.parameters import (
 )
 from toolbox.security import SecurityIdentity, identity_from, nearest_access
 from toolbox.services.declaration import left_without_parentheses, service_options_of
-from toolbox.services.planning import named_beans, registrable
+from toolbox.services.implied_beans import named_beans, registrable
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
 from toolbox.tools.marks import toolbox_of

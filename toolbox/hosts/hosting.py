@@ -42,19 +42,12 @@ from ..models.routing import names_of_router, router_in
 from ..models.selection import NamedModels
 from ..security import identity_in
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
+from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
+from ..services.implied_beans import named_beans, registrable, strategies
 from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
 from ..services.method_marks import named_at_method
 from ..services.methods import implementation_of
-from ..services.planning import (
-    named_beans,
-    plan_service,
-    providers_of,
-    registrable,
-    service_cycles,
-    services_offered_by,
-    sources_of,
-    strategies,
-)
+from ..services.planning import plan_service
 from ..services.plans import FunctionMessage, MethodPlan, may_suspend, settle
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers

@@ -34,9 +34,10 @@ from ..models.routing import router_in
 from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
+from ..services.declared_sources import as_sources, providers_of, service_cycles, services_offered_by
 from ..services.method_marks import NamedAt, named_at_method, named_at_tool
 from ..services.methods import implementation_of
-from ..services.planning import as_sources, plan_service, providers_of, service_cycles, services_offered_by
+from ..services.planning import plan_service
 from ..services.plans import FunctionMessage, MethodPlan, services_below, settle
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected

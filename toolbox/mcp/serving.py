@@ -28,8 +28,8 @@ from ..introspection import EMPTY, Unresolved
 from ..json_text import compact_json
 from ..safe_text import brief
 from ..security import caller_seeds, identity_in
+from ..services.implied_beans import named_beans
 from ..services.method_marks import named_at_tool
-from ..services.planning import named_beans
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.marks import tool_mark_of

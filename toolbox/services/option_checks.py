@@ -1,0 +1,92 @@
+"""Checks the options of a service, such as `timeout` and `model`.
+
+Not here: the options themselves and the error handlers of a class (`declaration`), tool providers (`declared_sources`),
+`tool_choice`, which depends on the tools of a method (`planning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+
+from ..bean_references import BeanReference
+from ..chat import REASONING, ToolSpecification
+from ..errors import Problem
+from ..introspection import takes
+from ..limits import UsageLimits
+from ..models.routing import router_in
+from .declaration import Default, ServiceOptions
+from .memory import MessageWindow, TokenWindow
+
+_LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
+_HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
+
+
+def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    """Yield a problem for each invalid option."""
+    for name, least in _LEAST.items():
+        value = getattr(options, name)
+        if isinstance(value, Default):
+            continue
+        if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            yield Problem(where, f"invalid {name}={value!r}", f"use {least} or more")
+    timeout = options.timeout
+    open_ended = timeout is None or isinstance(timeout, Default)
+    if not open_ended and not (isinstance(timeout, (int, float)) and timeout is not True and timeout > 0):
+        yield Problem(where, f"invalid timeout={timeout!r}", "use a number of seconds greater than 0, or None")
+    if options.output_mode not in (None, "schema", "tool", "prompt"):
+        yield Problem(where, f"invalid output_mode={options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
+    if options.reasoning not in (None, *REASONING):
+        fix = f"use one of: {', '.join(REASONING)}; or None"
+        yield Problem(where, f"invalid reasoning={options.reasoning!r}", fix)
+    if options.on_suspended not in ("raise", "cancel"):
+        yield Problem(where, f"invalid on_suspended={options.on_suspended!r}", 'use "raise" or "cancel"')
+    if options.on_unknown_outcome not in ("tell", "ask", "retry"):
+        fact = f"invalid on_unknown_outcome={options.on_unknown_outcome!r}"
+        yield Problem(where, fact, 'use "tell", "ask" or "retry"')
+    if not isinstance(options.durable, bool):
+        yield Problem(where, f"invalid durable={options.durable!r}", "use True or False")
+    for name in ("compensate_on_tool_errors", "compensate_on_failure"):
+        if not isinstance(getattr(options, name), bool):
+            yield Problem(where, f"invalid {name}={getattr(options, name)!r}", "use True or False")
+    if not isinstance(options.concurrent_tools, (bool, Executor)):
+        yield Problem(where, f"invalid concurrent_tools={options.concurrent_tools!r}", "use True, False or an Executor")
+    if options.model is not None and not isinstance(options.model, str) and router_in(options.model) is None:
+        fix = "use the name of a model, and pass the model to the container: Container(models={name: …})"
+        yield Problem(where, f"invalid model={options.model!r}", fix)
+    window = options.chat_memory
+    if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
+        yield Problem(where, f"invalid chat_memory={window!r}", "use MessageWindow(…), TokenWindow(…) or None")
+    elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
+        yield Problem(where, f"chat_memory: invalid {type(window).__name__}.limit={window.limit!r}", "use 1 or more")
+    if options.limits is not None and not isinstance(options.limits, UsageLimits):
+        yield Problem(where, f"invalid limits={options.limits!r}", "use UsageLimits(…) or None")
+    if not isinstance(options.parameters, Mapping):
+        yield Problem(
+            where, f"invalid parameters={options.parameters!r}", "use a mapping, with the names of the server's API"
+        )
+    for name in _HANDLERS:
+        handler = getattr(options, name)
+        if handler is not None and not takes(handler, 2):
+            yield Problem(
+                where, f"invalid {name}={handler!r}", "use a function that takes the error and the InvocationContext"
+            )
+
+
+def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    """Yield problems with the strategy of the tool search."""
+    strategy = options.tool_search
+    if strategy is None:
+        return
+    named = BeanReference.to(strategy)
+    if not takes(
+        getattr(strategy if named.bean is None else named.type, "search", None), 1 if named.bean is None else 2
+    ):
+        name = getattr(strategy, "__name__", None) or repr(strategy)
+        fix = "use KeywordToolSearch(), Bm25ToolSearch(), or a class or instance of ToolSearchStrategy"
+        yield Problem(where, f"invalid tool_search={name}: it is not a ToolSearchStrategy", fix)
+    elif named.bean is None and not isinstance(getattr(strategy, "specification", None), ToolSpecification):
+        fix = "set `specification` to the ToolSpecification of the search tool"
+        yield Problem(where, f"the tool_search {type(strategy).__name__} has no specification", fix)
