@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -137,6 +138,24 @@ def test_single_tool_calls_of_synchronous_methods_stay_on_the_callers_thread() -
 
     assert threads[0] is threading.current_thread()
     assert threading.current_thread() not in threads[1:]
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_concurrent_tools_of_synchronous_streams_run_at_the_same_time(is_own: bool) -> None:
+    meeting = Meeting(2)
+    model = ScriptedChatModel([AiMessage(None, [tool_call("block", {"n": n}) for n in range(2)]), "done"])
+
+    class Sync(Protocol):
+        def chat(self, text: str) -> Iterator[str]: ...
+
+    with ThreadPoolExecutor(2) as executor:
+        concurrent = executor if is_own else True
+        service = create_ai_service(Sync, chat_model=model, tools=meeting, concurrent_tools=concurrent)
+        assert list(service.chat("x")) == ["done"]
+        assert (set(meeting.threads) == set(executor._threads)) is is_own
+
+    assert results(model) == ["0", "1"]
+    assert threading.current_thread() not in meeting.threads
 
 
 async def test_thousands_of_concurrent_tool_calls_run_in_linear_time() -> None:

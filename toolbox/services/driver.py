@@ -372,6 +372,7 @@ class Rounds:
         invocation = self._invocation
         invocation.state, index = with_early_call(invocation.rules, invocation.state, request)
         if index is not None:
+            invocation.runner.together = True  # further calls of the reply may follow
             self._tasks = self._tasks or self._make_tasks()
             self._tasks.start(index, request)
 
