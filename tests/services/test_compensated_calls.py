@@ -212,3 +212,26 @@ async def test_a_tool_that_ran_with_other_arguments_is_undone_with_these() -> No
     await service.ask("q")
     assert bank.undone == [("bus", 1)]
     assert results(model)[0] == rolled_back("book")
+
+
+class Counting(ToolInterceptor):
+    """Numbers the calls of `book`, and answers the third one itself."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        self.calls += 1
+        if self.calls == 3:
+            return ToolExecutionResult("from a cache")
+        return await proceed(call.with_arguments(what=f"car {self.calls}"))
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_request_object_that_a_model_gives_again_is_another_call(together: bool) -> None:
+    same = book("car")
+    replies = [AiMessage(None, [same, same, same])] if together else [same, same, same]
+    service, _, bank = assistant(*replies, ConnectionError("down"), interceptors=[Counting()], **ON_FAILURE)
+    with pytest.raises(ConnectionError):
+        await service.ask("q")
+    assert bank.undone == [("car 2", 1), ("car 1", 1)]

@@ -222,7 +222,7 @@ def compensating(perform: Perform) -> Perform:
 
     async def performed(effect: CallModel | RunTool, invocation: Invocation) -> Any:
         if isinstance(effect, RunTool):
-            return _with_arguments(await perform(effect, invocation), effect, invocation)
+            return _with_arguments(await perform(effect, invocation), invocation)
         if invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
             await _await_to_its_end(_undo_round(invocation, failed))
             effect = CallModel(request_of(invocation.rules, invocation.state))
@@ -231,12 +231,14 @@ def compensating(perform: Perform) -> Perform:
     return performed
 
 
-def _with_arguments(event: Any, effect: RunTool, invocation: Invocation) -> Any:
+def _with_arguments(event: Any, invocation: Invocation) -> Any:
     """Return the event of a tool call with the arguments that the tool ran with, if it is part of a run."""
     # A process that continues the run does not run the tool again, and so cannot see what interceptors, guardrails or
     # a person had made of the model's arguments.
-    ran = (invocation.environment.ran or {}).get(id(effect.request))
-    if invocation.place is None or ran is None or not isinstance(event, ToolFinished):
+    if invocation.place is None or not isinstance(event, ToolFinished):
+        return event
+    ran = (invocation.environment.ran or {}).get(id(event.outcome.execution.request))
+    if ran is None:
         return event
     return replace(event, outcome=replace(event.outcome, arguments=_json_arguments(ran)))
 

@@ -295,8 +295,9 @@ class ToolEnvironment:
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
     ran: dict[int, ToolCall] | None = None
-    """The calls whose tools ran without an error, by the id of their request, for compensations. None outside of
-    services: nothing is undone there, and the environment of an executor would collect its calls for ever."""
+    """The calls whose tools ran without an error, by the id of their request, for compensations: each execution has its
+    own request object. None outside of services: nothing is undone there, and the environment of an executor would
+    collect its calls for ever."""
     on_unknown_outcome: UnknownOutcome = "tell"
     """What a run does for tools that do not say it themselves."""
     search_tool: str | None = None
