@@ -40,7 +40,8 @@ class LinesSettings(ServerSettings):
     num_ctx: int | None = None
 
     def body_parameters(self) -> dict[str, Any]:
-        return {name: value for name in ("temperature", "num_ctx") if (value := getattr(self, name)) is not None}
+        named = {name: value for name in ("temperature", "num_ctx") if (value := getattr(self, name)) is not None}
+        return {**named, **(self.parameters or {}), **(self.extra_body or {})}
 
 
 class LinesWire:
@@ -83,10 +84,19 @@ class LinesChatModel(ServerChatModel[LinesWire]):
     def __init__(self, given: LinesSettings) -> None:
         super().__init__(given.with_environment(), OpenAiPackage, LinesWire)
 
-    def _encode_body(self, request: ChatRequest, interpreter: LinesInterpreter, *, streams: bool) -> tuple[bytes, None]:
-        parameters = {name: json_bytes(value) for name, value in self.parameters.items()}
+    supports_response_format = False
+
+    def _encode_body(
+        self, request: ChatRequest, interpreter: LinesInterpreter, *, streams: bool
+    ) -> tuple[bytes, dict[str, str] | None]:
+        parameters, headers = self._read_parameters(request)
+        if request.max_output_tokens is not None:
+            parameters["num_predict"] = request.max_output_tokens
+        if (level := request.reasoning or self._server.reasoning) is not None:
+            parameters["think"] = level
         given = {"model": json_bytes(self.model), "stream": json_bytes(streams)}
-        return join_fields({**given, **self._wire.fields(request), **parameters}), None
+        sent = {name: json_bytes(value) for name, value in parameters.items() if value is not None}
+        return join_fields({**given, **self._wire.fields(request), **sent}), headers
 
 
 def lines(*values: dict[str, Any], cut: bool = False) -> Scripted:
@@ -109,6 +119,19 @@ async def test_a_provider_has_whole_replies_and_streams(serve: Serve, monkeypatc
     assert server.requests[1] == {"model": "m", "stream": True, "text": "Hi", "temperature": 0.5, "num_ctx": 9}
     assert server.paths == ["/v1/api/chat"] * 2
     assert server.headers[0]["authorization"] == "Bearer key-of-the-environment"
+
+
+async def test_parameters_of_the_model_and_of_a_request_are_sent(serve: Serve) -> None:
+    server = await serve([Scripted(b'{"text": "Hello", "done": true}')])
+    model = LinesChatModel("m", server.url, temperature=0.5, num_ctx=9, reasoning="low", extra_body={"seed": 1})
+    given = {"num_ctx": None, "top_p": 0.1, "extra_headers": {"x-tenant": "acme"}, "extra_body": {"seed": 2}}
+
+    await model.chat(ChatRequest(HI.messages, temperature=0.7, max_output_tokens=5, parameters=given))
+    await model.aclose()
+
+    parameters = {"temperature": 0.7, "top_p": 0.1, "seed": 2, "num_predict": 5, "think": "low"}
+    assert server.requests == [{"model": "m", "stream": False, "text": "Hi", **parameters}]
+    assert server.headers[0]["x-tenant"] == "acme"
 
 
 async def test_lines_of_json_are_events_while_they_arrive(serve: Serve) -> None:

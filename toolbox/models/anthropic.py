@@ -17,7 +17,7 @@ from ..errors import IllegalConfigurationError
 from ..json_text import compact_json
 from .anthropic_settings import AnthropicSettings
 from .anthropic_wire import CONTAINER, AnthropicInterpreter, AnthropicWire, closed_schema, tool_choice
-from .server_model import ServerChatModel, added_tools, names_of
+from .server_model import ServerChatModel, names_of
 from .server_settings import ServerSettings, key_provider, missing_package, taking
 from .wire_encoding import Fields, join_fields, json_bytes
 
@@ -70,10 +70,13 @@ class AnthropicChatModel(ServerChatModel[AnthropicWire]):
         supported = settings.supports_response_format
         self.supports_response_format = abilities.formats if supported is None else supported
         self._settings = settings
-        self._path = self._wire.path if settings.address.rstrip("/").endswith("/v1") else f"/v1{self._wire.path}"
         self._warned: set[str] = set()
 
     # --- sending
+
+    def _choose_path(self, *, streams: bool) -> str:
+        path = super()._choose_path(streams=streams)
+        return path if self._server.address.rstrip("/").endswith("/v1") else f"/v1{path}"
 
     def _encode_body(
         self, request: ChatRequest, interpreter: AnthropicInterpreter, *, streams: bool
@@ -83,19 +86,11 @@ class AnthropicChatModel(ServerChatModel[AnthropicWire]):
         if interpreter.is_paused:
             said = interpreter.encode_paused_reply()
             interpreter.go_on()
-        parameters = self._parameters
-        headers: dict[str, str] | None = None
-        if request.parameters:
-            parameters = {**parameters, **request.parameters}
-            headers = parameters.pop("extra_headers", None)
-            parameters.update(parameters.pop("extra_body", None) or {})
-            parameters["tools"] = added_tools(self._parameters, request.parameters)
+        parameters, headers = self._read_parameters(request)
         values = {_RENAMED.get(name, name): value for name, value in parameters.items() if value is not None}
         own_tools = values.pop("tools", None) or ()
         if request.max_output_tokens is not None:
             values["max_tokens"] = request.max_output_tokens
-        if request.temperature is not None:
-            values["temperature"] = request.temperature
         parallel = values.pop("parallel_tool_calls", True) is not False
         if (container := interpreter.container or _container_of(request)) is not None:
             values.setdefault("container", container)

@@ -21,7 +21,7 @@ from ..errors import (
 )
 from .chat_wire import ChatWire
 from .openai_settings import OUTPUT_LIMITS, OpenAiSettings
-from .server_model import ServerChatModel, Wire, added_tools, names_of
+from .server_model import ServerChatModel, Wire, names_of
 from .server_settings import ServerSettings, key_provider, taking
 from .sse import excerpt
 from .wire_encoding import Fields, join_fields, json_bytes
@@ -71,17 +71,9 @@ class OpenAiChatModel(ServerChatModel[OpenAiWire]):
         self, request: ChatRequest, interpreter: object, *, streams: bool
     ) -> tuple[bytes, dict[str, str] | None]:
         """Return the bytes of a request, and its additional headers."""
-        parameters = self._parameters
-        headers: dict[str, str] | None = None
-        if request.parameters:
-            parameters = {**parameters, **request.parameters}
-            headers = parameters.pop("extra_headers", None)
-            parameters.update(parameters.pop("extra_body", None) or {})
-            parameters["tools"] = added_tools(self._parameters, request.parameters)
-        if request.temperature is not None:
-            parameters = {**parameters, "temperature": request.temperature}
+        parameters, headers = self._read_parameters(request)
         if request.reasoning is not None:
-            parameters = {**parameters, "reasoning_effort": request.reasoning}
+            parameters["reasoning_effort"] = request.reasoning
         if request.max_output_tokens is not None:
             limits = {name: value for name, value in parameters.items() if name not in OUTPUT_LIMITS}
             parameters = {**limits, self._choose_output_limit(parameters): request.max_output_tokens}

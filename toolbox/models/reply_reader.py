@@ -55,7 +55,7 @@ class Interpreter(Protocol):
 
 
 class ReplyReader:
-    """Reads the reply to one request: a stream with `feed` and `finish`, or a whole body with `read`.
+    """Reads the reply to one request: a stream with `feed` and `finish`, or a whole body with `load` and `end`.
 
     Both accept a stream as well as a document, because some servers send the other one. `begun`: an event has arrived.
 

@@ -52,7 +52,7 @@ def names_of(given: Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[Any] | None:
+def _add_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[Any] | None:
     """Return the server-side tools of a model and of a request. None in the request removes the model's."""
     given = {**request, **(request.get("extra_body") or {})}
     if "tools" in given and given["tools"] is None:
@@ -92,8 +92,7 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
         self._parameters = settings.body_parameters()
         self._server: ServerSettings = settings  # its text shows no key; the key alone would be in vars()
         self._tool_names = ToolNames()
-        self._wire = wire = make_wire()
-        self._path = wire.path
+        self._wire = make_wire()
         self._transport = Transport(settings, package())
 
     def __repr__(self) -> str:
@@ -127,7 +126,7 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
             reply = self._start_reply(request)
             for _ in range(1 + MOST_CONTINUATIONS):
                 body, headers = self._encode_body(request, reply.interpreter, streams=False)
-                received = await self._transport.post(self._path, body, headers)
+                received = await self._transport.post(self._choose_path(streams=False), body, headers)
                 reader = ReplyReader(reply.interpreter, self._wire.stream_type)
                 try:
                     self._count(reply, received.body)
@@ -160,7 +159,7 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
     async def _stream_part(self, request: ChatRequest, reply: _Reply) -> AsyncGenerator[StreamEvent, None]:
         """Send one request and yield its events; the last is `CompleteResponse` unless the reply is paused."""
         body, headers = self._encode_body(request, reply.interpreter, streams=True)
-        async with self._transport.open(self._path, body, headers) as stream:
+        async with self._transport.open(self._choose_path(streams=True), body, headers) as stream:
             reader = ReplyReader(reply.interpreter, self._wire.stream_type)
             events: list[StreamEvent] = []
             try:
@@ -189,8 +188,31 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
     ) -> tuple[bytes, dict[str, str] | None]:
         """Return the body of a request, and its additional headers. It continues a reply that is paused.
 
-        `interpreter` is one of this model's wire. It has read the earlier parts of the reply.
+        `interpreter` is one of this model's wire. It has read the earlier parts of the reply. The body has what the
+        request says, by the names of the server: messages, tools, `tool_choice`, `response_format` (if
+        `supports_response_format` is not False), `max_output_tokens`, `reasoning`; and `_read_parameters`, without
+        those that are None.
         """
+
+    def _choose_path(self, *, streams: bool) -> str:
+        """Return the path of a request below the base URL. Recordings know it by its end, the path of the wire."""
+        return self._wire.path
+
+    def _read_parameters(self, request: ChatRequest) -> tuple[dict[str, Any], dict[str, str] | None]:
+        """Return the parameters of the model and of a request, which wins, and the additional headers of the request.
+
+        A parameter that is None is not sent. `tools` are those that run on the server.
+        """
+        parameters = dict(self._parameters)
+        headers: dict[str, str] | None = None
+        if request.parameters:
+            parameters |= request.parameters
+            headers = parameters.pop("extra_headers", None)
+            parameters |= parameters.pop("extra_body", None) or {}
+            parameters["tools"] = _add_tools(self._parameters, request.parameters)
+        if request.temperature is not None:
+            parameters["temperature"] = request.temperature
+        return parameters, headers
 
     def _adapt_to(self, error: ModelError) -> bool:
         """Change how streams are requested after the server refused one. Returns True to send the request again."""

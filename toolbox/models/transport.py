@@ -70,8 +70,10 @@ class ClientPackage(Protocol):
         """Return an asynchronous client; `others` are its further arguments."""
         ...
 
-    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, str]:
-        """Return the headers of a request with a key that a function gives, if the package does not call it itself."""
+    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, Any]:
+        """Return the headers with the key, if the package does not set them: for a function that gives the key, or an
+        API with another header. A value `module.Omit()` removes a header.
+        """
         ...
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
@@ -348,7 +350,7 @@ class Stream:
         deadline: float | None,
     ) -> None:
         self._transport = transport
-        self._make_client = client
+        self._client = client
         self._request = (path, body, headers)
         self._deadline = deadline
         self._retries = transport.settings.max_retries
@@ -365,7 +367,7 @@ class Stream:
         """Send the request, and return when the server has answered with a successful status."""
         try:
             async with asyncio.timeout_at(self._deadline):
-                response = await self._transport.send(self._make_client, *self._request, self._retries, True)
+                response = await self._transport.send(self._client, *self._request, self._retries, True)
         except TimeoutError as error:
             self._transport.fail(error)
         self._retries -= int(response.request.headers.get("x-stainless-retry-count") or 0)
@@ -463,14 +465,14 @@ class _OverClient(httpx2.AsyncBaseTransport):
     """
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
-        self._make_client = client
+        self._client = client
         client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        return await self._make_client.send(request, stream=True)
+        return await self._client.send(request, stream=True)
 
     async def aclose(self) -> None:
-        await self._make_client.aclose()
+        await self._client.aclose()
 
 
 class _LargeBody:

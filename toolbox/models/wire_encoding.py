@@ -1,6 +1,6 @@
-"""Encoding that both wires share: JSON bytes, names, tools, places of contents.
+"""Encoding that all wires share: JSON bytes, names, tools, places of contents.
 
-Not here: the format of messages (`chat_wire`, `responses_wire`).
+Not here: the format of messages (`chat_wire`, `responses_wire`, `anthropic_wire`).
 """
 
 from __future__ import annotations
