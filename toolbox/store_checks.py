@@ -18,7 +18,7 @@ from uuid import uuid4
 from .chat import AiMessage, Message, SystemMessage, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
 from .contents import ImageContent, TextContent
 from .errors import LeaseLostError
-from .runs.store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
+from .runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
 from .services.memory import ChatMemoryKey, ChatMemoryStore
 
 NewRunStore: TypeAlias = Callable[[float], RunStore]
@@ -32,6 +32,8 @@ LONG, SHORT = 60.0, 1.0
 """Seconds of leases: of one that does not end within a check, and of one for whose end a check waits."""
 PATIENCE = 60.0
 """Seconds after which something that must happen has not happened."""
+DISTINCT_TEXTS = ("", " ", "a:b", "a/b", "../x", "x", "X", "{x}", "}", "%s", "'; --", "日本", "é", "e\u0301")
+"""Texts of ids that a careless store mixes up, or cannot use as a name."""
 
 
 # --- stores of runs
@@ -70,6 +72,19 @@ async def _raises_lease_lost(writing: Awaitable[object], run: StoredRun) -> None
     [found] = await asyncio.gather(writing, return_exceptions=True)
     assert isinstance(found, LeaseLostError), f"expected LeaseLostError for a write of an earlier owner, got {found!r}"
     assert found.run_id == run.id
+
+
+async def a_store_can_be_opened_again(new_store: NewRunStore) -> None:
+    """Its runs stay."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+
+    for each in (store, other):
+        await each.open()
+
+    assert (await _load_run(store, run)) == (await _load_run(other, run))
+    await store.append(run.id, 1, [StoredRecord("0", "result", "a")])
 
 
 async def a_stored_run_is_read_unchanged(new_store: NewRunStore) -> None:
@@ -111,6 +126,23 @@ async def an_id_is_used_once(new_store: NewRunStore) -> None:
 
     assert (await _load_run(store, run)).owner == "one"
     assert await store.records(run.id) == []
+
+
+async def ids_of_runs_never_collide(new_store: NewRunStore) -> None:
+    """An id has up to 200 characters, often comes from a client, and is compared exactly: also its case counts."""
+    store, other = await _open_two(new_store)
+    unique = uuid4().hex
+    longest = [("日" * 200 + unique + end)[-200:] for end in "ab"]
+    runs = [replace(_new_run(), id=each) for each in (*(text + unique for text in DISTINCT_TEXTS), *longest)]
+    for run in runs:
+        assert await store.create(run, [StoredRecord("#begin", "begin", run.id)], owner="one"), run.id
+    for run in runs:
+        await store.add_events(run.id, 1, [run.id])
+
+    for run in runs:
+        assert (await _load_run(other, run)).id == run.id
+        assert [each.data for each in await other.records(run.id)] == [run.id]
+        assert [each.data for each in await other.events(run.id, 0)] == [run.id]
 
 
 async def one_of_many_creators_wins(new_store: NewRunStore) -> None:
@@ -567,6 +599,31 @@ async def waiting_runs_are_found_by_their_oldest_call(new_store: NewRunStore) ->
     assert [each.id for each in longer] == [old.id]
     assert {each.id for each in await other.find(service=service, waiting_longer_than=timedelta())} == {old.id, new.id}
     assert await other.find(service=service, waiting_longer_than=timedelta(hours=2)) == []
+    found = await other.find(service=service, waiting_longer_than=timedelta(minutes=59), status="suspended")
+    assert [each.id for each in found] == [old.id]
+    assert await other.find(service=service, waiting_longer_than=timedelta(), status="running") == []
+
+
+async def each_write_can_set_and_remove_the_time_of_the_oldest_call(new_store: NewRunStore) -> None:
+    """`waiting_since`, written by the owner that suspends its run, and by others; None removes it, `KEEP` does not."""
+    store, other = await _open_two(new_store)
+    run = _new_run()
+    await store.create(run, owner="one")
+    since = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
+
+    async def append(changes: RunChanges) -> None:
+        await store.append(run.id, 1, [], changes)
+
+    async def change(changes: RunChanges) -> None:
+        assert await store.change(run.id, (await _load_run(store, run)).version, changes) is not None
+
+    for write in (append, change):
+        await write(RunChanges(status="suspended", waiting_since=since))
+        assert (await _load_run(other, run)).waiting_since == since
+        await write(RunChanges(document='"a"'))
+        assert (await _load_run(other, run)).waiting_since == since
+        await write(RunChanges(waiting_since=None))
+        assert (await _load_run(other, run)).waiting_since is None
 
 
 async def a_look_shows_what_changes(new_store: NewRunStore) -> None:
@@ -611,22 +668,24 @@ async def the_suspended_run_of_a_conversation_is_found(new_store: NewRunStore) -
 
 
 async def purging_deletes_old_runs_that_have_ended(new_store: NewRunStore) -> None:
-    """With their records and events; `before` is compared with the last change."""
+    """With their records and events; `before` is compared with the last change. Runs that wait for an answer stay."""
     store, _ = await _open_two(new_store)
-    kept, ended = _new_run(), _new_run()
-    for run in (kept, ended):
+    runs: dict[RunStatus, StoredRun] = {}
+    statuses: tuple[RunStatus, ...] = ("running", "suspended", "completed", "failed", "cancelled")
+    for status in statuses:
+        run = runs[status] = _new_run()
         await store.create(run, [StoredRecord("#begin", "begin", "{}")], owner="one")
         await store.add_events(run.id, 1, ["a"])
-    await store.append(ended.id, 1, [], RunChanges(status="failed"))
+        if status != "running":
+            await store.append(run.id, 1, [], RunChanges(status=status))
 
     assert await store.purge(datetime.now(UTC) - timedelta(hours=1)) == 0
-    assert await store.purge(datetime.now(UTC) + timedelta(hours=1)) >= 1
+    assert await store.purge(datetime.now(UTC) + timedelta(hours=1)) >= 3
 
-    assert await store.load(ended.id) is None
-    assert await store.records(ended.id) == []
-    assert await store.events(ended.id, 0) == []
-    assert await store.load(kept.id) is not None
-    assert len(await store.records(kept.id)) == len(await store.events(kept.id, 0)) == 1
+    for status, run in runs.items():
+        left = 0 if status in ENDED else 1
+        assert (await store.load(run.id) is not None) == bool(left), status
+        assert len(await store.records(run.id)) == len(await store.events(run.id, 0)) == left, status
 
 
 async def a_deleted_run_leaves_nothing(new_store: NewRunStore) -> None:
@@ -645,9 +704,11 @@ async def a_deleted_run_leaves_nothing(new_store: NewRunStore) -> None:
 
 
 RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
+    a_store_can_be_opened_again,
     a_stored_run_is_read_unchanged,
     a_new_header_is_stored_as_given,
     an_id_is_used_once,
+    ids_of_runs_never_collide,
     one_of_many_creators_wins,
     an_unknown_run_has_nothing,
     records_come_back_in_the_order_written,
@@ -677,6 +738,7 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     runs_are_found_in_pages,
     runs_are_found_by_who_asked,
     waiting_runs_are_found_by_their_oldest_call,
+    each_write_can_set_and_remove_the_time_of_the_oldest_call,
     a_look_shows_what_changes,
     the_suspended_run_of_a_conversation_is_found,
     purging_deletes_old_runs_that_have_ended,
@@ -763,8 +825,9 @@ async def messages_are_replaced_and_deleted(new_store: NewConversationStore) -> 
 
 async def memory_ids_can_be_any_text_and_never_collide(new_store: NewConversationStore) -> None:
     """A memory id often comes from a client."""
-    store, texts = new_store(), ("", " ", "a:b", "a/b", "../x", "{x}", "}", "%s", "'; --", "日本", "x" * 1000)
-    keys = [_new_key(each) for each in texts]
+    store = new_store()
+    service = _new_key().service
+    keys = [ChatMemoryKey(service, each) for each in (*DISTINCT_TEXTS, "x" * 1000)]
     for key in keys:
         await store.update_messages(key, [UserMessage(key.memory_id)])
 

@@ -165,7 +165,7 @@ def judging(guarded: ToolStep, step: ToolStep) -> ToolStep:
 
 
 def recording(step: ToolStep, tool: Tool) -> ToolStep:
-    """Return the layer that records the results of a tool. What is inside of it, such as `RetryOnError`, is not."""
+    """Return the layer that records the results of a tool; not what layers inside of it do, such as `RetryOnError`."""
 
     async def run(call: ToolCall) -> Encoded:
         place = run_place_of(call)

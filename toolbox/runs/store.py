@@ -30,6 +30,8 @@ ENDED: frozenset[RunStatus] = frozenset({"completed", "failed", "cancelled"})
 class StoredRun:
     """The header of a run.
 
+    - `id` has 1 to 200 characters, none of them NUL or half a surrogate. It often comes from a client, and is compared
+      exactly: ids that differ only in case are two runs.
     - `service` is the qualified name `module.Class`.
     - `generation` increases each time a process takes the run; it is the token that every write of the owner must name.
     - `version` increases with each change of the header. A writer that does not own the run names the version that it
@@ -112,8 +114,8 @@ class RunChanges:
     """Changes of a header. Fields that are not given keep their value (`KEEP`).
 
     With an `owner`, this process takes the run; None removes the owner. A `status` other than `"running"` removes the
-    owner as well. `ownership_after` has the rule. Each change increases `version` and sets `updated_at`, so an
-    empty change still lets a concurrent answer fail.
+    owner as well. `ownership_after` has the rule. `waiting_since=None` removes that time. Each change increases
+    `version` and sets `updated_at`, so an empty change still lets a concurrent answer fail.
     """
 
     status: RunStatus | Keep = KEEP
@@ -168,7 +170,8 @@ class RunStore(Protocol):
 
     Each method is atomic. `persistent` is True if runs outlive the process. `lease` is the duration of a lease in
     seconds, measured by the store's clock. A run is *runnable* if its status is `"running"` and no lease is valid.
-    `toolbox.testing.run_store_checks` has a check for each of these promises, for a store of your own.
+    `toolbox.testing.run_store_checks` checks these promises for a store of your own. It cannot interrupt a write: that
+    a crash leaves none half done is for your own tests.
 
     Methods are awaited on the event loop: a store does blocking work in a thread, for example with `asyncio.to_thread`.
     Derive a store from this class: later releases may add methods that have a default, as `look` does, and keywords
