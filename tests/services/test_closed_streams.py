@@ -215,6 +215,29 @@ async def test_timeout_of_the_service_ends_the_stream(clock: Clock) -> None:
     assert model.closed.is_set()
 
 
+async def test_an_error_of_the_reader_is_not_replaced_by_one_of_the_call(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave_with(error: BaseException) -> None:
+        model = Watched()
+        service: Any = create_ai_service(Streaming, chat_model=model, timeout=100)
+        async with service.text("x") as stream:
+            await anext(stream)
+            clock.advance(101)
+            await model.closed.wait()
+            raise error
+
+    with pytest.raises(KeyError, match="mine"):
+        await leave_with(KeyError("mine"))
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "Streaming.text" in record.getMessage()
+    assert record.exc_info
+    assert isinstance(record.exc_info[1], InvocationTimeoutError)
+    with pytest.raises(asyncio.CancelledError):
+        await leave_with(asyncio.CancelledError())
+
+
 async def test_time_limit_around_the_iteration_does_not_apply_to_the_call() -> None:
     service, _ = streaming("a b c")
     stream = service.text("x")

@@ -7,6 +7,7 @@ reader leaves or drops it, or when its container stops. Not here: what happens i
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -24,6 +25,8 @@ from .loop import Finish
 from .memory import Caller, caller_here
 from .outputs import ItemReader, Shape, TokenStream
 from .plans import MethodPlan
+
+logger = logging.getLogger("toolbox.services")
 
 T = TypeVar("T")
 
@@ -240,8 +243,17 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, *raised: object) -> None:
+        try:
+            await self.aclose()
+        except Exception as error:
+            if not any(raised):
+                raise
+            # The error of the reader goes on.
+            where = "a stream" if self._invocation is None else self._invocation.where
+            logger.warning(
+                "%s failed, and the reader of its stream had another error: %s", where, error, exc_info=error
+            )
 
     def __del__(self) -> None:
         # The reader dropped the stream: end the call on its own loop.
