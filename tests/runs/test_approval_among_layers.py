@@ -4,7 +4,15 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Result, TokenStream, application_scoped, register_ai_service, tool
+from toolbox import (
+    Result,
+    TokenStream,
+    application_scoped,
+    register_ai_service,
+    tool,
+    tool_executor_from,
+    tool_specification_from,
+)
 from toolbox.interceptors import interceptors
 from toolbox.runs import RunSuspended, approve, reject
 from toolbox.testing import tool_call
@@ -159,3 +167,30 @@ async def test_tools_that_need_approval_do_not_run_outside_of_services() -> None
     assert outcome.execution.is_error
     assert "approval" in outcome.execution.result
     assert ran == []
+
+
+async def test_executors_refuse_tools_that_need_approval_unless_a_service_calls_them() -> None:
+    @tool(requires_approval=True)
+    def pay(euros: int) -> str:
+        ran.append(euros)
+        return "paid"
+
+    @tool(requires_approval=lambda arguments, context: False)
+    async def pay_later(euros: int) -> str:
+        ran.append(euros)
+        return "paid"
+
+    execute, call = tool_executor_from(pay), tool_call("pay", {"euros": 5})
+    refused = [execute(call, None), await tool_executor_from(pay_later)(call, None)]
+    assert all(each.is_error and "approval" in each.text for each in refused)
+    assert ran == []
+
+    @register_ai_service(tools={tool_specification_from(pay): execute})
+    class Payments(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(call), says("done"), services=(Payments,)) as here:
+        waiting = await here.get(Payments).ask("x")
+        assert (len(waiting.pending), ran) == (1, [])
+        await here.runs.resume(waiting.run_id or "", {"0": approve()})
+    assert ran == [5]

@@ -160,7 +160,8 @@ def tool_executor_from(function: Callable[..., Any]) -> ToolExecutor:
 
     For an asynchronous function it returns an awaitable of the result. An exception of the function becomes an error
     result; invalid arguments raise `ToolArgumentsError`. You can also list the executor as a tool of a service, which
-    then uses its own handlers. Raises `IllegalConfigurationError` if the function cannot be a tool.
+    then uses its own handlers. Without a service, nobody can approve a call: a tool with `requires_approval` does not
+    run, and the result is an error. Raises `IllegalConfigurationError` if the function cannot be a tool.
     """
     return StandaloneExecutor(_with_instance([_tool_of(function)])[0])
 
@@ -208,12 +209,12 @@ def _tool_of(function: Any) -> Tool:
 
 
 def _with_own_layers(tool: Tool) -> tuple[ActiveScope, Tool]:
-    """Return the tool with the layers that its decorators ask for, and a scope with the instances for them.
+    """Return the tool with the layers that its decorators and options need, and a scope with the instances for them.
 
     Raises `IllegalConfigurationError`.
     """
     named = tuple(named_at_tool(tool))
-    if not named:
+    if not named and not tool.requires_approval:
         return NO_SCOPE, tool
     scope = NamedInstances()
     problems = [problem for each in named for problem in named_problems(each)]
