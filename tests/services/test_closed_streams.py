@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from toolbox import (
     time_limit,
     tool,
 )
+from toolbox.security import SecurityIdentity, roles_allowed
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -236,6 +237,40 @@ async def test_an_error_of_the_reader_is_not_replaced_by_one_of_the_call(
     assert isinstance(record.exc_info[1], InvocationTimeoutError)
     with pytest.raises(asyncio.CancelledError):
         await leave_with(asyncio.CancelledError())
+
+
+async def test_timeout_of_a_stream_with_roles_begins_at_its_first_step(clock: Clock) -> None:
+    @register_ai_service(timeout=100)
+    class Guarded(Protocol):
+        @roles_allowed("reader")
+        def text(self, text: str) -> AsyncIterator[str]: ...
+
+    reader = SecurityIdentity("ada", roles=frozenset({"reader"}))
+    container = Container(models={"default": ScriptedChatModel(["a b"])}, seeds=[SecurityIdentity])
+    async with container.register(Guarded), container.request_scope({SecurityIdentity: reader}):
+        stream = container.get(Guarded).text("x")
+        clock.advance(101)
+        assert [each async for each in stream] == ["a ", "b"]
+
+
+def test_timeout_of_a_synchronous_stream_begins_at_its_first_step(clock: Clock) -> None:
+    class Sync(Protocol):
+        def text(self, text: str) -> Iterator[str]: ...
+
+    stream = create_ai_service(Sync, chat_model=ScriptedChatModel(["a b"]), timeout=100).text("x")
+    clock.advance(101)
+    assert list(stream) == ["a ", "b"]
+
+
+def test_time_limit_of_the_call_counts_before_the_first_step_of_a_stream(clock: Clock) -> None:
+    class Sync(Protocol):
+        def text(self, text: str) -> Iterator[str]: ...
+
+    with time_limit(100):
+        stream = create_ai_service(Sync, chat_model=ScriptedChatModel(["a b"]), timeout=200).text("x")
+    clock.advance(101)
+    with pytest.raises(InvocationTimeoutError):
+        list(stream)
 
 
 async def test_time_limit_around_the_iteration_does_not_apply_to_the_call() -> None:

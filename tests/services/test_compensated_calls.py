@@ -1,6 +1,7 @@
 """Compensation when the whole call fails, is cancelled, or was changed by an interceptor; services as tools."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any, Protocol
 
 import pytest
@@ -16,6 +17,7 @@ from toolbox import (
     ToolExecutionResult,
     ToolRoundsExceededError,
     compensate_for,
+    invocation_record,
     register_ai_service,
     tool,
 )
@@ -145,6 +147,52 @@ async def test_cancelling_the_caller_undoes_everything() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(bank.undone) == 1
+
+
+class Stubborn:
+    """Two tools that meet. When cancelled, one succeeds; the other waits until it is cancelled again."""
+
+    def __init__(self) -> None:
+        self.meeting = asyncio.Barrier(3)
+        self.cleaning = asyncio.Event()
+        self.undone = 0
+
+    @tool
+    async def succeed(self) -> str:
+        with suppress(asyncio.CancelledError):
+            await self.meeting.wait()
+            await asyncio.Event().wait()
+        return "done"
+
+    @tool
+    async def clean_up(self) -> str:
+        try:
+            await self.meeting.wait()
+            await asyncio.Event().wait()
+        finally:
+            self.cleaning.set()
+            await asyncio.Event().wait()
+        return "never"
+
+    @compensate_for(succeed)
+    def undo(self) -> None:
+        self.undone += 1
+
+
+async def test_a_second_cancellation_while_tools_clean_up_undoes_everything() -> None:
+    tools = Stubborn()
+    both = AiMessage(None, [tool_call("succeed"), tool_call("clean_up")])
+    service, _, _ = assistant(both, tools=[tools], concurrent_tools=True, **ON_FAILURE)
+    with invocation_record() as record:
+        task = asyncio.create_task(service.ask("q"))
+    await tools.meeting.wait()
+    task.cancel()
+    await tools.cleaning.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tools.undone == 1
+    assert [each.request.name for each in record.tool_executions] == ["succeed"]
 
 
 async def test_a_deadline_undoes_everything(clock: Clock) -> None:

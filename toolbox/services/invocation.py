@@ -152,6 +152,14 @@ class Invocation(InterruptibleCall):
             restored.account_for(account)
         return account
 
+    def restart_clock(self) -> Invocation:
+        """Let the time of `timeout=` begin now: at the first step of a stream that was made before. Return `self`."""
+        timeout = self.plan.call_limits.timeout
+        own = None if timeout is None else Deadline.after(timeout, timeout)
+        self.deadline, earliest = find_deadlines(own, current_invocation.get())
+        complete_context(self.context, deadline=earliest)
+        return self
+
     def move_deadline(self, seconds: float) -> None:
         """Let the invocation end later. Called before it begins."""
         assert self.deadline is not None

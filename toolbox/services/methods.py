@@ -76,7 +76,7 @@ def _begin_admitted(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str,
         return lambda: Invocation(plan, host, arguments)
     invocation = Invocation(plan, host, arguments)
     admit(invocation)
-    return lambda: invocation
+    return invocation.restart_clock
 
 
 def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) -> Any:

@@ -289,7 +289,7 @@ def stream_of_method(plan: MethodPlan, host: ServiceHost, begin: Callable[[], In
             return ServiceStream(begin, put_texts)
     refuse_on_event_loop(f"{plan.where}()")
     invocation = begin()
-    texts: ServiceStream[str] = ServiceStream(lambda: invocation, put_texts)
+    texts: ServiceStream[str] = ServiceStream(invocation.restart_clock, put_texts)
     return iterate(texts, invocation.caller_runner(), host.sync_loop())
 
 

@@ -91,7 +91,12 @@ class ToolTasks:
             task.cancel()
         if running:
             self._invocation.context.cancellation.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        try:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        finally:  # a second cancellation, such as that of the deadline, is raised when all calls have ended
+            self._store_finished()
+
+    def _store_finished(self) -> None:
         invocation = self._invocation
         for news in self._news:
             if not isinstance(news, asyncio.Task) or not invocation.state.pending:
