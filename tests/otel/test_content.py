@@ -16,7 +16,7 @@ from toolbox import (
     TokenUsage,
     UserMessage,
 )
-from toolbox.otel import input_content
+from toolbox.otel.span_content import input_content
 from toolbox.testing import tool_call
 
 pytestmark = pytest.mark.anyio

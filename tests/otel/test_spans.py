@@ -24,7 +24,8 @@ from toolbox.guardrails import (
     tool_input_guardrails,
 )
 from toolbox.models.fallbacks import CoolingModels, FallbackModel, NamedModel
-from toolbox.otel import OpenTelemetryListener, model_attributes
+from toolbox.otel import OpenTelemetryListener
+from toolbox.otel.span_attributes import model_attributes
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio

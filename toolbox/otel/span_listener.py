@@ -1,31 +1,17 @@
-"""`OpenTelemetryListener`: OpenTelemetry traces and metrics of AI services (extra `otel`), by the conventions for
-generative AI.
+"""`OpenTelemetryListener`: begins and ends the spans of service calls, model requests and tool calls; records metrics.
 
-A span is current only in the context of its operation, and only while the operation runs. The names of the
-conventions are literals here, because they move between packages of constants. Not here: log records (`logs`).
+A span is current only in the context of its operation, and only while the operation runs. Not here: the attributes of
+spans (`span_attributes`), messages and tools in them (`span_content`).
 """
 
 from __future__ import annotations
 
-try:
-    import opentelemetry.trace as _  # noqa: F401 - is it installed?
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "toolbox.otel needs OpenTelemetry; install it with: pip install 'toolbox-di[otel]'", name=_error.name
-    ) from None
-
-
-import asyncio
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from time import time_ns
-from typing import Any, assert_never
-from urllib.parse import urlsplit
+from typing import Any
 
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.metrics import Histogram, Meter, MeterProvider, get_meter
@@ -40,26 +26,9 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import AttributeValue
 
-from .chat import (
-    AiMessage,
-    ChatModel,
-    ChatRequest,
-    ChatResponse,
-    FinishReason,
-    Message,
-    SystemMessage,
-    TokenUsage,
-    ToolExecutionRequest,
-    ToolSpecification,
-    UserMessage,
-)
-from .contents import PDF, AudioContent, Content, ImageContent, PdfContent, TextContent
-from .context import InvocationContext
-from .di.decorators import application_scoped
-from .errors import ModelHttpError
-from .events import (
+from ..di.decorators import application_scoped
+from ..events import (
     CompensatedEvent,
     EventListener,
     GuardrailExecutedEvent,
@@ -80,9 +49,26 @@ from .events import (
     ToolSuspendedEvent,
     UsageCountedEvent,
 )
-from .models.fallbacks import FallbackModel
-
-__all__ = ["OpenTelemetryListener"]
+from .span_attributes import (
+    AGENT,
+    ERROR,
+    REQUEST_MODEL,
+    RESPONSE_MODEL,
+    RUN_ID,
+    TOOL,
+    TOOL_TYPE,
+    Attributes,
+    error_type,
+    finish_attributes,
+    is_cancellation,
+    model_attributes,
+    request_attributes,
+    response_attributes,
+    service_attributes,
+    tool_attributes,
+    usage_attributes,
+)
+from .span_content import captures_content, input_content, output_content, request_content
 
 # Set together with each current span. If resetting it fails, the operation ends in another context than it began in,
 # for example because a coroutine was closed elsewhere; OpenTelemetry's `detach` would log that as an error.
@@ -115,8 +101,6 @@ class _OpenSpan:
             return  # ends in another context, where the span is not current
         detach(self.token)
 
-
-RUN_ID = "toolbox.run.id"
 
 _SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 _SERVICE_SECONDS = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6]
@@ -224,6 +208,21 @@ class OpenTelemetryListener(EventListener):
 
     def _on_service_failed(self, event: ServiceFailedEvent) -> None:
         self._end_span(event.invocation_id, self._instruments.service_duration, event.duration, error=event.error)
+
+    def _on_usage_counted(self, event: UsageCountedEvent) -> None:
+        """Record the usage against the limits at the span of the service call."""
+        operation = self._open.get(event.invocation_id)
+        if operation is None:
+            return
+        for each in fields(event.limits):
+            used, allowed = event.usage.of(each.name), getattr(event.limits, each.name)
+            if used is not None:
+                operation.span.set_attribute(
+                    f"toolbox.usage.{each.name}", float(used) if each.name == "cost" else min(int(used), 2**63 - 1)
+                )
+            if allowed is not None:
+                limit = float(allowed) if each.name == "cost" else allowed
+                operation.span.set_attribute(f"toolbox.limit.{each.name}", limit)
 
     # --- the model
 
@@ -346,21 +345,6 @@ class OpenTelemetryListener(EventListener):
 
     # --- guardrails
 
-    def _on_usage_counted(self, event: UsageCountedEvent) -> None:
-        """Record the usage against the limits at the span of the service call."""
-        operation = self._open.get(event.invocation_id)
-        if operation is None:
-            return
-        for each in fields(event.limits):
-            used, allowed = event.usage.of(each.name), getattr(event.limits, each.name)
-            if used is not None:
-                operation.span.set_attribute(
-                    f"toolbox.usage.{each.name}", float(used) if each.name == "cost" else min(int(used), 2**63 - 1)
-                )
-            if allowed is not None:
-                limit = float(allowed) if each.name == "cost" else allowed
-                operation.span.set_attribute(f"toolbox.limit.{each.name}", limit)
-
     def _on_guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
         """Record a finished span: it begins as long ago as the guardrail took."""
         name, ended = event.guardrail.__name__, time_ns()
@@ -441,294 +425,3 @@ def links_to(trace: Mapping[str, str]) -> list[Link]:
 def _key_of_operation(subject: object) -> str | int:
     """Return the key of an operation: an invocation's id; for requests and contexts, which can be equal, `id()`."""
     return subject if isinstance(subject, str) else id(subject)
-
-
-Attributes = dict[str, AttributeValue]
-
-OPERATION = "gen_ai.operation.name"
-AGENT = "gen_ai.agent.name"
-REQUEST_MODEL = "gen_ai.request.model"
-RESPONSE_MODEL = "gen_ai.response.model"
-TOOL = "gen_ai.tool.name"
-TOOL_TYPE = "gen_ai.tool.type"
-ERROR = "error.type"
-
-
-# --- the service
-
-
-def service_attributes(context: InvocationContext) -> Attributes:
-    """Return the attributes of a service call. All its spans and log records share `toolbox.invocation.id`."""
-    service = context.service
-    return {
-        OPERATION: "invoke_agent",
-        AGENT: service.__name__,
-        "code.function.name": f"{service.__module__}.{service.__qualname__}.{context.method}",
-        **_call_attributes(context),
-    }
-
-
-def _call_attributes(context: InvocationContext) -> Attributes:
-    found: Attributes = {"toolbox.invocation.id": context.invocation_id}
-    if context.memory_id is not None:
-        found["gen_ai.conversation.id"] = str(context.memory_id)
-    return found
-
-
-def usage_attributes(usage: TokenUsage | None) -> Attributes:
-    """Return the token usage, if it is known."""
-    if usage is None:
-        return {}
-    found: Attributes = {
-        "gen_ai.usage.input_tokens": usage.input_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
-    }
-    if usage.cached_input_tokens:
-        found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_input_tokens
-    if usage.cache_write_tokens:
-        found["gen_ai.usage.cache_creation.input_tokens"] = usage.cache_write_tokens
-    if usage.reasoning_tokens:
-        found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
-    return found
-
-
-# --- the model
-
-
-def model_attributes(model: ChatModel) -> Attributes:
-    """Return the attributes of a model and its server that spans and metrics share.
-
-    Custom models can set them with the attributes `model`, `base_url` and `provider_name`.
-    """
-    found: Attributes = {OPERATION: "chat"}
-    if isinstance(model, FallbackModel):  # unknown which model will answer; the response has its name
-        asked = model_attributes(model.models[0])
-        return {name: value for name, value in asked.items() if not name.startswith("server.")}
-    base_url, name = getattr(model, "base_url", None), getattr(model, "model", None)
-    provider, server = _provider_and_server(base_url) if isinstance(base_url, str) else (type(model).__name__, {})
-    provider_name = getattr(model, "provider_name", None)
-    found["gen_ai.provider.name"] = provider_name if isinstance(provider_name, str) else provider
-    if isinstance(name, str):
-        found[REQUEST_MODEL] = name
-    return found | server
-
-
-# Provider names of the conventions, by domain.
-_PROVIDERS = {
-    "openai.azure.com": "azure.ai.openai",
-    "services.ai.azure.com": "azure.ai.inference",
-    "generativelanguage.googleapis.com": "gcp.gemini",
-    "aiplatform.googleapis.com": "gcp.vertex_ai",
-    "amazonaws.com": "aws.bedrock",
-    "anthropic.com": "anthropic",
-    "cohere.com": "cohere",
-    "cohere.ai": "cohere",
-    "deepseek.com": "deepseek",
-    "groq.com": "groq",
-    "mistral.ai": "mistral_ai",
-    "moonshot.ai": "moonshot_ai",
-    "perplexity.ai": "perplexity",
-    "x.ai": "x_ai",
-}
-
-
-@lru_cache(maxsize=64)
-def _provider_and_server(base_url: str) -> tuple[str, Attributes]:
-    """Return the provider of a URL and the server's attributes. The provider of an unknown domain is `openai`."""
-    try:
-        parts = urlsplit(base_url)
-        host, port = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
-    except ValueError:
-        return "openai", {}
-    if host is None:
-        return "openai", {}
-    known = (name for suffix, name in _PROVIDERS.items() if host == suffix or host.endswith(f".{suffix}"))
-    return next(known, "openai"), {"server.address": host, "server.port": port}
-
-
-# Numeric request parameters, by their names in the providers' APIs.
-_PARAMETERS = {
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-    "seed": "gen_ai.request.seed",
-    "max_tokens": "gen_ai.request.max_tokens",
-    "max_completion_tokens": "gen_ai.request.max_tokens",
-    "max_output_tokens": "gen_ai.request.max_tokens",
-}
-
-
-def request_attributes(
-    model: ChatModel, request: ChatRequest, streaming: bool, context: InvocationContext
-) -> Attributes:
-    """Return the further attributes of the span of a model request."""
-    own = getattr(model, "parameters", None)
-    parameters: dict[str, Any] = {**(own if isinstance(own, Mapping) else {}), **request.parameters}
-    named = {
-        "temperature": request.temperature,
-        "max_output_tokens": request.max_output_tokens,
-        "reasoning_effort": request.reasoning,
-    }
-    parameters |= {name: value for name, value in named.items() if value is not None}
-    found = _call_attributes(context)
-    for name, value in parameters.items():
-        if name in _PARAMETERS and isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[_PARAMETERS[name]] = value
-    stop = parameters.get("stop")
-    if isinstance(stop, str):
-        found["gen_ai.request.stop_sequences"] = (stop,)
-    elif isinstance(stop, (list, tuple)):
-        found["gen_ai.request.stop_sequences"] = tuple(str(each) for each in stop)
-    if isinstance(effort := parameters.get("reasoning_effort"), str):
-        found["gen_ai.request.reasoning.level"] = effort
-    if isinstance(choices := parameters.get("n"), int) and choices != 1:
-        found["gen_ai.request.choice.count"] = choices
-    if request.response_format is not None:
-        found["gen_ai.output.type"] = "json"
-    if streaming:
-        found["gen_ai.request.stream"] = True
-    return found
-
-
-def response_attributes(response: ChatResponse) -> Attributes:
-    """Return the attributes of a model's response."""
-    found = usage_attributes(response.token_usage) | finish_attributes(response)
-    if response.id is not None:
-        found["gen_ai.response.id"] = response.id
-    if response.model is not None:
-        found[RESPONSE_MODEL] = response.model
-    return found
-
-
-def finish_attributes(response: ChatResponse) -> Attributes:
-    """Return the finish reason as an attribute, if it is known."""
-    reason = finish_reason(response)
-    return {} if reason is None else {"gen_ai.response.finish_reasons": (reason,)}
-
-
-def finish_reason(response: ChatResponse) -> str | None:
-    """Return the finish reason by its name in the conventions."""
-    reason = response.finish_reason
-    return "tool_call" if reason is FinishReason.TOOL_EXECUTION else reason.value if reason is not None else None
-
-
-# --- tools
-
-
-def tool_attributes(
-    context: InvocationContext, request: ToolExecutionRequest, specification: ToolSpecification | None
-) -> Attributes:
-    """Return the attributes of a tool call. An unknown tool gets no name, because the model can invent any name."""
-    found: Attributes = {OPERATION: "execute_tool", "gen_ai.tool.call.id": request.id, **_call_attributes(context)}
-    if specification is not None:
-        found |= {TOOL: specification.name, TOOL_TYPE: "function"}
-        if specification.description:
-            found["gen_ai.tool.description"] = specification.description
-    return found
-
-
-# --- errors
-
-
-def error_type(error: BaseException) -> str:
-    """Return the HTTP status of a `ModelHttpError`, otherwise the full name of the error's class."""
-    if isinstance(error, ModelHttpError):
-        return str(error.status)
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def is_cancellation(error: BaseException) -> bool:
-    """Return True if the operation was cancelled, not failed."""
-    return isinstance(error, (asyncio.CancelledError, GeneratorExit))
-
-
-# --- messages and tools as JSON
-
-_CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-_INPUT_MESSAGES = "gen_ai.input.messages"
-_OUTPUT_MESSAGES = "gen_ai.output.messages"
-
-
-def captures_content() -> bool:
-    """Return True if the environment asks for message content on spans (not only on log events)."""
-    return os.environ.get(_CAPTURE_VARIABLE, "").strip().lower() in ("true", "span_only", "span_and_event")
-
-
-def input_content(messages: Sequence[Message]) -> dict[str, AttributeValue]:
-    """Return the input messages of a model or service as JSON."""
-    return {_INPUT_MESSAGES: _write_json([_describe_message(each) for each in messages])}
-
-
-def request_content(request: ChatRequest) -> dict[str, AttributeValue]:
-    """Return the input messages and tool definitions of a model request as JSON."""
-    found = input_content(request.messages)
-    if request.tool_specifications:
-        found["gen_ai.tool.definitions"] = _write_json(
-            [
-                {"type": "function", "name": each.name, "description": each.description, "parameters": each.parameters}
-                for each in request.tool_specifications
-            ]
-        )
-    return found
-
-
-def output_content(response: ChatResponse) -> dict[str, AttributeValue]:
-    """Return the output message of a model as JSON."""
-    return {
-        _OUTPUT_MESSAGES: _write_json(
-            [{**_describe_message(response.ai_message), "finish_reason": finish_reason(response)}]
-        )
-    }
-
-
-def _write_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
-
-
-def _describe_message(message: Message) -> dict[str, Any]:
-    if isinstance(message, SystemMessage):
-        return {"role": "system", "parts": [_describe_text(message.text)]}
-    if isinstance(message, UserMessage):
-        return {"role": "user", "parts": [_describe_content(each) for each in message.contents]}
-    if isinstance(message, AiMessage):
-        parts = [{"type": "reasoning", "content": message.reasoning}] if message.reasoning else []
-        parts += [_describe_text(message.text)] if message.text else []
-        return {
-            "role": "assistant",
-            "parts": parts + [_describe_tool_call(each) for each in message.tool_execution_requests],
-        }
-    answer = {"type": "tool_call_response", "id": message.id, "response": message.text}
-    parts = [_describe_content(each) for each in message.contents]
-    return {"role": "tool", "parts": [answer, *(each for each in parts if each["type"] != "text")]}
-
-
-def _describe_text(text: str) -> dict[str, Any]:
-    return {"type": "text", "content": text}
-
-
-def _describe_tool_call(request: ToolExecutionRequest) -> dict[str, Any]:
-    arguments: Any = request.arguments
-    with suppress(ValueError):  # keep invalid JSON as text
-        arguments = json.loads(arguments)
-    return {"type": "tool_call", "id": request.id, "name": request.name, "arguments": arguments}
-
-
-def _describe_content(content: Content) -> dict[str, Any]:
-    match content:
-        case TextContent(text):
-            return _describe_text(text)
-        case ImageContent(str() as url) if not url.startswith("data:"):
-            return {"type": "uri", "modality": "image", "mime_type": content.mime_type, "uri": url}
-        case ImageContent():  # data is too large for a span
-            return {"type": "image", "mime_type": content.mime_type}
-        case PdfContent(str() as url) if not url.startswith("data:"):
-            return {"type": "uri", "modality": "document", "mime_type": PDF, "uri": url}
-        case PdfContent():
-            return {"type": "document", "mime_type": PDF, **({"name": content.name} if content.name else {})}
-        case AudioContent():
-            return {"type": "audio", "mime_type": content.mime_type}
-        case _:
-            assert_never(content)
