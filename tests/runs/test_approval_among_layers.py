@@ -169,7 +169,7 @@ async def test_tools_that_need_approval_do_not_run_outside_of_services() -> None
     assert ran == []
 
 
-async def test_executors_refuse_tools_that_need_approval_unless_a_service_calls_them() -> None:
+async def test_executors_refuse_calls_that_need_approval_unless_a_service_makes_them() -> None:
     @tool(requires_approval=True)
     def pay(euros: int) -> str:
         ran.append(euros)
@@ -177,13 +177,14 @@ async def test_executors_refuse_tools_that_need_approval_unless_a_service_calls_
 
     @tool(requires_approval=lambda arguments, context: False)
     async def pay_later(euros: int) -> str:
-        ran.append(euros)
-        return "paid"
+        return "paid later"
 
     execute, call = tool_executor_from(pay), tool_call("pay", {"euros": 5})
-    refused = [execute(call, None), await tool_executor_from(pay_later)(call, None)]
-    assert all(each.is_error and "approval" in each.text for each in refused)
+    refused = execute(call, None)
+    assert refused.is_error
+    assert "approval" in refused.text
     assert ran == []
+    assert (await tool_executor_from(pay_later)(call, None)).text == "paid later"
 
     @register_ai_service(tools={tool_specification_from(pay): execute})
     class Payments(Protocol):

@@ -160,8 +160,8 @@ def tool_executor_from(function: Callable[..., Any]) -> ToolExecutor:
 
     For an asynchronous function it returns an awaitable of the result. An exception of the function becomes an error
     result; invalid arguments raise `ToolArgumentsError`. You can also list the executor as a tool of a service, which
-    then uses its own handlers. Without a service, nobody can approve a call: a tool with `requires_approval` does not
-    run, and the result is an error. Raises `IllegalConfigurationError` if the function cannot be a tool.
+    then uses its own handlers. Without a service, nobody can approve a call: one that needs approval does not run,
+    and the result is an error. Raises `IllegalConfigurationError` if the function cannot be a tool.
     """
     return StandaloneExecutor(_with_instance([_tool_of(function)])[0])
 

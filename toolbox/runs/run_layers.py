@@ -107,8 +107,9 @@ def approval(step: ToolStep, tool: Tool) -> ToolStep:
 
     async def run(call: ToolCall) -> Encoded:
         place = run_place_of(call)
-        if place is None:
-            return EncodedInFull(NOT_APPROVABLE, is_error=True)
+        if place is None:  # nobody can approve a call without a run
+            refused = await _ask_rule(tool, call) is not None
+            return EncodedInFull(NOT_APPROVABLE, is_error=True) if refused else await step(call)
         tools, arguments = place.session.tools, call.json_arguments()
         given = tools.take_edited_approval(call) or tools.find_approval(call, arguments)
         if given is not None:
