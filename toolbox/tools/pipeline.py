@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Iterable, Sequence
 from contextvars import copy_context
-from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
@@ -73,7 +72,7 @@ async def execute_tool(request: ToolExecutionRequest, environment: ToolEnvironme
 
 async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) -> ToolOutcome:
     """Run one call in the current context."""
-    request = replace(request)  # `note_ran` is about this execution, and a model may give an object several times
+    request = environment.own_request(request)
     started_at, clock = datetime.now(UTC), perf_counter()
     tool, listeners, limit = environment.called_tool(request), environment.listeners, environment.max_result_chars
     outer = environment.context

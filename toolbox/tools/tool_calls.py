@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -294,9 +294,9 @@ class ToolEnvironment:
     listeners: Listeners | None = None
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
-    ran: dict[int, ToolCall] | None = None
-    """The calls whose tools ran without an error, by the id of their request, for compensations: each execution has its
-    own request object. None outside of services: nothing is undone there, and the environment of an executor would
+    ran: dict[int, ToolCall | None] | None = None
+    """The calls whose tools ran without an error, by the id of their request, for compensations; for other executions
+    None. It is None itself outside of services: nothing is undone there, and the environment of an executor would
     collect its calls for ever."""
     on_unknown_outcome: UnknownOutcome = "tell"
     """What a run does for tools that do not say it themselves."""
@@ -314,6 +314,18 @@ class ToolEnvironment:
     Returns the names of these services.
     """
 
+    def own_request(self, request: ToolExecutionRequest) -> ToolExecutionRequest:
+        """Return the request object of one execution: a copy if the model has given this object before.
+
+        `note_ran` is about one execution, and finds it by this object.
+        """
+        if self.ran is None:
+            return request
+        if id(request) in self.ran:
+            request = replace(request)
+        self.ran[id(request)] = None
+        return request
+
     def note_ran(self, call: ToolCall) -> None:
         """Note that the tool of a call ran without an error. The step that runs a tool calls it."""
         # What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the
@@ -323,7 +335,7 @@ class ToolEnvironment:
 
     def has_run(self, request: ToolExecutionRequest) -> bool:
         """Return True if `note_ran` was called for the tool of a call."""
-        return self.ran is not None and id(request) in self.ran
+        return self.ran is not None and self.ran.get(id(request)) is not None
 
     def was_sent(self, name: str) -> bool:
         """Return True if the model could see a tool of this name when it replied."""
