@@ -32,7 +32,6 @@ class HeldRun:
     task: asyncio.Task[Any]
     has_left: bool = False
     is_lost: bool = False
-    renewing: asyncio.Task[None] | None = None
 
     def lose(self) -> None:
         """Cancel the task, once: a tool that takes long to end must not be cancelled again by the next renewal."""
@@ -119,20 +118,18 @@ class RunLeases:
 
     async def _renew_until_idle(self, store: RunStore) -> None:
         """Renew all leases. A renewal that has to wait does not delay the others."""
-        renewals: set[asyncio.Task[None]] = set()
+        renewals: dict[HeldRun, asyncio.Task[None]] = {}
         try:
             while self._held:
                 await asyncio.sleep(store.lease / _RENEWALS)
-                for each in self._held:
-                    if each.renewing is None or each.renewing.done():
-                        each.renewing = asyncio.create_task(self._renew_one(store, each))
-                        renewals.add(each.renewing)
-                        each.renewing.add_done_callback(renewals.discard)
+                renewals = {held: renewal for held, renewal in renewals.items() if not renewal.done()}
+                for each in self._held - renewals.keys():
+                    renewals[each] = asyncio.create_task(self._renew_one(store, each))
         finally:
             # No run is held, or the container stops: what they use is closed next.
-            for renewal in renewals:
+            for renewal in renewals.values():
                 renewal.cancel()
-            await asyncio.gather(*renewals, return_exceptions=True)
+            await asyncio.gather(*renewals.values(), return_exceptions=True)
 
     async def _renew_one(self, store: RunStore, held: HeldRun) -> None:
         run = held.run
