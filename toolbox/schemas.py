@@ -218,7 +218,7 @@ def _find_uses(schema: Any) -> set[str]:
     while waiting:
         each = waiting.pop()
         if isinstance(each, dict) and isinstance(reference := each.get("$ref"), str):
-            used.add(_name_in(reference))
+            used.add(definition_name(reference))
         waiting += _find_nested(each)
     return used
 
@@ -284,7 +284,7 @@ def _inline_references(schema: Any, inlining: _Inlining, followed: int, *, open_
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")
-    name = _name_in(reference) if isinstance(reference, str) else None
+    name = definition_name(reference) if isinstance(reference, str) else None
     if name in inlining.definitions and (name not in inlining.recursive or open_recursion):
         if followed >= _DEEPEST:
             raise _TooLarge
@@ -298,7 +298,7 @@ def _inline_references(schema: Any, inlining: _Inlining, followed: int, *, open_
     return {key: _change_each(value, key, below) for key, value in schema.items() if not _is_noise(key, value)}
 
 
-def _name_in(reference: str) -> str:
+def definition_name(reference: str) -> str:
     """Return the definition name of a `$ref`."""
     return decode_pointer_part(reference.removeprefix(DEFINITION))
 

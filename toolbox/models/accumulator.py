@@ -171,10 +171,10 @@ class ReplyAccumulator:
         self._release_surrogates()
         calls = self._find_real_calls()
         cut = self.finish_reason is FinishReason.LENGTH
-        is_cut_call = self.ends_in_call or any(not _is_usable(call) for call in calls) or (self._calls and not calls)
-        if cut and is_cut_call:
+        has_broken_call = any(not _is_usable(call) for call in calls)
+        if cut and (self.ends_in_call or has_broken_call or (self._calls and not calls)):
             raise ModelTruncatedError("the reply was cut at the token limit inside a tool call", "".join(self._text))
-        if self.finish_reason is FinishReason.CONTENT_FILTER and any(not _is_usable(call) for call in calls):
+        if has_broken_call and self.finish_reason is FinishReason.CONTENT_FILTER:
             raise ModelRefusedError("the server's content filter stopped the reply inside a tool call")
         text = "".join(self._text)
         if not calls:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .document_reading import Operation  # noqa: F401 - for the annotations of predicates; its home before it was a package
+from .document_reading import Operation  # noqa: F401 - for the annotations of `include` functions
 from .operation_tools import tools_from_openapi
 
 __all__ = ["tools_from_openapi"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..schemas import DEFINITION, Schema, decode_pointer_part
+from ..schemas import DEFINITION, Schema, definition_name
 
 _COMPONENT = "#/components/schemas/"
 _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
@@ -43,7 +43,7 @@ def declared_properties(schema: object, definitions: Mapping[str, Any]) -> set[s
         reference = each.get("$ref")
         if isinstance(reference, str) and reference not in seen:
             seen.add(reference)
-            waiting.append(definitions.get(decode_pointer_part(reference.removeprefix(DEFINITION))))
+            waiting.append(definitions.get(definition_name(reference)))
     return declared
 
 

@@ -112,9 +112,9 @@ class Invocation(InterruptibleCall):
             self.user_message = last_user_message((*restored.state.history, *restored.state.messages[:1]))
         else:
             self.user_message = make_user_message(plan, arguments) if message is None else message
-        timeout = plan.call_limits.timeout
-        left = timeout if restored is None else restored.remaining  # a stored invocation has the rest of its time
-        self.deadline, earliest = find_deadlines(None if left is None else Deadline.after(left, timeout or left), outer)
+        # A stored invocation has the rest of its time.
+        left = plan.call_limits.timeout if restored is None else restored.remaining
+        self.deadline, earliest = self._find_deadlines(left, outer)
         self.context = InvocationContext(
             service=plan.service,
             method=plan.name,
@@ -154,11 +154,16 @@ class Invocation(InterruptibleCall):
 
     def restart_clock(self) -> Invocation:
         """Let the time of `timeout=` begin now: at the first step of a stream that was made before. Return `self`."""
-        timeout = self.plan.call_limits.timeout
-        own = None if timeout is None else Deadline.after(timeout, timeout)
-        self.deadline, earliest = find_deadlines(own, current_invocation.get())
+        self.deadline, earliest = self._find_deadlines(self.plan.call_limits.timeout, current_invocation.get())
         complete_context(self.context, deadline=earliest)
         return self
+
+    def _find_deadlines(
+        self, left: float | None, outer: InvocationContext | None
+    ) -> tuple[Deadline | None, float | None]:
+        """Return the deadline of this invocation, which has so many seconds left, and the earliest of all around it."""
+        timeout = self.plan.call_limits.timeout
+        return find_deadlines(None if left is None else Deadline.after(left, timeout or left), outer)
 
     def move_deadline(self, seconds: float) -> None:
         """Let the invocation end later. Called before it begins."""

@@ -25,9 +25,7 @@ from ..introspection import (
     type_name,
 )
 from ..models.fallback_marks import fallbacks_at
-from ..parameters import (
-    InjectMark,
-)
+from ..parameters import InjectMark
 from ..security import access_to_member
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of

@@ -250,7 +250,8 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             if not any(raised):
                 raise
             # The error of the reader goes on.
-            where = "a stream" if self._invocation is None else self._invocation.where
+            assert self._invocation is not None
+            where = self._invocation.where
             logger.warning(
                 "%s failed, and the reader of its stream had another error: %s", where, error, exc_info=error
             )
