@@ -162,6 +162,7 @@ def chart(names: list[str], found: dict[tuple[str, str], list[list[float]]]) -> 
 def report(names: list[str], found: dict[tuple[str, str], list[float]]) -> None:
     """The tables."""
     titles = [title for title, *_ in TRIPS]
+    print(f"\nThe ratios are to the low-level loop on the same transport (goal for toolbox: at most {BY_HAND_GOAL}x).")
     print(f"\n{'CPU per request, ms':22}" + "".join(f"{title:>26}" for title in titles))
     for name in names:
         print(
@@ -173,11 +174,6 @@ def report(names: list[str], found: dict[tuple[str, str], list[float]]) -> None:
         chunk, first = found[name, "chunk"]
         fifty, many = found[name, "50 at once"][0], found[name, "400 at once"][0]
         print(f"{name:22}{chunk:>14.1f}{first:>12.2f}{fifty:>22.0f}{many:>22.0f}")
-    for ours, by_hand in (("toolbox", "low-level aiohttp"), ("toolbox anthropic", "low-level anthropic")):
-        if ours in names and by_hand in names:
-            print(f"\n{ours}, against the loop written by hand (goal at most {BY_HAND_GOAL}):")
-            for title in titles:
-                print(f"  {title:24} {found[ours, title][0] / found[by_hand, title][0]:5.2f}")
     frameworks = [name for name in FRAMEWORKS if name in names]
     if "toolbox" not in names or not frameworks:
         return

@@ -440,7 +440,8 @@ LONGEST_WAIT = 120.0
 
 
 _parse_address = functools.lru_cache(maxsize=100)(httpx2.URL)
-"""A model sends all requests to one or two addresses, and parsing one takes as long as encoding a request."""
+"""A model sends all requests to one or two addresses, and parsing one takes as long as encoding a request. This, and
+whole addresses instead of paths, are for a trip in `benchmarks.models`."""
 
 
 @functools.cache
