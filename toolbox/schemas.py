@@ -172,17 +172,19 @@ def _make_strict_properties(schema: Schema, optional_as_null: bool, depth: int) 
         if name in required or admits_null(strict):
             yield name, strict
         elif optional_as_null:
-            yield name, _allow_null(strict)
+            yield name, allow_null(strict)
         else:  # the type rejects null, and the server rejects a missing property
             raise _NotStrict
 
 
-def _allow_null(schema: Schema) -> Schema:
+def allow_null(schema: Schema) -> Schema:
+    """Return the schema of a value that may also be null."""
     if isinstance(schema.get("type"), str) and not schema.keys() & {"enum", "const"}:
         return {**schema, "type": [schema["type"], "null"]}
     description = {"description": schema["description"]} if "description" in schema else {}
     rest = {key: value for key, value in schema.items() if key != "description"}
-    branches = rest["anyOf"] if rest.keys() == {"anyOf"} else [rest]
+    alternatives = rest.get("anyOf")
+    branches = alternatives if isinstance(alternatives, list) and len(rest) == 1 else [rest]
     return {"anyOf": [*branches, {"type": "null"}], **description}
 
 

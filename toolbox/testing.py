@@ -40,7 +40,8 @@ from .runs.store import Answer, approve
 if TYPE_CHECKING:
     from .runs.runs_bean import Runs
     from .services.outputs import Result
-    from .store_checks import ConversationStoreCheck, RunStoreCheck
+    from .store_checks.conversation_stores import ConversationStoreCheck
+    from .store_checks.run_stores import RunStoreCheck
 
 __all__ = [
     "Answers",
@@ -674,7 +675,7 @@ def run_store_checks() -> tuple[RunStoreCheck, ...]:
     processes would; both stores must have the same runs, and may be one object. The check opens them, and raises
     `AssertionError`. Some wait for the end of a lease of one second. Start with an empty store: runs are purged.
     """
-    from .store_checks import RUN_STORE_CHECKS  # late: most tests need no store
+    from .store_checks.run_stores import RUN_STORE_CHECKS  # late: most tests need no store
 
     return RUN_STORE_CHECKS
 
@@ -689,6 +690,6 @@ def conversation_store_checks() -> tuple[ConversationStoreCheck, ...]:
     Each check gets a function that returns a store. It is called twice, as two processes would; both stores must have
     the same conversations, and may be one object. The check raises `AssertionError`.
     """
-    from .store_checks import CONVERSATION_STORE_CHECKS  # late: as above
+    from .store_checks.conversation_stores import CONVERSATION_STORE_CHECKS  # late: as above
 
     return CONVERSATION_STORE_CHECKS

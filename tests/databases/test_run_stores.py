@@ -16,7 +16,7 @@ from toolbox import Container, IllegalConfigurationError, sql
 from toolbox.errors import LeaseLostError
 from toolbox.runs.store import RunChanges, RunStore, StoredRecord, StoredRun
 from toolbox.sql import SqlRunStore
-from toolbox.store_checks import NewRunStore, RunStoreCheck
+from toolbox.store_checks.run_stores import NewRunStore, RunStoreCheck
 from toolbox.testing import run_store_checks
 
 pytestmark = pytest.mark.anyio

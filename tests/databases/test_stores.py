@@ -21,7 +21,7 @@ from toolbox.errors import MemoryLeaseLostError, TranscriptError
 from toolbox.redis import RedisChatMemoryStore
 from toolbox.settings import RedisSettings
 from toolbox.sql import SqlChatMemoryStore
-from toolbox.store_checks import ConversationStoreCheck
+from toolbox.store_checks.conversation_stores import ConversationStoreCheck
 from toolbox.testing import conversation_store_checks
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ import pytest
 
 from toolbox.runs import KEEP, InMemoryRunStore, RunChanges, ownership_after
 from toolbox.runs.store import StoredRecord, StoredRun
-from toolbox.store_checks import (
+from toolbox.store_checks.run_stores import (
     RunStoreCheck,
     a_store_can_be_opened_again,
     an_id_is_used_once,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..schemas import DEFINITION, Schema, definition_name
+from ..schemas import DEFINITION, Schema, allow_null, definition_name
 
 _COMPONENT = "#/components/schemas/"
 _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
@@ -63,7 +63,7 @@ def _convert_schema(schema: Any) -> Any:
     if "required" in converted and "properties" in converted:
         converted["required"] = [name for name in converted["required"] if name in converted["properties"]]
     _convert_bounds(converted)
-    return _allow_null(converted) if schema.get("nullable") is True else converted
+    return allow_null(converted) if schema.get("nullable") is True else converted
 
 
 def _is_read_only(schema: object) -> bool:
@@ -75,11 +75,3 @@ def _convert_bounds(schema: dict[str, Any]) -> None:
     for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(flag), bool) and schema.pop(flag) and bound in schema:
             schema[flag] = schema.pop(bound)
-
-
-def _allow_null(schema: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(schema.get("type"), str) and "enum" not in schema:
-        return {**schema, "type": [schema["type"], "null"]}
-    description = {"description": schema["description"]} if "description" in schema else {}
-    rest = {key: value for key, value in schema.items() if key != "description"}
-    return {"anyOf": [rest, {"type": "null"}], **description}
