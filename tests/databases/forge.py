@@ -158,7 +158,7 @@ def sweep(forge: Forge, url: str, every: int) -> int:
             assert set(forge.wait()) <= {-9, 0}  # events are written in varying portions
     assert set(forge.wait()) <= {-9, 0}
     begun = rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0]
-    # Nobody is killed from here on. A slow process must not lose its run while it stamps: the other one would look for
+    # No process is killed from here on. A slow one must not lose its run while it stamps: another one would look for
     # the stamp too early, and stamp again. No store can prevent this for a tool without a transaction.
     for _ in range(3):
         forge.begin("finish_stamped", url, 4 * LEASE, begun)
