@@ -146,6 +146,8 @@ class Mail:
         steps.take("sending")
         async with self._engine.connect() as connection:
             await connection.execution_options(toolbox_for_writing=True)
+            if connection.dialect.name == "postgresql":  # a mail server does not forget what it has sent
+                await connection.execute(text("SET LOCAL synchronous_commit = on"))
             statement = text("INSERT INTO mails VALUES (:key, :run) ON CONFLICT DO NOTHING")
             await connection.execute(statement, {"key": key, "run": run})
             await connection.commit()
