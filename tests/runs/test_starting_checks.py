@@ -274,6 +274,11 @@ class Paid(BaseModel):
         return self.amount * 2
 
 
+@dataclass
+class Person:
+    full_name: str
+
+
 @pytest.mark.parametrize(
     ("kind", "path", "reason"),
     [
@@ -308,7 +313,7 @@ def test_arguments_that_the_approving_person_would_not_see_are_problems(kind: An
 @pytest.mark.parametrize("needs_approval", [False, True])
 def test_arguments_that_are_shown_as_they_are_have_no_problem(needs_approval: bool) -> None:
     @tool(requires_approval=needs_approval)
-    def pay(invoice: Paid, when: date, euros: Decimal = Decimal(0)) -> None: ...
+    def pay(invoice: Paid, to: Person, when: date, euros: Decimal = Decimal(0)) -> None: ...
 
     @tool
     def look(secret: SecretStr, invoice: Hidden) -> None: ...

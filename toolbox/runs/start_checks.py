@@ -175,8 +175,9 @@ def _hidden_in(schema: Any, path: str) -> Iterator[tuple[str, str]]:
             for name, field in inner.items():
                 yield from _hidden_in(field, f"{path}.{name}")
         elif key == "fields":
-            for field in inner:
-                yield from _hidden_in(field, f"{path}.{field['name']}" if "name" in field else path)
+            for field in inner:  # of a data class: first its names, then in an inner schema what each of them is
+                if isinstance(field, Mapping):
+                    yield from _hidden_in(field, f"{path}.{field['name']}" if "name" in field else path)
         elif key not in ("serialization", "computed_fields", "metadata", "default"):
             yield from _hidden_in(inner, path)
 
