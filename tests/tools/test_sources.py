@@ -26,6 +26,7 @@ from toolbox import (
 )
 from toolbox.execution.markers import BLOCKING, COROUTINE, NON_BLOCKING, THREAD
 from toolbox.hosts.executors import tool_executor_from, tool_specifications_from, tools_from
+from toolbox.security import SecurityIdentity
 from toolbox.testing import tool_call
 from toolbox.tools.marks import ToolMark, tool_mark_of, toolbox, toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
@@ -564,6 +565,18 @@ def test_markers_without_a_type_are_a_problem(problems_of: Problems) -> None:
         "conversation: parameter 'session' uses MemoryId without a type; write `session: MemoryId[str]`",
         "bean: parameter 'store' uses Inject without a type; write `store: Inject[TheBean]`",
     ]
+
+
+def test_an_identity_that_the_model_would_fill_is_a_problem(problems_of: Problems) -> None:
+    def book(code: str, user: SecurityIdentity) -> None: ...
+
+    def cancel(code: str, user: SecurityIdentity | None = None) -> None: ...
+
+    def show(code: str, user: Inject[SecurityIdentity]) -> None: ...
+
+    fact = "the model fills parameter 'user', so it could pass any identity"
+    fix = "write `user: Inject[SecurityIdentity]` to get the caller"
+    assert problems_of(book, cancel, show) == [f"book: {fact}; {fix}", f"cancel: {fact}; {fix}"]
 
 
 def test_problems_contain_no_advice_for_pydantic_models(problems_of: Problems) -> None:

@@ -47,6 +47,7 @@ from ..parameters import (
 )
 from ..safe_text import brief
 from ..schemas import Schema, schema_of, without_null
+from ..security import SecurityIdentity
 from .marks import ToolMark
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ def describe_tool(
     visible = tuple(each for each in taken.parameters if each.role is Role.MODEL)
     found = len(problems)
     problems += _alias_problems(visible, where)
+    problems += _identity_problems(visible, where)
     if len(problems) > found:
         return None
     adapter, schema = None, no_parameters()
@@ -324,6 +326,14 @@ def _alias_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[Pr
                 f"the parameters {other!r} and {each.name!r} have the same name {each.shown_name!r} for the model",
                 "give one of them another alias",
             )
+
+
+def _identity_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[Problem]:
+    """Yield a problem for each parameter that would let the model say who calls."""
+    for each in visible:
+        if unwrapped(each.annotation).type is SecurityIdentity:
+            fact = f"the model fills parameter {each.name!r}, so it could pass any identity"
+            yield Problem(where, fact, f"write `{each.name}: Inject[SecurityIdentity]` to get the caller")
 
 
 def _default_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[Problem]:
