@@ -20,6 +20,7 @@ from toolbox import (
     InvocationEvent,
     ModelResponseEvent,
     Result,
+    ReturnBehavior,
     TokenUsage,
     ToolExecutedEvent,
     ToolStartedEvent,
@@ -192,6 +193,32 @@ async def test_a_run_continues_if_its_caller_leaves_while_it_is_created() -> Non
             await waiting
         go_on.set()
         assert await here.runs.result("r", timeout=60) == "done"
+
+
+async def test_an_answer_that_was_asked_for_again_ends_the_run_after_a_crash_too() -> None:
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE_IF_LAST)
+    async def look() -> int:
+        ran.append("look")
+        return 1
+
+    @register_ai_service(tools=look, durable=True, output_mode="tool")
+    class Counts(Protocol):
+        async def ask(self, run: RunId, text: str) -> Result[int]: ...
+
+    class Ends(Kept):
+        async def append(self, run_id: str, generation: int, records: Any, *args: Any) -> None:
+            self.is_dead = self.is_dead or (self.dies_on == "end" and not records and bool(args))
+            await super().append(run_id, generation, records, *args)
+
+    invalid = asks(tool_call("final_answer", {"value": "x"}), tool_call("look"))
+    store = Ends(lease=0.01)
+    store.dies_on = "end"
+    async with container(store, invalid, asks(tool_call("final_answer", {"value": 7})), services=(Counts,)) as here:
+        with pytest.raises(RunStoreError):
+            await here.get(Counts).ask("r", "x")
+    async with container(store.restarted(), services=(Counts,)) as here:
+        assert (await here.get(Counts).ask("r", "x")).content == 7
+    assert ran == []
 
 
 # --- hidden parameters

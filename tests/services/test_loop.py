@@ -229,6 +229,14 @@ def test_invalid_calls_of_the_answer_tool_get_their_errors_as_result() -> None:
     assert state.remembered == (USER, AiMessage('{"total": 5}'))
 
 
+def test_a_stored_state_asks_again_after_an_invalid_answer_beside_an_immediate_call() -> None:
+    rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE, immediate_if_last=frozenset({"now"}))
+    state, effect = follow(rules, asks(call(ANSWER_TOOL, arguments='{"total": "x"}'), call("now")), mode="tool")
+
+    assert isinstance(effect, CallModel)
+    assert next_effect(rules, State.from_json(state.to_json())) == effect
+
+
 @settings(deadline=None)
 @given(
     made(

@@ -253,12 +253,8 @@ def _json_arguments(call: ToolCall) -> dict[str, Any]:
 
 def _failed_in_last_round(state: State) -> str | None:
     """Return the name of the first failed tool of a round that has just ended."""
-    last = len(state.messages) - 1
-    response = state.response
-    if not state.failed or response is None or last in state.unremembered:
-        return None
-    requests = response.ai_message.tool_execution_requests
-    if not requests or not isinstance(state.messages[last], ToolExecutionResultMessage):
+    requests = state.answered_requests
+    if not state.failed or not requests:
         return None
     first = len(state.executions) - len(requests)
     failed = {identity_of(state.executions[position].request) for position in state.failed if position >= first}

@@ -274,7 +274,7 @@ def next_effect(rules: Rules, state: State) -> Effect:
         if state.pending:
             return _after_tools(rules, state, 0)[1]
         return _finish(rules, state.response, read_answer(rules, state.response, last.text or "").value)
-    if isinstance(last, ToolExecutionResultMessage) and (ended := _immediate_end(rules, state)) is not None:
+    if (ended := _immediate_end(rules, state)) is not None:
         return ended
     return CallModel(request_of(rules, state.changed(pending=())))
 
@@ -512,11 +512,10 @@ def may_end(rules: Rules, requests: Sequence[ToolExecutionRequest]) -> bool:
 
 def _immediate_end(rules: Rules, state: State) -> Finish | None:
     """Return the end of the invocation if the tools of the last reply end it and none failed."""
-    response = state.response
-    if response is None or not may_end(rules, response.ai_message.tool_execution_requests):
+    response, requests = state.response, state.answered_requests
+    if response is None or not may_end(rules, requests):
         return None
-    last = state.executions[-len(response.ai_message.tool_execution_requests) :]
-    if any(each.is_error for each in last):
+    if any(each.is_error for each in state.executions[-len(requests) :]):
         return None
     if rules.immediate_type is None:
         return Finish(None, FinishReason.TOOL_EXECUTION, response)
@@ -529,11 +528,10 @@ def _immediate_end(rules: Rules, state: State) -> Finish | None:
 
 def immediate_executions(rules: Rules, state: State) -> list[ToolExecution]:
     """Return the executions of the immediate tools that ended the invocation; none if it ended with an answer."""
-    if state.response is None or not isinstance(state.last_message, ToolExecutionResultMessage):
+    if not (requests := state.answered_requests):
         return []
-    last = state.executions[-len(state.response.ai_message.tool_execution_requests) :]
     names = rules.immediate | rules.immediate_if_last
-    return [each for each in last if each.request.name in names]
+    return [each for each in state.executions[-len(requests) :] if each.request.name in names]
 
 
 def _joined_by(

@@ -169,6 +169,15 @@ class State:
         return self.messages[-1] if self.messages else None
 
     @property
+    def answered_requests(self) -> Sequence[ToolExecutionRequest]:
+        """The calls whose results are the last messages; empty if the invocation has gone on since."""
+        # Not those of `response`: it may be a newer reply, whose answer was refused and is not in the messages.
+        last = len(self.messages) - 1
+        if not isinstance(self.last_message, ToolExecutionResultMessage) or last in self.unremembered:
+            return ()
+        return next(each for each in reversed(self.messages) if isinstance(each, AiMessage)).tool_execution_requests
+
+    @property
     def remembered(self) -> tuple[Message, ...]:
         """The messages to store in memory."""
         if not self.unremembered:
