@@ -15,8 +15,10 @@ import pytest
 from tests import programs
 from toolbox import (
     ChatResponse,
+    CompleteResponse,
     Container,
     EventListener,
+    IntermediateResponse,
     InvocationEvent,
     ModelResponseEvent,
     Result,
@@ -219,6 +221,22 @@ async def test_an_answer_that_was_asked_for_again_ends_the_run_after_a_crash_too
     async with container(store.restarted(), services=(Counts,)) as here:
         assert (await here.get(Counts).ask("r", "x")).content == 7
     assert ran == []
+
+
+async def test_the_answer_of_the_answer_tool_is_not_an_intermediate_response() -> None:
+    @register_ai_service(tools=note, durable=True, output_mode="tool")
+    class Counts(Protocol):
+        async def ask(self, run: RunId, text: str) -> int: ...
+
+    answer = asks(tool_call("final_answer", {"value": 7}))
+    async with container(Kept(), asks(NOTE), answer, services=(Counts,)) as here:
+        await here.runs.start(Counts.ask, "r", "x")
+        assert await here.runs.result("r") == 7
+        events = [each.event async for each in here.runs.events("r")]
+
+    [between] = [each for each in events if isinstance(each, IntermediateResponse)]
+    assert [each.name for each in between.response.ai_message.tool_execution_requests] == ["note"]
+    assert any(isinstance(each, CompleteResponse) for each in events)
 
 
 # --- hidden parameters

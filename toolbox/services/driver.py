@@ -274,7 +274,7 @@ class Rounds:
             await self._send_whole(replied.response)
         self._invocation.environment.sent = replied.sent
         following = self._advance(replied)
-        if self._reader is not None and not isinstance(following, Fail):
+        if self._reader is not None and not isinstance(following, (CheckAnswer, Fail, Finish)):
             await self._send_round(replied.response)
         return following
 
