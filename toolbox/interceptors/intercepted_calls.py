@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from ..bean_references import BeanReference
@@ -249,7 +250,7 @@ class _AroundModel:
                 return ModelReplied(returned)
             # The tools that were sent are those of the request whose reply this is; of a changed reply, the last one's.
             used = next((each for each in replies if each.response is returned), replies[-1])
-            return ModelReplied(returned, used.aside, sent=used.sent)
+            return replace(used, response=returned)
 
         def perform_with_interceptors(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
             return perform(effect, invocation) if isinstance(effect, RunTool) else ask(effect, invocation)
