@@ -1,7 +1,7 @@
 """Limits on the usage of models and tools: `UsageLimits`, `usage_limits`, `current_usage`, and estimates of the cost.
 
 Each invocation with limits, and each `usage_limits` block, has an `Account`. Accounts are nested: a call draws on its
-own account and on all outer ones. Not here: counting the calls of an invocation (`services.layers`).
+own account and on all outer ones. Not here: counting the calls of an invocation (`services.usage_layers`).
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
     """Add a call of an incomplete reply. The index is None if the call must wait for the complete reply."""
     if state.rounds >= rules.max_rounds or rules.max_calls is not None or rules.whole_replies:
-        # The complete reply may be refused or changed.
+        # The complete reply may be refused or changed. `_take_reply` refuses it; limits do: `Invocation.starts_early`.
         return state, None
     return state.changed(pending=(*state.pending, PendingToolCall(request))), len(state.pending)
 

@@ -71,7 +71,10 @@ class Recorder(Protocol):
         ...
 
     def limits_of(self, path: str, own: UsageLimits | None) -> UsageLimits | None:
-        """Return the limits of an invocation: its own, for the outermost one also those of the run."""
+        """Return the limits of an invocation: its own, for the outermost one also those of the run.
+
+        They become one, so a refusal does not tell whether the limit was the invocation's own.
+        """
         ...
 
     def pending_below(self, path: str) -> tuple[PendingCall, ...]:

@@ -114,8 +114,8 @@ class State:
     - `unremembered`: positions in `messages` that are not stored in memory (invalid replies and corrections).
     - `offered`: the names of the tools, in the model's order; `sent`: those in the request for the last reply, which
       interceptors may have narrowed, or None if no request was sent.
-    - `response`: the model's last reply; `pending`: its tool calls until all have finished, including calls that were
-      started before the reply was complete.
+    - `response`: the model's last reply, also an answer that was refused and is not in `messages`; `pending`: its tool
+      calls until all have finished, including calls that were started before the reply was complete.
     - `failed`: positions in `executions` of tools that failed; `ran`: of those that ran without an error, whatever the
       model read; `undone`: of those whose compensation was called, as in `compensations`.
     - `arguments`: of tools that ran with others than the model's, by their position, as JSON values.
