@@ -129,8 +129,11 @@ class PlaceState:
 class RunRecords:
     """The records of a run, and its answers.
 
-    `generation` is None until the run is stored. `document` is its header, once there is one.
+    `generation` is None until the run is stored. `document` is its header, once there is one. `has_new_records` is True
+    after the first record that this process has written.
     """
+
+    has_new_records = False
 
     def __init__(self, run_id: str | None = None) -> None:
         self.id = run_id or uuid4().hex
@@ -239,6 +242,7 @@ class RunRecords:
         with self.using_store() as store:
             await store.append(self.id, self.generation, [record])
         place.add(key, Recorded(kind, data))
+        self.has_new_records = True
 
     @contextmanager
     def using_store(self) -> Iterator[RunStore]:

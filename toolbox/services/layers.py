@@ -82,12 +82,20 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
         yield
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
             remembered = invocation.state.remembered
-            if invocation.is_resumed and history[-len(remembered) :] == remembered:
-                return  # written before a crash
+            if _may_be_written(invocation) and history[-len(remembered) :] == remembered:
+                return
             kept = window.newest((*history, *remembered))
             await memories.store.update_messages(key, kept)
             if invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, kept))
+
+
+def _may_be_written(invocation: Invocation) -> bool:
+    """Return True if another process may have written the messages of this call, before it crashed."""
+    # It had recorded all replies and results by then. Equal messages alone do not tell: a conversation can contain the
+    # same words twice, and model servers repeat the ids of calls.
+    place = invocation.place
+    return invocation.is_resumed and not (place is not None and place.session.has_new_records)
 
 
 @asynccontextmanager

@@ -52,6 +52,11 @@ class Recorder(Protocol):
         ...
 
     @property
+    def has_new_records(self) -> bool:
+        """True if this process has written a record: then no process before it has reached the end of the run."""
+        ...
+
+    @property
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
         ...
