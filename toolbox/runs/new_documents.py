@@ -67,7 +67,7 @@ async def describe_run(
     Raises `IllegalConfigurationError` for seeds and attributes that pydantic cannot write.
     """
     written, read_again = write_arguments(plan, arguments)
-    memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
+    memory_id = plan.find_memory_id(arguments)
     written_seeds, seeds = await write_seeds(host.scope, host.run_seeds, plan.where)
     document = RunDocument(
         arguments=written,

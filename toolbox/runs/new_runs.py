@@ -17,7 +17,6 @@ from ..events import ServiceFailedEvent, ServiceStartedEvent
 from ..limits import current_account, refuse_if_used_up, remaining
 from ..services.invocation import Invocation
 from ..services.layers import check_input_first
-from ..services.memory import ChatMemoryKey
 from ..services.outputs import Shape
 from ..services.plans import MethodPlan, place_of_added_tools
 from .documents import are_arguments_of, make_comparable
@@ -128,10 +127,9 @@ class NewRuns:
             fact = f"the argument {name!r} cannot be stored with the run"
             fix = "use a value of the declared type, which pydantic can write and read"
             raise IllegalConfigurationError([Problem(plan.where, fact, fix)])
-        memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
-        key = None if plan.window is None or memory_id is None else ChatMemoryKey.of(plan.service, memory_id)
         document = described.document.changed(follows=follows)
-        stored = new_header(given or uuid4().hex, plan, key, document)
+        conversation = plan.find_conversation(plan.find_memory_id(arguments))
+        stored = new_header(given or uuid4().hex, plan, conversation, document)
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
         # As it is read again, but not loaded: the caller is there now.
         identity = read_identity(document.identity)
@@ -150,7 +148,7 @@ class NewRuns:
             return
         error = plan.access.refusal(identity, plan.where)
         if self._host.listeners is not None:
-            memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
+            memory_id = plan.find_memory_id(arguments)
             context = InvocationContext(plan.service, plan.name, memory_id, attributes=current_attributes.get())
             self._host.listeners.tell(ServiceStartedEvent(context))
             self._host.listeners.tell(ServiceFailedEvent(context, error, 0.0))

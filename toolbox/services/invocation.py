@@ -21,7 +21,7 @@ from .call_messages import last_user_message, make_user_message, read_history
 from .host_needs import ServiceHost
 from .interruptions import Deadline, InterruptibleCall, find_deadlines
 from .loop import CallModel, Effect, Finish, ModelReplied, Rules, RunTool, Suspend, ToolFinished, ToolSuspended
-from .memory import Caller, ChatMemoryKey, caller_here
+from .memory import Caller, caller_here
 from .outputs import ANSWER_TOOL, Result, Shape
 from .plans import MethodPlan, Provider, Toolset, current_additional_tools
 from .recording_needs import PlaceInRun, StoredInvocation
@@ -104,10 +104,9 @@ class Invocation(InterruptibleCall):
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         self.runner = self._make_runner(as_tool, on_loop)
-        memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
-        remembers = plan.window is not None and memory_id is not None
-        self.memory_key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
-        self.caller: Caller | None = caller_here() if remembers else None
+        memory_id = None if as_tool else plan.find_memory_id(arguments)
+        self.memory_key = plan.find_conversation(memory_id)
+        self.caller: Caller | None = None if self.memory_key is None else caller_here()
         if restored is not None:
             self.user_message = last_user_message((*restored.state.history, *restored.state.messages[:1]))
         else:

@@ -36,7 +36,7 @@ from ..tools.sources import clashes, read_tools
 from ..tools.tool_calls import InjectedParameter, Tool, ToolLayer
 from .declaration import CallLimits, MessageFunction, ServiceOptions
 from .loop import AnswerChecked, CallModel, CheckAnswer, ModelReplied, Rules, RunTool, ToolFinished, ToolSuspended
-from .memory import Window
+from .memory import ChatMemoryKey, Window
 from .method_marks import MethodMarks
 from .outputs import ANSWER_TOOL, Output, OutputMode, can_be
 
@@ -305,6 +305,17 @@ class MethodPlan:
                 needed = "must end with a UserMessage or a ToolExecutionResultMessage"
                 raise ValueError(f"{self.where}(): {self.history[-1]} {needed}, but ends with {found}")
         return bound.arguments
+
+    def find_memory_id(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the memory id in the arguments of a call; None if there is none."""
+        return None if self.memory_parameter is None else arguments[self.memory_parameter]
+
+    def find_conversation(self, memory_id: object) -> ChatMemoryKey | None:
+        """Return the conversation of a call with this memory id; None if its messages are not kept.
+
+        Raises `InvalidMemoryIdError`.
+        """
+        return None if self.window is None or memory_id is None else ChatMemoryKey.of(self.service, memory_id)
 
     @property
     def is_sync_stream(self) -> bool:
