@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from threading import get_ident
 from typing import Any
@@ -70,8 +70,8 @@ class BeanStore:
         """Return the error for a bean that is requested after the scope has ended."""
         raise NotImplementedError
 
-    def stores_around(self) -> Iterator[BeanStore]:
-        """Yield the stores in which one thread can create beans at the same time, longest-lived first."""
+    def stores_around(self) -> Iterable[BeanStore]:
+        """Return the stores in which a lookup in this one can create beans, longest-lived first."""
         raise NotImplementedError
 
     # --- creating beans without await

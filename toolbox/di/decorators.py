@@ -37,6 +37,11 @@ class Scope(StrEnum):
         """Return a number that is larger for longer lifetimes. Dependent beans live as long as their holder."""
         return _SPANS[self]
 
+    @property
+    def is_temporary(self) -> bool:
+        """Return True if scopes of this kind are opened and closed again while the container runs."""
+        return self in (Scope.REQUEST, Scope.CALL)
+
 
 _SPANS = {Scope.APPLICATION: 3, Scope.REQUEST: 2, Scope.CALL: 1, Scope.DEPENDENT: 0}
 

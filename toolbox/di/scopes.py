@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import MappingProxyType, TracebackType
@@ -109,9 +109,9 @@ class OpenScope(BeanStore):
         closed = [each.bean for each in self.closers]
         return [*self.store.values(), *self.seeds.values(), *self.extras.values(), *closed]
 
-    def stores_around(self) -> Iterator[BeanStore]:
-        """Yield the stores in which one thread can create beans at the same time, longest-lived first."""
-        yield from dict.fromkeys((self.home.application, self.request or self, self))
+    def stores_around(self) -> Iterable[OpenScope]:
+        """Return the scopes in which a lookup in this one can create beans, longest-lived first."""
+        return dict.fromkeys((self.home.application, self.request or self, self))
 
     # --- registering beans to close
 

@@ -249,6 +249,7 @@ class Wiring(Home):
 
     def _is_creating(self, scope: OpenScope) -> bool:
         """Return True if a thread or task creates a bean in a scope that a lookup in `scope` can use."""
+        # The scopes of `stores_around`, written out: each lookup with await asks.
         return bool(scope.making or self.application.making or (scope.request or scope).making)
 
     async def _make_ready(self, value: Value, scope: OpenScope) -> None:
@@ -272,9 +273,9 @@ class Wiring(Home):
                 await place.create_awaiting(key, self._resolvers_of(place).maker(key, awaiting=True))
         # Await beans that a thread is creating, so that the loop is not blocked.
         if self._is_creating(scope):
-            for place in {self.application, scope, scope.request or scope}:
-                for key in plan.others.intersection(place.making):
-                    await place.wait_until_settled(key)
+            for around in scope.stores_around():
+                for key in plan.others.intersection(around.making):
+                    await around.wait_until_settled(key)
 
     # --- providers that answer for beans
 

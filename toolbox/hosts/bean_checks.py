@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..di.decorators import Named, Scope
+from ..di.decorators import Named
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
 from ..di.problem_texts import find_look_alikes
@@ -65,7 +65,7 @@ def listener_problems(graph: BeanGraph) -> Iterator[Problem]:
     yield from graph.problems_of(point)
     for key in beans_in(graph.value_of(point)):
         definition = graph.definitions[key]
-        if definition.scope in (Scope.REQUEST, Scope.CALL):
+        if definition.scope.is_temporary:
             fact = f"{definition.label} is {definition.scope.value}-scoped, but listeners live as long as the container"
             yield Problem(point.where, fact, "mark it @application_scoped")
         if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "on_event", None)):
@@ -165,10 +165,7 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
     if not isinstance(value, SingleBean) and (near := find_look_alikes(ChatMemoryStore, graph.definitions)):
         fix = f"inherit from ChatMemoryStore, or call bind(ChatMemoryStore, {near[0]})"
         yield Problem(point.where, f"{near[0]} has the methods of a ChatMemoryStore but is not used as one", fix)
-    if isinstance(value, SingleBean) and (definition := graph.definitions[value.bean]).scope in (
-        Scope.REQUEST,
-        Scope.CALL,
-    ):
+    if isinstance(value, SingleBean) and (definition := graph.definitions[value.bean]).scope.is_temporary:
         yield Problem(
             point.where,
             f"{definition.label} is {definition.scope.value}-scoped, but a ChatMemoryStore must be application-scoped",
@@ -255,7 +252,7 @@ def request_hook_problems(graph: BeanGraph) -> Iterator[Problem]:
                 found.update({(cls, name): each for name in request_hooks_of(cls)})
     for (cls, name), definition in found.items():
         where = f"{cls.__name__}.{name}"
-        if definition.scope not in (Scope.REQUEST, Scope.CALL):
+        if not definition.scope.is_temporary:
             fact = f"@before_model_request has no effect: the bean is {definition.scope.value}-scoped"
             yield Problem(where, fact, "mark the class @request_scoped or @call_scoped")
         function = inspect.unwrap(getattr(cls, name))

@@ -434,7 +434,7 @@ class _Service:
                 point = point_of(bean, where)
                 yield from graph.problems_of(point)
                 found = graph.value_of(point)
-                if isinstance(found, SingleBean) and graph.definitions[found.bean].scope in (Scope.REQUEST, Scope.CALL):
+                if isinstance(found, SingleBean) and graph.definitions[found.bean].scope.is_temporary:
                     fact = f"the router is {graph.definitions[found.bean].scope}-scoped"
                     yield Problem(where, fact, "mark it @application_scoped")
         for name in self.model_names:

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ..bean_references import BeanReference
-from ..di.decorators import Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import point_of
 from ..di.values import SingleBean
@@ -288,7 +287,7 @@ def _bean_problems(graph: BeanGraph) -> Iterator[Problem]:
         if not isinstance(value, SingleBean):
             continue
         definition = graph.definitions[value.bean]
-        if definition.scope in (Scope.REQUEST, Scope.CALL):
+        if definition.scope.is_temporary:
             fact = f"{definition.label} is {definition.scope.value}-scoped, but runs live longer than a request"
             yield Problem(point.where, fact, "mark it @application_scoped")
 
