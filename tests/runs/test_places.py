@@ -2,7 +2,18 @@
 
 import pytest
 
-from toolbox.runs.places import RecordKey, is_attempt_of, is_within, place_below, place_of_attempt, place_to_undo
+from toolbox.runs.places import (
+    RecordKey,
+    calls_around,
+    invocation_of,
+    is_attempt_of,
+    is_within,
+    place_below,
+    place_of_attempt,
+    place_to_undo,
+    position_of,
+    without_attempt,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +50,12 @@ def test_attempts_of_a_call_are_told_from_places_within() -> None:
         "0.2/1",
         "0/1",
     ]
+
+
+def test_a_place_is_taken_apart_as_it_was_made() -> None:
+    attempt = place_of_attempt(place_below("0.2", 11), 3)
+
+    assert attempt == "0.2/11.3"
+    assert (without_attempt(attempt), invocation_of(attempt), position_of(attempt)) == ("0.2/11", "0.2", 11)
+    assert (without_attempt("0.2"), invocation_of("0"), position_of("0.2")) == ("0", "", 0)
+    assert (calls_around(attempt), calls_around("")) == (["0.2", "0.2/11.3"], [])

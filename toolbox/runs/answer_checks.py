@@ -26,6 +26,7 @@ from ..tools.codec import printable
 from ..tools.tool_calls import Tool
 from .documents import WaitingCall
 from .persons import person_name
+from .places import invocation_of
 from .prepared_runs import PreparedRun, PreparedRuns
 from .program_values import json_value, reason_of
 from .run_session import RunPlace, RunSession
@@ -163,7 +164,7 @@ class AnswerChecks:
             found = self._decode_inner_call(stored.id, prepared, waiting)
             if found is None:
                 return None
-            path = waiting.call.id.rpartition("/")[0]
+            path = invocation_of(waiting.call.id)
             (plan, arguments), place = found, RunPlace(session, path, path)
         async with self._preparing.open_scope(await self._preparing.admit(stored.id, prepared)):
             invocation = Invocation(plan, self._host, arguments, place=place)
@@ -176,9 +177,7 @@ class AnswerChecks:
         """Return the method that a call waits in, called as a tool, and its arguments; None for a provider's tool."""
         outer, edited = waiting.outer[-1], prepared.document.answers
         plan = self._preparing.find_plan(run_id, outer.service, outer.method)
-        tool = self._preparing.find_offered(
-            run_id, plan, outer.tool_name, prepared.added if "/" not in outer.id else ()
-        )
+        tool = self._preparing.find_offered(run_id, plan, outer.id, outer.tool_name, prepared.added)
         if tool is None or tool.decode is None:
             return None
         written = next((each.answer.arguments for each in edited if each.call_id == outer.id), None)

@@ -78,9 +78,31 @@ def place_below(place: str, position: int) -> str:
     return f"{place}/{position}" if place else str(position)
 
 
+def calls_around(place: str) -> list[str]:
+    """Return the places of the calls that a place is part of, outermost first, and the place: `0.2`, `0.2/1`."""
+    steps = place.split("/") if place else []
+    return ["/".join(steps[:depth]) for depth in range(1, len(steps) + 1)]
+
+
+def invocation_of(call: str) -> str:
+    """Return the place of the invocation that made a call."""
+    return call.rpartition("/")[0]
+
+
 def place_of_attempt(call: str, number: int) -> str:
     """Return the place of an attempt of a call, counted from 1."""
     return call if number == 1 else f"{call}.{number}"
+
+
+def without_attempt(place: str) -> str:
+    """Return the place of the call of which `place` is an attempt."""
+    outer, mark, step = place.rpartition("/")
+    return f"{outer}{mark}{step.partition('.')[0]}"
+
+
+def position_of(call: str) -> int:
+    """Return the position of a call, or of the call of an attempt, in the invocation that made it."""
+    return int(call.rpartition("/")[2].partition(".")[0])
 
 
 def is_attempt_of(place: str, call: str) -> bool:

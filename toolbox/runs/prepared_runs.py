@@ -21,6 +21,7 @@ from ..services.plans import MethodPlan, Toolset, plan_behind, tools_added
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, WaitingCall
 from .persons import read_identity
+from .places import invocation_of
 from .program_values import output_fingerprint, qualified, read_arguments, read_seeds
 from .store import StoredRun
 from .stored_runs import RunsHost, read_document
@@ -94,7 +95,7 @@ class PreparedRuns:
         inside = [*((each.service, each.method) for each in waiting.outer), (waiting.call.service, waiting.method)][1:]
         for outer, (service, method) in zip(waiting.outer, inside, strict=True):
             plan = self.find_plan(run_id, outer.service, outer.method)
-            tool = self.find_offered(run_id, plan, outer.tool_name, added if "/" not in outer.id else ())
+            tool = self.find_offered(run_id, plan, outer.id, outer.tool_name, added)
             if tool is None:
                 continue
             inner = plan_behind(tool)
@@ -107,13 +108,10 @@ class PreparedRuns:
                 _refuse_misfit(run_id, tool, outer.id, outer.tool_name, outer.arguments)
 
     def find_tool(self, run_id: str, waiting: WaitingCall, added: Sequence[Tool]) -> Tool | None:
-        """Return the tool of a pending call; None for one that a tool provider adds during the call.
-
-        `added` are the tools of the endpoint, which only the outermost call has.
-        """
+        """Return the tool of a pending call; None for one that a tool provider adds during the call."""
         call = waiting.call
         plan = self.find_plan(run_id, call.service, waiting.method)
-        return self.find_offered(run_id, plan, call.tool_name, added if "/" not in call.id else ())
+        return self.find_offered(run_id, plan, call.id, call.tool_name, added)
 
     def find_plan(self, run_id: str, service: str, method: str) -> MethodPlan:
         """Return the plan of a method. Raises `RunIncompatibleError`."""
@@ -122,9 +120,15 @@ class PreparedRuns:
             raise RunIncompatibleError(run_id, f"this program has no method {method!r} in {service}")
         return plan
 
-    def find_offered(self, run_id: str, plan: MethodPlan, name: str, added: Sequence[Tool]) -> Tool | None:
-        """Return a tool of a method; None if only a tool provider can have it. Raises `RunIncompatibleError`."""
-        tool = plan.toolset.stored(name) or Toolset.of(added).stored(name)
+    def find_offered(self, run_id: str, plan: MethodPlan, call: str, name: str, added: Sequence[Tool]) -> Tool | None:
+        """Return the tool of a call; None if only a tool provider can have it. Raises `RunIncompatibleError`.
+
+        `plan` is that of the method that made the call. `added` are the tools of the endpoint, which only the outermost
+        method has.
+        """
+        tool = plan.toolset.stored(name)
+        if tool is None and not invocation_of(call):
+            tool = Toolset.of(added).stored(name)
         if tool is None and not plan.providers:
             raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
         return tool

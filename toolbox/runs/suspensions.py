@@ -9,7 +9,16 @@ import time
 from dataclasses import replace
 
 from .documents import OuterCall, WaitingCall
-from .places import RecordKey, is_within, place_below, place_order
+from .places import (
+    RecordKey,
+    calls_around,
+    invocation_of,
+    is_within,
+    place_below,
+    place_order,
+    position_of,
+    without_attempt,
+)
 from .program_values import qualified, writable_values
 from .record_contents import snapshot_to_json
 from .run_records import RunRecords, write_usage
@@ -29,19 +38,16 @@ def collect_waiting(run: RunRecords) -> dict[str, WaitingCall]:
 
 def with_outer_calls(waiting: WaitingCall, run: RunRecords) -> WaitingCall:
     """Return a pending call with the calls of services that it is part of."""
-    steps = waiting.call.id.split("/")
-    if len(steps) == 1 or waiting.outer:
+    if waiting.outer:
         return waiting
     outer = []
-    for depth, step in enumerate(steps[:-1]):
-        path = "/".join(steps[:depth])
-        invocation = run.at(path).suspended
+    for attempt in calls_around(waiting.call.id)[:-1]:
+        invocation = run.at(invocation_of(attempt)).suspended
         assert invocation is not None
-        number = int(step.partition(".")[0])
-        request = invocation.state.pending[number - len(invocation.state.executions)].request
+        request = invocation.state.pending[position_of(attempt) - len(invocation.state.executions)].request
         outer.append(
             OuterCall(
-                id=place_below(path, number),
+                id=without_attempt(attempt),
                 service=qualified(invocation.context.service),
                 method=invocation.context.method,
                 tool_name=request.name,
