@@ -171,7 +171,7 @@ class RunSession(RunRecords):
         """Return the state in which the answered calls wait to be run."""
         pending = list(state.pending)
         for index, call in enumerate(pending):
-            place = place_below(path, len(state.executions) + index)
+            place = place_below(path, state.position_of(index))
             if call.status == "suspended" and any(is_within(each.call_id, place) for each in self.answers):
                 pending[index] = PendingToolCall(call.request)
         return state.changed(pending=tuple(pending))
@@ -241,8 +241,7 @@ class RunSession(RunRecords):
     def run_call(self, effect: RunTool, invocation: Invocation, perform: Perform) -> Awaitable[Any]:
         """Run one tool call at its place."""
         self._raise_if_elsewhere(invocation)
-        number = len(invocation.state.executions) + effect.index
-        path = place_below(path_of(invocation), number)
+        path = place_below(path_of(invocation), invocation.state.position_of(effect.index))
         place = self.at(path)
         place.has_new_answer = True
         environment = invocation.environment
@@ -302,7 +301,7 @@ class RunSession(RunRecords):
             return
         state, environment = invocation.state, invocation.environment
         for index, pending in enumerate(state.pending):
-            place = place_below(path_of(invocation), len(state.executions) + index)
+            place = place_below(path_of(invocation), state.position_of(index))
             given = self.answers_to(place)
             if not given or given[-1].answer.kind in ("reject", "fail") or self.has_result(place):
                 continue
@@ -339,7 +338,7 @@ class RunSession(RunRecords):
             unfit = opened.unfit
             requests = dict(enumerate(opened.replied.response.ai_message.tool_execution_requests))
         for index, request in requests.items():
-            call = place_below(path, len(state.executions) + index)
+            call = place_below(path, state.position_of(index))
             if index in unfit:
                 continue
             self.at(call).was_requested_before = True

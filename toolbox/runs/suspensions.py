@@ -44,7 +44,7 @@ def with_outer_calls(waiting: WaitingCall, run: RunRecords) -> WaitingCall:
     for attempt in calls_around(waiting.call.id)[:-1]:
         invocation = run.at(invocation_of(attempt)).suspended
         assert invocation is not None
-        request = invocation.state.pending[position_of(attempt) - len(invocation.state.executions)].request
+        request = invocation.state.pending_at(position_of(attempt)).request
         outer.append(
             OuterCall(
                 id=without_attempt(attempt),
@@ -75,7 +75,7 @@ def make_snapshots(run: RunRecords) -> list[StoredRecord]:
 def collect_unstored_results(run: RunRecords) -> list[StoredRecord]:
     """Return the records of results within suspended calls; the states contain all others."""
     calls = [
-        place_below(path, len(place.suspended.state.executions) + index)
+        place_below(path, place.suspended.state.position_of(index))
         for path, place in run.places.items()
         if place.suspended is not None
         for index, each in enumerate(place.suspended.state.pending)

@@ -163,6 +163,14 @@ class State:
         )
         return self.changed(executions=tuple(map(changed, self.executions)), pending=pending)
 
+    def position_of(self, index: int) -> int:
+        """Return the position in `executions` that a call of `pending` will have: a part of its place in a run."""
+        return len(self.executions) + index
+
+    def pending_at(self, position: int) -> PendingToolCall:
+        """Return the call of `pending` that will have this position in `executions`."""
+        return self.pending[position - len(self.executions)]
+
     @property
     def last_message(self) -> Message | None:
         """The last message of this invocation; None before the first reply to a history that is sent alone."""
