@@ -25,18 +25,23 @@ from pydantic import (
 )
 
 from toolbox import (
+    ChatModel,
     Container,
     DemoChatModel,
     IllegalConfigurationError,
     Inject,
     Result,
+    compensate_for,
     create_ai_service,
+    produces,
     register_ai_service,
     request_scoped,
     tool,
 )
 from toolbox.interceptors import ToolInterceptor, interceptors
+from toolbox.models import ModelRouter
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, durable
+from toolbox.search import KeywordToolSearch
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel
 
@@ -145,6 +150,62 @@ def test_interceptors_that_need_a_seed_are_reported_too() -> None:
     [problem] = problems(Payer)
     assert problem.startswith("Payer.chat -> ")
     assert "Connection" in problem
+
+
+@produces(scope="request")
+def model_of_the_connection(connection: Connection) -> ChatModel:
+    return DemoChatModel()
+
+
+@produces(name="small", scope="request")
+def small(connection: Connection) -> ChatModel:
+    return DemoChatModel()
+
+
+class Routed(ModelRouter):
+    names = ("small",)
+
+    def choose(self, request: Any, context: Any) -> str:
+        return "small"
+
+
+@request_scoped
+class Found(KeywordToolSearch):
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+
+
+class Orders:
+    @tool
+    def order(self) -> str:
+        return "x"
+
+    @compensate_for("order")
+    def undo(self, connection: Inject[Connection]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "models"),
+    [
+        pytest.param({}, [model_of_the_connection], id="the default model"),
+        pytest.param({"model": "small"}, [small, DemoChatModel], id="a named model"),
+        pytest.param({"model": Routed}, [small, DemoChatModel], id="a model that a router may choose"),
+        pytest.param({"tools": Orders, "tool_search": Found}, [DemoChatModel], id="the tool search"),
+        pytest.param({"tools": Orders, "compensate_on_failure": True}, [DemoChatModel], id="what undoes a tool"),
+    ],
+)
+def test_models_searches_and_compensations_that_need_a_seed_are_reported_too(
+    options: dict[str, Any], models: list[Any]
+) -> None:
+    @register_ai_service(durable=True, **options)
+    class Durable(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    container = Container(seeds=(Connection,)).register(Durable, *models).register_instance(Kept(), RunStore)
+
+    [problem] = container.check()
+    assert problem.where.startswith("Durable.ask -> ")
+    assert "the request seed Connection" in problem.what
 
 
 def test_kept_seeds_must_be_pydantic_models_or_dataclasses() -> None:

@@ -38,7 +38,7 @@ from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_f
 from ..introspection import method_takes
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..models.pools import ConnectionPools
-from ..models.routing import names_of_router, router_in
+from ..models.routing import model_names_of, router_in
 from ..models.selection import NamedModels
 from ..security import identity_in
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
@@ -413,10 +413,7 @@ class _Service:
     @property
     def model_names(self) -> tuple[str | None, ...]:
         """The names of the models that the service may use; None is the default model."""
-        model = self._options.model
-        if (router := router_in(model)) is not None:
-            return names_of_router(router)
-        return (model,) if model is None or isinstance(model, str) else ()
+        return model_names_of(self._options.model)
 
     def _model_problems(self, graph: BeanGraph) -> Iterator[Problem]:
         """Yield the problems of the service's models, and of the bean that chooses among them."""

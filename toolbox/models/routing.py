@@ -50,6 +50,13 @@ def router_in(given: object) -> type[ModelRouter] | None:
     return cls if issubclass(cls, ModelRouter) else None
 
 
+def model_names_of(given: object) -> tuple[str | None, ...]:
+    """Return the names of the models that the `model=` of a service may mean; None is the default model."""
+    if (router := router_in(given)) is not None:
+        return names_of_router(router)
+    return (given,) if given is None or isinstance(given, str) else ()
+
+
 def names_of_router(router: Any) -> tuple[str, ...]:
     """Return the names of the models that a router may choose; none if they are missing or invalid."""
     names = getattr(router, "names", ())

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference
+from ..chat import ChatModel
+from ..di.decorators import Named
 from ..di.graph import BeanGraph
 from ..di.injection_points import point_of
 from ..di.values import SingleBean
 from ..errors import Problem
 from ..introspection import type_name
+from ..models.routing import model_names_of
 from ..security import SecurityIdentity
 from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
@@ -234,10 +237,13 @@ class _Needs:
             yield from self._of_bean(each.bean, path)
         for provider in plan.providers:
             yield from self._of_bean(provider.bean, path)
+        yield from self._of_bean(BeanReference.to(plan.options.tool_search).bean, path)
+        for name in model_names_of(plan.options.model):
+            yield from self._of_bean(ChatModel if name is None else Annotated[ChatModel, Named(name)], path)
         if plan.durable and isinstance(plan.system, FunctionMessage):
             for parameter in plan.system.injected:
                 yield from self._of_point(parameter.wanted, path, parameter.optional)
-        yield from self.of_tools(plan.toolset.tools, path)
+        yield from self.of_tools((*plan.toolset.tools, *plan.compensations.values()), path)
 
     def of_tools(self, tools: Iterable[Tool], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
         """Yield the same for these tools."""
