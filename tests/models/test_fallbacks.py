@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Protocol
 
 import pytest
@@ -23,11 +24,13 @@ from toolbox import (
     ModelSkippedEvent,
     ModelTimeoutError,
     OpenAiChatModel,
+    TokenUsage,
     UserMessage,
     produces,
     register_ai_service,
     time_limit,
 )
+from toolbox.limits import CostEstimator, usage_limits
 from toolbox.settings import ToolboxSettings
 from toolbox.testing import ScriptedChatModel
 
@@ -121,6 +124,32 @@ async def test_a_named_model_falls_back_by_its_settings(serve: Serve) -> None:
         reply = await (await container.aget(ChatModel)).chat(HI)
 
     assert reply.ai_message.text == "ok"
+
+
+async def test_the_cost_of_a_reply_without_a_name_is_that_of_the_model_that_answered() -> None:
+    asked_for: list[str] = []
+
+    class Prices(CostEstimator):
+        def estimate(self, model: str, usage: TokenUsage) -> Decimal | None:
+            asked_for.append(model)
+            return Decimal(1)
+
+    class Large(First):
+        model = "gpt-5"
+
+    class Small(ScriptedChatModel):
+        model = "gpt-5-mini"
+
+    models = {"default": Large(["a", HTTP, HTTP]), "second": Small(["b", "c"]), "third": DemoChatModel()}
+    async with Container(models=models).register(Prices) as container:
+        injected = await container.aget(ChatModel)
+        with usage_limits(cost=Decimal(100)):
+            await injected.chat(HI)
+            await injected.chat(HI)
+            async for _ in injected.stream(HI):  # type: ignore[attr-defined]  # an injected model can always stream
+                pass
+
+    assert asked_for == ["gpt-5", "gpt-5-mini", "gpt-5-mini"]
 
 
 async def test_a_service_sends_the_schema_only_if_all_models_of_the_chain_support_it() -> None:

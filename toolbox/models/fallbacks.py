@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TypeAlias
 
-from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
+from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
 from ..chat_streams import answer_stream
 from ..errors import (
     ModelConnectionError,
@@ -143,7 +143,7 @@ class FallbackModel(ChatModel):
     """Calls several models in order until one answers. A stream switches only before its first event.
 
     Models that cool down are skipped, which `tell_skipped` gets with the name of the model and the end of its time. If
-    all of them cool down, only the first is asked.
+    all of them cool down, only the first is asked. A reply without a model's name gets that of the model that answered.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class FallbackModel(ChatModel):
                 failure = error
             else:
                 self._cooling.note_answer(each.name, each.model)
-                return response
+                return _name_model(response, each.model)
         assert failure is not None, "one model is always asked"
         raise failure
 
@@ -181,6 +181,8 @@ class FallbackModel(ChatModel):
                         if not begun:
                             begun = True
                             self._cooling.note_answer(each.name, each.model)
+                        if isinstance(event, CompleteResponse):
+                            event = CompleteResponse(_name_model(event.response, each.model))
                         yield event
                 self._cooling.note_answer(each.name, each.model)
                 return
@@ -212,6 +214,17 @@ class FallbackModel(ChatModel):
             return
         for name, until in skipped:
             self._tell_skipped(name, until)
+
+
+def _name_model(response: ChatResponse, model: ChatModel) -> ChatResponse:
+    """Return the reply with the name of the model that gave it, if the server reported none.
+
+    Who called the chain cannot know which of its models answered; prices and traces need to.
+    """
+    name = getattr(model, "model", None)
+    if not isinstance(response, ChatResponse) or response.model is not None or not isinstance(name, str):
+        return response
+    return replace(response, model=name)
 
 
 def is_worth_another_model(error: ModelError) -> bool:
