@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from contextvars import ContextVar
 from time import perf_counter
+from types import TracebackType
 from typing import Any, Protocol
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
@@ -73,57 +74,70 @@ async def _call_hook(hook: Callable[[], Any], call: ModelCall) -> None:
         call.host.listeners.tell(done(call.context))
 
 
+class _OpenRequest(AbstractAsyncContextManager["_OpenRequest"]):
+    """One request to the model of a call, whole or in pieces: its hooks, its events, and how the model did."""
+
+    response: ChatResponse | None = None
+    _first: float | None = None  # seconds until the model began to answer
+
+    def __init__(self, call: ModelCall, request: ChatRequest, *, streaming: bool) -> None:
+        self._call, self._request, self._streaming = call, request, streaming
+        self._model = call.model
+
+    async def __aenter__(self) -> _OpenRequest:
+        for hook in request_hooks():
+            await _call_hook(hook, self._call)
+        self._began = perf_counter()
+        if (listeners := self._call.host.listeners) is not None:
+            listeners.tell(ModelRequestEvent(self._call.context, self._request, self._model, self._streaming))
+        return self
+
+    def note_piece(self) -> None:
+        """Note that a piece of the reply has arrived."""
+        if self._first is None:
+            self._first = perf_counter() - self._began
+            self._call.host.models.cooling.note_answer(self._call.model_name, self._model)
+
+    def complete(self, reply: object) -> ChatResponse:
+        """Return the whole reply. Raises `TypeError` for anything but a `ChatResponse`."""
+        self.response = response = response_of(self._model, reply)
+        self.note_piece()
+        if (listeners := self._call.host.listeners) is not None:
+            taken, first = perf_counter() - self._began, self._first if self._streaming else None
+            listeners.tell(ModelResponseEvent(self._call.context, self._request, response, taken, first))
+        return response
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if self._first is None:
+            self._call.host.models.cooling.note_error(self._call.model_name, self._model, error)
+        if self.response is None and (listeners := self._call.host.listeners) is not None:
+            taken = perf_counter() - self._began
+            listeners.tell(ModelFailedEvent(self._call.context, self._request, reported(error), taken))
+
+
 async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
     """Return the reply of the call's model, and send the events of the request. Raises what the model raises."""
-    for hook in request_hooks():
-        await _call_hook(hook, call)
-    model, context, listeners = call.model, call.context, call.host.listeners
-    began = perf_counter()
-    if listeners is not None:
-        listeners.tell(ModelRequestEvent(context, request, model, streaming=False))
-    try:
+    async with _OpenRequest(call, request, streaming=False) as opened:
         with _inside_model(call):
-            response = response_of(model, await OwnCode(model.chat(request)))
-    except BaseException as error:
-        call.host.models.cooling.note_error(call.model_name, model, error)
-        if listeners is not None:
-            listeners.tell(ModelFailedEvent(context, request, error, perf_counter() - began))
-        raise
-    call.host.models.cooling.note_answer(call.model_name, model)
-    if listeners is not None:
-        listeners.tell(ModelResponseEvent(context, request, response, perf_counter() - began))
-    return response
+            reply = await OwnCode(call.model.chat(request))
+        return opened.complete(reply)
 
 
 async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
     """Yield the reply of the call's model as events, the last of which is `CompleteResponse`; else as `ask_model`."""
-    for hook in request_hooks():
-        await _call_hook(hook, call)
-    model, context, listeners = call.model, call.context, call.host.listeners
-    began, first = perf_counter(), None
-    response: ChatResponse | None = None
-    if listeners is not None:
-        listeners.tell(ModelRequestEvent(context, request, model, streaming=True))
-    try:
-        async with aclosing(answer_stream(model, request)) as events:
+    async with _OpenRequest(call, request, streaming=True) as opened:
+        async with aclosing(answer_stream(call.model, request)) as events:
             while (event := await _next_event(events, call)) is not None:
-                if first is None:
-                    first = perf_counter() - began
-                    call.host.models.cooling.note_answer(call.model_name, model)
+                opened.note_piece()
                 if isinstance(event, CompleteResponse):
-                    response = response_of(model, event.response)
-                    if listeners is not None:
-                        taken = perf_counter() - began
-                        listeners.tell(ModelResponseEvent(context, request, response, taken, first))
+                    opened.complete(event.response)
                 yield event
-        if response is None:
-            raise no_response(model)
-    except BaseException as error:
-        if first is None:
-            call.host.models.cooling.note_error(call.model_name, model, error)
-        if response is None and listeners is not None:
-            listeners.tell(ModelFailedEvent(context, request, reported(error), perf_counter() - began))
-        raise
+        if opened.response is None:
+            raise no_response(call.model)
 
 
 async def _next_event(events: AsyncGenerator[StreamEvent, None], call: ModelCall) -> StreamEvent | None:
