@@ -150,7 +150,7 @@ async def test_a_durable_call_draws_on_its_block_and_keeps_the_limit_after_a_cra
     class Durable(Protocol):
         async def ask(self, run: RunId, text: str) -> str: ...
 
-    kept = Kept()
+    kept = Kept(lease=0.01)
     kept.dies_on = "reply:#r1"
     first = container(LOOK, LOOK, services=(Durable,), take_over_runs=False).register_instance(kept, RunStore)
     async with first as here:
@@ -162,3 +162,68 @@ async def test_a_durable_call_draws_on_its_block_and_keeps_the_limit_after_a_cra
     async with second.register_instance(kept.restarted(), RunStore) as here:
         with pytest.raises(UsageLimitExceededError, match="model_calls=3: 3 used"):
             await here.runs.resume("r", {})
+
+
+# --- services within that have used something before a crash
+
+
+@register_ai_service(tools=[look, pay])
+class Inner(Protocol):
+    @tool
+    async def delegate(self, text: str) -> str:
+        """Delegate."""
+        ...
+
+
+LIMITS = UsageLimits(model_calls=6)
+DELEGATE = asks(tool_call("delegate", {"text": "q"}))
+
+
+@register_ai_service(tools=Inner, durable=True, limits=LIMITS)
+class Outer(Protocol):
+    async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+
+@pytest.mark.parametrize(
+    ("dies_on", "first", "second"),
+    [
+        # The inner service has asked three times, and continues with its last reply.
+        ("reply:0#r3", [DELEGATE, LOOK, LOOK, LOOK, LOOK], [LOOK] * 3),
+        # The inner service has ended with its third reply.
+        ("reply:#r1", [DELEGATE, LOOK, LOOK, says("inner"), LOOK], [DELEGATE, LOOK, LOOK]),
+    ],
+)
+async def test_the_replies_of_an_inner_service_count_after_a_crash(dies_on: str, first: Any, second: Any) -> None:
+    kept = Kept(lease=0.01)
+    kept.dies_on = dies_on
+    async with container(*first, services=(Outer, Inner), take_over_runs=False).register_instance(
+        kept, RunStore
+    ) as here:
+        with pytest.raises(RunStoreError):
+            await here.get(Outer).ask("r", "x")
+    again = kept.restarted()
+    made = container(*second, services=(Outer, Inner), take_over_runs=False).register_instance(again, RunStore)
+    async with made as here:
+        with pytest.raises(UsageLimitExceededError, match="model_calls=6: 6 used"):
+            await here.runs.resume("r", {})
+
+    assert sum("#r" in each.key for each in await again.records("r")) == LIMITS.model_calls
+
+
+async def test_what_an_inner_service_has_used_before_a_suspension_is_counted_once() -> None:
+    kept = Kept(lease=0.01)
+    kept.dies_on = "reply:0#r4"
+    first = [DELEGATE, LOOK, PAY, LOOK, LOOK, LOOK]
+    async with container(*first, services=(Outer, Inner), take_over_runs=False).register_instance(
+        kept, RunStore
+    ) as here:
+        waiting = await here.get(Outer).ask("r", "x")
+        with pytest.raises(RunStoreError):
+            await here.runs.resume("r", {waiting.pending[0].id: approve()})
+    again = kept.restarted()
+    made = container(LOOK, LOOK, services=(Outer, Inner), take_over_runs=False).register_instance(again, RunStore)
+    async with made as here:
+        with pytest.raises(UsageLimitExceededError, match="model_calls=6: 6 used"):
+            await here.runs.resume("r", {})
+
+    assert sum("#r" in each.key for each in await again.records("r")) == LIMITS.model_calls

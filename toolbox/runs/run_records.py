@@ -141,6 +141,7 @@ class RunRecords:
         self.generation: int | None = None
         self.document: RunDocument | None = None
         self.places: dict[str, PlaceState] = {}
+        self._counted: list[RecordKey] = []
 
     def at(self, place: str) -> PlaceState:
         """Return what is known about a place."""
@@ -204,6 +205,13 @@ class RunRecords:
         """Take in a record that was read from the store."""
         key = RecordKey.read(record.key)
         self.at(key.place).add(key, Recorded(record.kind, record.data))
+        if key.fact in ("r", "s"):
+            self._counted.append(key)
+
+    def keys_after(self, place: str) -> Sequence[RecordKey]:
+        """Return the keys of the replies and states that were stored after the last one of an invocation."""
+        own = [position for position, key in enumerate(self._counted) if key.place == place]
+        return self._counted[own[-1] + 1 :] if own else ()
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -6,11 +6,11 @@ the next effect starts. Not here: continuing runs (`run_execution`), what is rec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..chat import PendingCall, RunSuspended, ToolExecutionRequest
+from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest
 from ..errors import RunConflictError, RunIncompatibleError
 from ..limits import Account, UsageLimits, narrowest, remaining
 from ..services.invocation import Invocation, Perform
@@ -21,7 +21,7 @@ from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import RunDocument
 from .event_log import event_to_json
 from .new_documents import StoringHost, current_trace, describe_run, new_header, with_message
-from .places import RecordKey, is_within, place_below, place_to_undo
+from .places import RecordKey, calls_around, is_within, place_below, place_to_undo
 from .record_contents import (
     RecordedFailureError,
     RecordedToolError,
@@ -199,6 +199,21 @@ class RunSession(RunRecords):
         if (failure := self.failure_at(path)) is not None:
             kind = RecordedFailureError if failure["ends"] else RecordedToolError
             raise kind(failure["error"], failure["text"])
+
+    def replies_within(self, path: str) -> Iterator[tuple[ChatResponse, str | None]]:
+        """Yield the replies that services within an invocation got after its own last record, with their models' names.
+
+        Not those that are replayed. The recorded usage of the invocation does not contain them.
+        """
+        for key in self.keys_after(path):
+            if key.fact != "r" or (path and not is_within(key.place, path)):
+                continue
+            replies = self.places[key.place].replies
+            has_ended = any(self.result_at(call) is not None for call in calls_around(key.place))
+            if has_ended or key.number < max(replies):
+                written = self.read_record(replies[key.number])
+                with self.reading():
+                    yield reply_from_dict(written).response, written["before"]["state"].get("model")
 
     def _make_cancelled_error(self) -> CancelledInsideError:
         """Return the error that ends the invocations of a cancelled run."""

@@ -34,7 +34,7 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .memory import ChatMemories, ChatMemoryKey
 from .model_calls import reported
-from .usage_layers import in_account
+from .usage_layers import in_account, with_recorded_usage
 
 
 def enter_layers(invocation: Invocation) -> AbstractAsyncContextManager[None]:
@@ -46,6 +46,7 @@ def enter_layers(invocation: Invocation) -> AbstractAsyncContextManager[None]:
     is_checked = invocation.is_resumed or invocation.is_input_checked
     layers = [
         *([in_account] if invocation.account is not None else ()),
+        *([with_recorded_usage] if invocation.account is not None and invocation.is_resumed else ()),
         *([observed] if invocation.host.listeners is not None else ()),
         *([with_roles] if plan.access is not None and not invocation.is_admitted else ()),
         *plan.layers.around_turn,

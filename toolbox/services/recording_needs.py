@@ -5,10 +5,10 @@ A call that can be suspended, or is recorded, has a place in a run. Services nev
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ..chat import PendingCall
+from ..chat import ChatResponse, PendingCall
 from ..context import CallPlace
 from ..limits import Account, UsageLimits
 from ..tools.tool_calls import ToolCall, ToolStep
@@ -73,6 +73,13 @@ class Recorder(Protocol):
 
     def restored(self, path: str) -> StoredInvocation | None:
         """Return the stored invocation; None if it begins now."""
+        ...
+
+    def replies_within(self, path: str) -> Iterable[tuple[ChatResponse, str | None]]:
+        """Yield the replies that services within an invocation got after its own last record, with their models' names.
+
+        Not those that are replayed. The recorded usage of the invocation does not contain them.
+        """
         ...
 
     def limits_of(self, path: str, own: UsageLimits | None) -> UsageLimits | None:

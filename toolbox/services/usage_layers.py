@@ -29,6 +29,7 @@ from ..limits import (
 )
 from .invocation import Invocation, Perform
 from .loop import CallModel, ModelReplied, RunTool
+from .outputs import ANSWER_TOOL
 
 logger = logging.getLogger("toolbox.limits")
 
@@ -82,6 +83,21 @@ async def in_account(call: CountedCall) -> AsyncIterator[None]:
 
 
 # --- the layers of a service
+
+
+@asynccontextmanager
+async def with_recorded_usage(invocation: Invocation) -> AsyncIterator[None]:
+    """Count what services within a resumed invocation have used since its last record, which has its usage so far."""
+    # What they still replay is counted then. An inner invocation counts its own part itself.
+    account, place = invocation.account, invocation.place
+    assert account is not None
+    if place is not None and account.limits is not None:
+        estimator = await _estimator(invocation)
+        for response, model in place.session.replies_within(place.path):
+            cost = cost_of(estimator, model_name(response, None, model), response.token_usage)
+            calls = sum(each.name != ANSWER_TOOL for each in response.ai_message.tool_execution_requests)
+            account.usage += Usage(1, calls, response.token_usage or NO_TOKENS, cost)
+    yield
 
 
 def limited(perform: Perform) -> Perform:
