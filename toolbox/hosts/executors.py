@@ -18,7 +18,7 @@ from typing_extensions import TypeForm
 from ..bean_references import BeanReference
 from ..capabilities import named_problems, tool_layers
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
-from ..context import ActiveScope, Cancellation, InContext, InvocationContext, ToolCallScope, in_tool
+from ..context import Cancellation, InContext, InvocationContext, ToolCallScope, in_tool
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution.markers import Execution
 from ..execution.threads import Finish
@@ -62,9 +62,6 @@ class _EmptyScope:
     def close_here(self, error: BaseException | None) -> None: ...
 
     async def aclose(self, error: BaseException | None) -> None: ...
-
-
-NO_SCOPE = _EmptyScope()
 
 
 class NamedInstances(_EmptyScope):
@@ -208,15 +205,12 @@ def _tool_of(function: Any) -> Tool:
     return tools[0]
 
 
-def _with_own_layers(tool: Tool) -> tuple[ActiveScope, Tool]:
+def _with_own_layers(tool: Tool) -> tuple[NamedInstances, Tool]:
     """Return the tool with the layers that its decorators and options need, and a scope with the instances for them.
 
     Raises `IllegalConfigurationError`.
     """
-    named = tuple(named_at_tool(tool))
-    if not named and not tool.requires_approval:
-        return NO_SCOPE, tool
-    scope = NamedInstances()
+    named, scope = tuple(named_at_tool(tool)), NamedInstances()
     problems = [problem for each in named for problem in named_problems(each)]
     problems = problems or [problem for each in named for problem in scope.add(each.reference, each.where)]
     if problems:
