@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields
 from typing import Annotated, Any, Protocol
 
 import pytest
@@ -11,6 +12,7 @@ from toolbox import (
     IllegalConfigurationError,
     Problem,
     ReturnBehavior,
+    SearchBehavior,
     ToolExecutionRequest,
     ToolSpecification,
     create_ai_service,
@@ -23,6 +25,9 @@ from toolbox import (
     tools_from,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.tools.marks import ToolMark
+from toolbox.tools.sources import read_tools
+from toolbox.tools.tool_calls import Tool
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +45,30 @@ def problems_of(source: Any) -> list[Problem]:
 
 
 # --- the mark
+
+
+def test_each_option_that_a_call_needs_reaches_the_tool() -> None:
+    given: dict[str, Any] = {
+        "return_behavior": ReturnBehavior.IMMEDIATE,
+        "search_behavior": SearchBehavior.ALWAYS_VISIBLE,
+        "timeout": 2.0,
+        "max_result_chars": 3,
+        "requires_approval": True,
+        "approvers": ("manager",),
+        "not_self": True,
+        "deferred": True,
+        "on_unknown_outcome": "ask",
+        "former_names": ("sum",),
+    }
+
+    @tool(**given)
+    def add(a: int) -> int:
+        return a
+
+    [read], problems = read_tools([add], "here")
+    assert problems == ()
+    assert {each.name for each in fields(ToolMark)} & {each.name for each in fields(Tool)} == given.keys()
+    assert {name: getattr(read, name) for name in given} == given
 
 
 def test_name_and_description_default_to_the_function_name_and_first_docstring_paragraph() -> None:
