@@ -69,7 +69,10 @@ def run_place_of(call: ToolCall) -> RunPlace | None:
 
 
 def answered(step: ToolStep, tool: Tool) -> ToolStep:
-    """Return the outermost layer of a tool: it answers rejected calls, and replaces arguments that a person changed."""
+    """Return the outermost layer of a tool: it answers rejected calls, and replaces arguments that a person changed.
+
+    A result that output guardrails have judged is given as it was recorded, whatever the layers inside return.
+    """
 
     async def run(call: ToolCall) -> Encoded:
         place = run_place_of(call)

@@ -25,7 +25,9 @@ async def find_toolset(invocation: Invocation) -> Toolset:
     """Return the method's tools with those of enclosing blocks and of providers.
 
     Tools that the identity may not call are left out first, so that nothing names them. If a tool may suspend the call,
-    the call becomes a run. Raises `IllegalConfigurationError` for tools that cannot be added.
+    the call becomes a run; also with a dynamic provider, which may add such a tool later.
+
+    Raises `IllegalConfigurationError` for tools that cannot be added.
     """
     plan, host = invocation.plan, invocation.host
     own = plan.toolset
