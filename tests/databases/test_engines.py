@@ -162,8 +162,10 @@ async def test_a_cancelled_connection_to_sqlite_is_closed_before_its_task_ends(
     connect = sqlite3.connect
     begun, may_go_on = threading.Event(), threading.Event()
     opened: list[sqlite3.Connection] = []
+    threads: list[threading.Thread] = []
 
     def slow(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        threads.append(threading.current_thread())
         begun.set()
         assert may_go_on.wait(60)
         if not exists:
@@ -182,6 +184,9 @@ async def test_a_cancelled_connection_to_sqlite_is_closed_before_its_task_ends(
         with pytest.raises(asyncio.CancelledError):
             await connecting
 
+    [thread] = threads  # the driver's; it tells the loop that it ends
+    await asyncio.to_thread(thread.join, 60)
+    assert not thread.is_alive()
     assert len(opened) == exists
     for each in opened:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
