@@ -23,8 +23,9 @@ from .runs.exactly_once import ExactlyOnce, exactly_once_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
 from .services.declared_sources import sources_of
+from .services.inner_plans import plan_behind
 from .services.method_marks import MethodMarks
-from .services.plans import MethodPlan, plan_behind
+from .services.plans import MethodPlan
 from .tools.sources import bean_types, classes_of_methods
 from .tools.tool_calls import Tool
 

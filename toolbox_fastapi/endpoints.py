@@ -48,8 +48,8 @@ from toolbox.parameters import (
 from toolbox.security import SecurityIdentity, identity_from, nearest_access
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.implied_beans import named_beans, registrable
-from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
+from toolbox.services.tools_of_blocks import tools_added
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, classes_of_methods, read_tools
 from toolbox.tools.tool_calls import Tool

@@ -7,7 +7,7 @@ from enum import Enum
 import pytest
 from pydantic import BaseModel
 
-from toolbox.services.plans import doubled_names, parse, text_of
+from toolbox.services.templates import doubled_names, parse, text_of
 
 
 def rendered(text: str, **values: object) -> str:

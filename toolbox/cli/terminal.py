@@ -332,7 +332,7 @@ def message_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
     left = [
         each.name
         for each in plan.signature.parameters.values()
-        if each.name not in taken and (each.default is each.empty or each.name == plan.user_parameter)
+        if each.name not in taken and (each.default is each.empty or each.name == plan.messages.user_parameter)
     ]
     if len(left) != 1:
         has = f"has the parameters {', '.join(left)}" if left else "has no parameter for the input"
@@ -384,7 +384,7 @@ class Conversation:
     async def say(self, text: str) -> bool:
         """Send a message in its own request scope; show an error and return False if the call fails."""
         host = internals_of(self._container).host
-        said = [UserMessage(text)] if self._parameter in self._plan.history else text
+        said = [UserMessage(text)] if self._parameter in self._plan.messages.history else text
         arguments = {**self._arguments, self._parameter: said}
         is_structured = self._plan.output.kind is Kind.STRUCTURED
         is_suspended = False

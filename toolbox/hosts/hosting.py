@@ -41,14 +41,16 @@ from ..models.pools import ConnectionPools
 from ..models.routing import model_names_of, router_in
 from ..models.selection import NamedModels
 from ..security import identity_in
+from ..services.call_messages import FunctionMessage
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
 from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
 from ..services.implied_beans import named_beans, registrable, strategies
+from ..services.inner_plans import may_suspend, settle
 from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
 from ..services.method_marks import named_at_method
 from ..services.methods import implementation_of
 from ..services.planning import plan_service
-from ..services.plans import FunctionMessage, MethodPlan, may_suspend, settle
+from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
 from ..tools.pipeline import execute_tool
@@ -471,8 +473,8 @@ class _Service:
         for plan in plans.values():
             yield from reference_problems(named_at_method(self._cls, plan.name), graph)
             yield from self._host.fallback_problems(plan)
-            if isinstance(plan.system, FunctionMessage):
-                yield from injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
+            if isinstance(plan.messages.system, FunctionMessage):
+                yield from injection_problems(f"{plan.where}, system message", plan.messages.system.injected, graph)
             for tool in (*plan.toolset.tools, *plan.compensations.values()):
                 if (tool.where, tool.specification.name, tool.bean) not in seen:
                     seen.add((tool.where, tool.specification.name, tool.bean))

@@ -21,9 +21,10 @@ from ..execution.threads import Workers
 from ..limits import CostEstimator
 from ..models.pools import ConnectionPools
 from ..services.abandoned_runs import abandon_runs
+from ..services.inner_plans import call_may_suspend
 from ..services.memory import ChatMemories, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from ..services.open_calls import Running
-from ..services.plans import MethodPlan, call_may_suspend
+from ..services.plans import MethodPlan
 from ..services.recording_needs import PlaceInRun
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import Tool

@@ -33,12 +33,14 @@ from ..models.fallbacks import CoolingModels
 from ..models.routing import router_in
 from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
+from ..services.call_messages import FunctionMessage
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
 from ..services.declared_sources import as_sources, providers_of, service_cycles, services_offered_by
+from ..services.inner_plans import services_below, settle
 from ..services.method_marks import NamedAt, named_at_method, named_at_tool
 from ..services.methods import implementation_of
 from ..services.planning import plan_service
-from ..services.plans import FunctionMessage, MethodPlan, services_below, settle
+from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 from .executors import NamedInstances
@@ -348,8 +350,8 @@ def _container_needed(
                 yield Problem(cls.__name__, fact, "pass an instance of it in tools=")
             else:
                 yield from host.tool_problems(plan.where, tool)
-        if isinstance(plan.system, FunctionMessage):
-            yield from host.not_injected(f"{plan.where}, system message", plan.system.injected)
+        if isinstance(plan.messages.system, FunctionMessage):
+            yield from host.not_injected(f"{plan.where}, system message", plan.messages.system.injected)
 
 
 def _identity_needed(plans: Iterable[MethodPlan], host: StandaloneHost) -> Iterator[Problem]:

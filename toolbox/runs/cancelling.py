@@ -10,7 +10,7 @@ import logging
 from datetime import UTC, datetime
 
 from ..errors import RunIncompatibleError
-from ..services.plans import services_below
+from ..services.inner_plans import services_below
 from ..tools.codec import printable
 from .documents import RunDocument
 from .prepared_runs import PreparedRuns

@@ -16,7 +16,8 @@ from ..context import ActiveScope, headers_of_current_span
 from ..errors import RunIncompatibleError, TranscriptError
 from ..limits import UsageLimits
 from ..services.memory import ChatMemoryKey
-from ..services.plans import MethodPlan, Template
+from ..services.plans import MethodPlan
+from ..services.templates import Template
 from ..transcripts import message_from_dict, message_to_dict
 from .documents import RunDocument, digest_of
 from .persons import current_identity, write_identity
@@ -103,12 +104,13 @@ def with_message(
 
     What the user has said is not stored then: of the arguments, the document keeps those that are used elsewhere.
     """
-    system = plan.system.variables if isinstance(plan.system, Template) else frozenset()
-    needed = {plan.memory_parameter, plan.run_id_parameter, plan.call_options, *plan.history, *plan.contents}
-    needed |= {plan.values[each] for each in system}
+    messages = plan.messages
+    system = messages.system.variables if isinstance(messages.system, Template) else frozenset()
+    needed = {plan.memory_parameter, plan.run_id_parameter, plan.call_options, *messages.history, *messages.contents}
+    needed |= {messages.values[each] for each in system}
     kept = {name: value for name, value in document.arguments.items() if name in needed}
-    if plan.continues_history:
-        name = next(each for each in reversed(plan.history) if arguments[each])
+    if messages.continues_history:
+        name = next(each for each in reversed(messages.history) if arguments[each])
         kept[name], _ = write_and_read(plan.annotations[name], [*arguments[name][:-1], message])
     dropped = tuple(name for name in document.arguments if name not in kept)
     return document.changed(arguments=kept, dropped=dropped, message=message_to_dict(message))

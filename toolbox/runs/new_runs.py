@@ -18,7 +18,8 @@ from ..limits import current_account, refuse_if_used_up, remaining
 from ..services.invocation import Invocation
 from ..services.layers import check_input_first
 from ..services.outputs import Shape
-from ..services.plans import MethodPlan, place_of_added_tools
+from ..services.plans import MethodPlan
+from ..services.tools_of_blocks import place_of_added_tools
 from .documents import are_arguments_of, make_comparable
 from .new_documents import describe_run, new_header, with_message
 from .persons import current_identity, read_identity

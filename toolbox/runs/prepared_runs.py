@@ -17,7 +17,10 @@ from ..context import current_invocation, restored_attributes
 from ..errors import RunIncompatibleError, ScopeNotActiveError, ToolArgumentsError
 from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
-from ..services.plans import MethodPlan, Toolset, plan_behind, tools_added
+from ..services.inner_plans import plan_behind
+from ..services.plans import MethodPlan
+from ..services.tools_of_blocks import tools_added
+from ..services.toolsets import Toolset
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, WaitingCall
 from .persons import read_identity

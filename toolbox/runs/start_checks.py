@@ -20,8 +20,10 @@ from ..errors import Problem
 from ..introspection import type_name
 from ..models.routing import model_names_of
 from ..security import SecurityIdentity
+from ..services.call_messages import FunctionMessage
+from ..services.inner_plans import plan_behind
 from ..services.method_marks import named_at_method, named_at_tool
-from ..services.plans import FunctionMessage, MethodPlan, plan_behind
+from ..services.plans import MethodPlan
 from ..services.stored_forms import adapter_of
 from ..tools.tool_calls import Tool
 from .exactly_once import ExactlyOnce, exactly_once_of
@@ -240,8 +242,8 @@ class _Needs:
         yield from self._of_bean(BeanReference.to(plan.options.tool_search).bean, path)
         for name in model_names_of(plan.options.model):
             yield from self._of_bean(ChatModel if name is None else Annotated[ChatModel, Named(name)], path)
-        if plan.durable and isinstance(plan.system, FunctionMessage):
-            for parameter in plan.system.injected:
+        if plan.durable and isinstance(plan.messages.system, FunctionMessage):
+            for parameter in plan.messages.system.injected:
                 yield from self._of_point(parameter.wanted, path, parameter.optional)
         yield from self.of_tools((*plan.toolset.tools, *plan.compensations.values()), path)
 

@@ -18,7 +18,8 @@ from ..tools.function_calls import with_layers
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_each
 from ..tools.tool_calls import Tool
 from .invocation import Invocation
-from .plans import Provider, Toolset
+from .plans import MethodPlan
+from .toolsets import Provider, Toolset
 
 
 async def find_toolset(invocation: Invocation) -> Toolset:
@@ -33,14 +34,14 @@ async def find_toolset(invocation: Invocation) -> Toolset:
     own = plan.toolset
     if own.is_restricted:
         own = plan.visible_to(await identity_in(host.scope))
-    toolset = own.joined_by(await _keep_allowed(invocation.added, invocation), plan)
+    toolset = _join(own, await _keep_allowed(invocation.added, invocation), plan)
     for provider in plan.providers:
         found = provider if provider.bean is None else Provider(await host.scope.aget(provider.bean))
         if getattr(found.given, "dynamic", False) is True:
             invocation.dynamic_providers = (*invocation.dynamic_providers, found)
         else:
             names = await _names_in_use(toolset, invocation)
-            toolset = toolset.joined_by(await _tools_of(found, names, (), invocation), plan)
+            toolset = _join(toolset, await _tools_of(found, names, (), invocation), plan)
     if toolset is not own:
         _refuse_problems(plan.offer_problems(toolset))
     may_suspend = invocation.dynamic_providers or any(host.tool_may_suspend(tool) for tool in toolset.tools)
@@ -59,10 +60,15 @@ async def find_dynamic_tools(invocation: Invocation, messages: Sequence[Message]
     toolset, plan = invocation.toolset, invocation.plan
     for provider in invocation.dynamic_providers:
         tools = await _tools_of(provider, await _names_in_use(toolset, invocation), tuple(messages), invocation)
-        toolset = toolset.joined_by([tool for tool in tools if tool.name not in toolset.by_name], plan)
+        toolset = _join(toolset, [tool for tool in tools if tool.name not in toolset.by_name], plan)
     if toolset is not invocation.toolset:
         _refuse_problems(plan.offer_problems(toolset))
     return toolset
+
+
+def _join(toolset: Toolset, tools: Sequence[Tool], plan: MethodPlan) -> Toolset:
+    """Return the toolset with these tools in the method's layers. Raises `IllegalConfigurationError`."""
+    return toolset.joined_by([with_layers(tool, plan.layers.tools) for tool in tools], plan.where)
 
 
 async def _keep_allowed(tools: Sequence[Tool], invocation: Invocation) -> tuple[Tool, ...]:

@@ -14,7 +14,7 @@ from ..introspection import takes
 from ..tools.marks import toolbox_of
 from ..tools.sources import bean_types, classes_of_methods
 from .declaration import PROVIDERS_MARK, ServiceOptions, method_names, service_options_of
-from .plans import Provider
+from .toolsets import Provider
 
 
 def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:

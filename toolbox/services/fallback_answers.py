@@ -23,7 +23,7 @@ from ..tools.codec import awaited
 from .invocation import Invocation
 from .loop import Finish
 from .outputs import Output, Result, Shape, always_can_be
-from .plans import text_of
+from .templates import text_of
 
 ERROR = "error"
 """The parameter that gets the error of the last model."""

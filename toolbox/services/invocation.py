@@ -17,15 +17,17 @@ from ..errors import IllegalConfigurationError, McpConnectionError, Problem, Run
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
-from .call_messages import last_user_message, make_user_message, read_history
+from .call_messages import last_user_message
 from .host_needs import ServiceHost
 from .interruptions import Deadline, InterruptibleCall, find_deadlines
 from .loop import CallModel, Effect, Finish, ModelReplied, Rules, RunTool, Suspend, ToolFinished, ToolSuspended
 from .memory import Caller, caller_here
 from .outputs import ANSWER_TOOL, Result, Shape
-from .plans import MethodPlan, Provider, Toolset, current_additional_tools
+from .plans import MethodPlan
 from .recording_needs import PlaceInRun, StoredInvocation
 from .state import State
+from .tools_of_blocks import current_additional_tools
+from .toolsets import Provider, Toolset
 
 Perform: TypeAlias = Callable[
     [CallModel | RunTool, "Invocation"], Awaitable[ModelReplied | ToolFinished | ToolSuspended]
@@ -110,7 +112,7 @@ class Invocation(InterruptibleCall):
         if restored is not None:
             self.user_message = last_user_message((*restored.state.history, *restored.state.messages[:1]))
         else:
-            self.user_message = make_user_message(plan, arguments) if message is None else message
+            self.user_message = plan.messages.make_user_message(arguments) if message is None else message
         # A stored invocation has the rest of its time.
         left = plan.call_limits.timeout if restored is None else restored.remaining
         self.deadline, earliest = self._find_deadlines(left, outer)
@@ -212,20 +214,20 @@ class Invocation(InterruptibleCall):
         """The messages of this call so far."""
         if self.has_begun:
             return self.state.all_messages
-        return () if self.plan.continues_history else (self.user_message,)
+        return () if self.plan.messages.continues_history else (self.user_message,)
 
     @property
     def conversation(self) -> tuple[Message, ...]:
         """The messages before the user message: those of the conversation, then those of parameters."""
-        history = (*self.history, *read_history(self.plan, self.arguments))
-        return history[:-1] if self.plan.continues_history and self.ends_with_user_message else history
+        history = (*self.history, *self.plan.messages.read_history(self.arguments))
+        return history[:-1] if self.plan.messages.continues_history and self.ends_with_user_message else history
 
     @property
     def ends_with_user_message(self) -> bool:
         """True if the first request ends with the user message; else a history that ends with results of tools."""
-        if not self.plan.continues_history:
+        if not self.plan.messages.continues_history:
             return True
-        return isinstance(read_history(self.plan, self.arguments)[-1], UserMessage)
+        return isinstance(self.plan.messages.read_history(self.arguments)[-1], UserMessage)
 
     def replace_user_message(self, message: UserMessage) -> None:
         """Replace the user message before anything is sent. The context has the new one from now on."""

@@ -25,7 +25,8 @@ from ..tools.tool_calls import Tool
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
 from .opening import add_dynamic_tools
-from .plans import EffectLayer, Toolset
+from .plans import EffectLayer
+from .toolsets import Toolset
 
 FOUND_TOOLS = "found_tools"
 """The attribute of a search result with the names of the found tools. Stored conversations contain it."""

@@ -16,11 +16,10 @@ from ..models.routing import names_of_router
 from ..tools.tool_calls import ToolEnvironment
 from .added_tools import find_dynamic_tools, find_toolset
 from .answers import restored_result
-from .call_messages import make_system_message
 from .invocation import Invocation
 from .loop import Effect, Rules, begin, next_effect, request_of
-from .plans import Toolset
 from .state import State
+from .toolsets import Toolset
 
 
 async def open_invocation(invocation: Invocation) -> Effect:
@@ -149,13 +148,11 @@ async def add_dynamic_tools(invocation: Invocation, messages: Sequence[Message])
 async def _begin(invocation: Invocation) -> Effect:
     """Begin with the messages of the arguments. Without a model by now, the router chooses it by the first request."""
     plan = invocation.plan
-    system = None
-    if plan.system is not None:
-        host, context = invocation.host, invocation.context
-        system = await make_system_message(plan, invocation.arguments, context, host.scope, invocation.runner)
-    history = invocation.conversation if plan.history else invocation.history
+    host, context, arguments = invocation.host, invocation.context, invocation.arguments
+    system = await plan.messages.make_system_message(arguments, context, host.scope, invocation.runner)
+    history = invocation.conversation if plan.messages.history else invocation.history
     asked: UserMessage | None = invocation.user_message
-    if plan.continues_history:
+    if plan.messages.continues_history:
         asked = None
         if invocation.ends_with_user_message:
             history = (*history, invocation.user_message)

@@ -16,7 +16,8 @@ from ..contents import Content
 from ..errors import Problem
 from ..introspection import EMPTY, Parameter, Unresolved, unwrapped
 from ..parameters import MemoryId, MemoryIdMark, RunIdMark
-from .plans import FunctionMessage, Template
+from .call_messages import FunctionMessage
+from .templates import Template
 
 
 @dataclass(frozen=True, slots=True)

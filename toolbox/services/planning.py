@@ -32,6 +32,7 @@ from ..tools.marks import toolbox_of
 from ..tools.single_methods import Home
 from ..tools.sources import read_tools
 from ..tools.tool_calls import InjectedParameter, Tool
+from .call_messages import FunctionMessage, MethodMessages
 from .declaration import (
     DURABLE_MARK,
     SYSTEM_MARK,
@@ -56,16 +57,9 @@ from .method_marks import MethodMarks
 from .option_checks import option_problems, search_problems
 from .outputs import Output, read_output
 from .parameter_roles import find_memory_id, is_call_options, read_roles
-from .plans import (
-    FunctionMessage,
-    Layering,
-    MethodPlan,
-    Template,
-    Toolset,
-    doubled_names,
-    offer_problems,
-    parse,
-)
+from .plans import Layering, MethodPlan
+from .templates import Template, doubled_names, parse
+from .toolsets import Toolset, offer_problems
 
 
 def plan_service(
@@ -195,13 +189,16 @@ class _MethodPlanner:
             output=output or read_output(str),
             memory_parameter=memory_id,
             window=MessageWindow() if isinstance(window, Default) else window,
-            system=system,
-            user=user,
-            user_parameter=roles.user_message,
-            values=roles.values,
-            history=roles.history,
-            contents=roles.contents,
-            spoken=tuple(each for each in self.parameters if each == roles.user_message or each in roles.contents),
+            messages=MethodMessages(
+                where=self.where,
+                system=system,
+                user=user,
+                user_parameter=roles.user_message,
+                values=roles.values,
+                history=roles.history,
+                contents=roles.contents,
+                spoken=tuple(each for each in self.parameters if each == roles.user_message or each in roles.contents),
+            ),
             call_options=roles.call_options,
             toolset=toolset,
             providers=self.providers,

@@ -94,14 +94,14 @@ def form_of(plan: MethodPlan) -> MethodForm:
     for parameter in plan.signature.parameters.values():
         name, required = parameter.name, parameter.default is EMPTY
         annotation = annotations[name]
-        if plan.continues_history and name == plan.history[-1]:
+        if plan.messages.continues_history and name == plan.messages.history[-1]:
             fields[name] = Field({"type": "string"}, _read_history, required)
-        elif name in plan.history:
+        elif name in plan.messages.history:
             if required:
                 absent[name] = []
-        elif name in plan.contents:
+        elif name in plan.messages.contents:
             fields[name] = _make_contents_field(annotation, required)
-        elif name == plan.user_parameter and _is_message(annotation):
+        elif name == plan.messages.user_parameter and _is_message(annotation):
             fields[name] = Field({"type": "string"}, _make_message_reader(annotation), required)
         else:
             fields[name] = _make_field(annotation, required)

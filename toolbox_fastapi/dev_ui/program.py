@@ -20,7 +20,8 @@ from toolbox.overview import Node, nodes_of
 from toolbox.security import Reach
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.services.outputs import Output, Shape
-from toolbox.services.plans import MethodPlan, Provider
+from toolbox.services.plans import MethodPlan
+from toolbox.services.toolsets import Provider
 from toolbox.tools.sources import read_tools
 from toolbox.tools.tool_calls import Tool
 
@@ -129,7 +130,7 @@ class ProgramView:
             "streams": plan.output.is_stream,
             "memory": _describe_memory(plan.window) if plan.memory_parameter is not None else None,
             "memory_parameter": plan.memory_parameter,
-            "user_parameter": plan.user_parameter,
+            "user_parameter": plan.messages.user_parameter,
             "schema": form.schema,
             "tools": [each.id for each in self.tools.values() if plan.where in each.offered_by],
             "providers": [_provider_name(each) for each in plan.providers],

@@ -1,0 +1,73 @@
+"""What a plan knows only with the plans of the services that are its tools: whether its calls may be suspended.
+
+Not here: the checks at start that depend on it (`runs.start_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..tools.tool_calls import Tool
+from .plans import MethodPlan
+
+
+def may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
+    """Return True if a call of this tool may be suspended, or needs its run's id. `plans` are those of services."""
+    if tool.requires_approval or tool.deferred or tool.key_names or tool.run_id_names:
+        return True
+    inner = _inner_plan(tool, plans)
+    return inner is not None and inner.may_suspend
+
+
+def leads_to_provider(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
+    """Return True if this tool is a service with a tool provider, also indirectly: its tools may suspend the call."""
+    inner = _inner_plan(tool, plans)
+    return inner is not None and (bool(inner.providers) or inner.has_inner_provider)
+
+
+def call_may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
+    """Return True if a call of this tool may be suspended, also by a tool that a provider offers."""
+    return may_suspend(tool, plans) or leads_to_provider(tool, plans)
+
+
+def _inner_plan(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> MethodPlan | None:
+    """Return the plan of a service that is the tool."""
+    if not tool.is_service:
+        return None
+    return plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
+
+
+def plan_behind(tool: Tool) -> MethodPlan | None:
+    """Return the plan of a tool that is a method of a service made without a container."""
+    return next((each for each in getattr(tool.function, "args", ()) if isinstance(each, MethodPlan)), None)
+
+
+def services_below(plan: MethodPlan) -> Iterator[MethodPlan]:
+    """Yield the plans of the services that a method has as tools, also indirectly."""
+    for tool in plan.toolset.tools:
+        if (inner := plan_behind(tool)) is not None:
+            yield inner
+            yield from services_below(inner)
+
+
+def settle(plans: Mapping[Any, Mapping[str, MethodPlan]]) -> None:
+    """Set `may_suspend`, `has_inner_provider` and `checks_suspended` of all plans; `plans` are those of each service,
+    by class.
+    """
+    everything = [plan for methods in plans.values() for plan in methods.values()]
+    changed = True
+    while changed:
+        changed = False
+        for plan in everything:
+            for name, holds in (("may_suspend", may_suspend), ("has_inner_provider", leads_to_provider)):
+                if not getattr(plan, name) and any(holds(tool, plans) for tool in plan.toolset.tools):
+                    object.__setattr__(plan, name, True)
+                    changed = True
+    for methods in plans.values():
+        # A provider may add tools that suspend.
+        checks = any(
+            plan.may_suspend or plan.durable or plan.providers or plan.has_inner_provider for plan in methods.values()
+        )
+        for plan in methods.values():
+            object.__setattr__(plan, "checks_suspended", checks)
