@@ -4,8 +4,9 @@ The order of one tool call, outermost first: error handlers, roles, and argument
 in `tools.pipeline`), then `tool_layers`: tool input guardrails, approval, interceptors, recording, `RetryOnError`; then
 the tool. Tool output guardrails are outside of the interceptors: they have the last word on what a model reads. Of one
 model request: limits (`services.usage_layers`, which `services.driver` adds to calls that have an account), then
-`Capabilities.of_method`: recording, interceptors; the innermost counts (`usage_layers`). Of one invocation:
-roles, the turn of the conversation (`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
+`Capabilities.of_method`: dynamic tool providers, compensation, tool search, recording, interceptors, recorded replies;
+the innermost counts (`usage_layers`). Of one invocation: roles, compensation, the turn of the conversation
+(`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
 
 A new capability is a function in its module, a line in `LATE`, and a place in one of the lists below. `LATE` names
 modules of packages that a program without the capability does not import. What every program imports, such as a module
