@@ -9,6 +9,7 @@ from toolbox import (
     ChatRequestParameters,
     Container,
     IllegalConfigurationError,
+    compensate_for,
     create_ai_service,
     register_ai_service,
     tool,
@@ -35,7 +36,7 @@ class Assistant(Protocol):
 
 def assistant(*replies: Any, **options: Any) -> tuple[Assistant, ScriptedChatModel]:
     model = ScriptedChatModel(replies)
-    service: Assistant = create_ai_service(Assistant, chat_model=model, tools=[add], **options)
+    service: Assistant = create_ai_service(Assistant, chat_model=model, **{"tools": [add], **options})
     return service, model
 
 
@@ -142,6 +143,31 @@ async def test_a_service_that_is_called_as_a_tool_hides_its_options_from_the_mod
     [specification] = model.requests[0].tool_specifications
     assert list(specification.parameters["properties"]) == ["question"]
     assert inner.requests[0].temperature is None
+
+
+def test_required_options_of_a_plain_tool_or_a_compensation_are_a_problem() -> None:
+    class Payments:
+        @tool
+        def pay(self, euros: int) -> str:
+            return "paid"
+
+        @compensate_for(pay)
+        def refund(self, euros: int, options: ChatRequestParameters | None) -> None: ...
+
+    @tool
+    def consult(question: str, options: ChatRequestParameters) -> str:
+        return question
+
+    @tool
+    def ask(question: str, options: ChatRequestParameters | None = None) -> str:
+        return question
+
+    with pytest.raises(IllegalConfigurationError) as raised:
+        assistant("x", tools=[consult, ask, Payments()], compensate_on_failure=True)
+    assert [(each.where, "'options'" in each.what) for each in raised.value.problems] == [
+        ("consult", True),
+        ("Payments.refund", True),
+    ]
 
 
 def test_wrong_declarations_are_problems() -> None:

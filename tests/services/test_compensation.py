@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.listening import Events
-from tests.services.bank import CREDIT, WITHDRAW, Trips, assistant, book, results, rolled_back, trips
-from toolbox import AiMessage, CompensatedEvent, Compensation, hide_details, return_to_model
+from tests.services.bank import CREDIT, WITHDRAW, Bank, Trips, assistant, book, results, rolled_back, trips
+from toolbox import AiMessage, CompensatedEvent, Compensation, compensate_for, hide_details, return_to_model, tool
+from toolbox.runs import IdempotencyKey, RunId
 from toolbox.testing import tool_call
 
 pytestmark = pytest.mark.anyio
@@ -95,6 +96,29 @@ async def test_a_compensation_can_take_the_tools_own_parameters_with_defaults() 
     service, _, bank = assistant(AiMessage(None, [book("hotel"), book("car", nights="3"), WITHDRAW]), "sorry")
     await service.ask("q")
     assert bank.undone == [("car", 3), ("hotel", 1)]
+
+
+async def test_a_compensation_gets_its_own_idempotency_key_and_the_id_of_the_run() -> None:
+    keys: list[str] = []
+    ids: list[str] = []
+
+    class Payments:
+        @tool
+        def pay(self, euros: int, key: IdempotencyKey, run: RunId) -> str:
+            keys.append(key)
+            ids.append(run)
+            return "paid"
+
+        @compensate_for(pay)
+        def refund(self, euros: int, key: IdempotencyKey, run: RunId) -> None:
+            keys.append(key)
+            ids.append(run)
+
+    service, _, _ = assistant(tool_call("pay", {"euros": 3}), WITHDRAW, "sorry", tools=[Payments(), Bank()])
+    await service.ask("q")
+    paid, refunded = keys
+    assert paid != refunded
+    assert len(set(ids)) == 1
 
 
 async def test_a_failing_compensation_is_logged_and_the_others_still_run(caplog: pytest.LogCaptureFixture) -> None:

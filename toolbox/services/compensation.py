@@ -33,7 +33,7 @@ from ..tools.function_calls import run_tool
 from ..tools.marks import compensated_by
 from ..tools.sources import members_of
 from ..tools.specification import Role, ToolParameter, read_parameters
-from ..tools.tool_calls import InjectedParameter, Tool, ToolCall, ToolStep
+from ..tools.tool_calls import Tool, ToolCall, ToolStep, call_options_problems, read_hidden
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, ToolFinished, request_of
 from .outputs import Compensation
@@ -124,16 +124,13 @@ class _Marked:
             fact = f'@compensate_for("{tool.name}") has other parameters than the tool'
             fix = f"take one ToolExecution, or the same parameter types as the tool ({shown})"
             problems.append(Problem(self.where, fact, fix))
+        problems += call_options_problems(taken.parameters, self.where)
         execution = self._execution(tool)
         problems += execution_problems(self.where, self.function, execution)
         if len(problems) > count:
             return None
 
-        def names_of(role: Role) -> tuple[str, ...]:
-            return tuple(each.name for each in taken.parameters if each.role is role)
-
         function, bean = self._callable()
-        kinds = taken.parameters
         return Tool(
             on_unknown_outcome="retry",
             specification=ToolSpecification(self.function.__name__.lstrip("_") or tool.name),
@@ -146,15 +143,7 @@ class _Marked:
             decode=lambda request: {},  # the arguments are given
             timeout=tool.timeout,
             visible=tuple(visible),
-            positional=tuple((each.name, each.default) for each in kinds if each.kind is each.kind.POSITIONAL_ONLY),
-            memory_id_names=names_of(Role.MEMORY_ID),
-            context_names=names_of(Role.CONTEXT),
-            progress_names=names_of(Role.PROGRESS),
-            injected=tuple(
-                InjectedParameter(each.name, each.wanted, each.has_default)
-                for each in kinds
-                if each.role is Role.INJECTED
-            ),
+            **read_hidden(taken.parameters),
         )
 
     def _execution(self, tool: Tool) -> Execution:

@@ -329,7 +329,7 @@ def _bind(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str
         for name in tool.run_id_names:
             kwargs[name] = run_id_of(call.context)
         for name in tool.key_names:
-            kwargs[name] = idempotency_key_of(call.context)
+            kwargs[name] = idempotency_key_of(call)
         for name in tool.memory_id_names:
             kwargs[name] = call.context.memory_id
         for name in tool.context_names:
@@ -352,13 +352,14 @@ def run_id_of(context: InvocationContext) -> str:
     return context.invocation_id if place is None else str(place.run_id)
 
 
-def idempotency_key_of(context: InvocationContext) -> str:
+def idempotency_key_of(call: ToolCall) -> str:
     """Return the same text for the same call of a run, in each process; outside of runs, one for this call."""
+    context = call.context
     place = context.place
     if place is not None:
         text = f"{place.run_id}:{place.call}"
-    else:
-        text = f"{context.invocation_id}:{context.request.id if context.request is not None else ''}"
+    else:  # the compensation of a call has the same request
+        text = f"{context.invocation_id}:{call.request.id}:{call.tool.where}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

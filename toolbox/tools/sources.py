@@ -27,12 +27,21 @@ from ..safe_text import brief
 from ..security import OF_KNOWN, access_to
 from .codec import ArgumentDecoder, ResultEncoder
 from .function_calls import has_own_tool_calls, member_of
-from .marks import ApprovalRule, ReturnBehavior, SearchBehavior, ToolMark, compensated_by, effects_of, tool_mark_of
+from .marks import (
+    OWN_TOOL_CALLS,
+    SERVICE_MARK,
+    ApprovalRule,
+    ReturnBehavior,
+    SearchBehavior,
+    ToolMark,
+    compensated_by,
+    effects_of,
+    tool_mark_of,
+)
 from .single_methods import Home, class_defining, find_stricter
-from .specification import Role, Taken, ToolParameter, describe_tool, limit_problems, name_problems, read_parameters
-from .tool_calls import InjectedParameter, Tool
+from .specification import Taken, describe_tool, limit_problems, name_problems, read_parameters
+from .tool_calls import Tool, call_options_problems, read_hidden
 
-_POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _NO_MARK = ToolMark()
 
 
@@ -131,6 +140,8 @@ def _describe_member(member: Member, problems: list[Problem]) -> tuple[Tool, boo
     taken = read_parameters(
         member.function, member.where, local, problems, bound=bound, variables=member.type_variables()
     )
+    if not _is_service(member.owner):
+        problems += call_options_problems(taken.parameters, member.where)
     return reading.tool(taken)
 
 
@@ -148,7 +159,10 @@ def read_function(function: Any, problems: list[Problem], mark: ToolMark | None 
 
     def describe() -> tuple[Tool, bool] | None:
         reading = _Reading(inner, where, mark, execution, documentation, problems)
-        return reading.tool(read_parameters(called, where, mark.local_names, problems, bound=False))
+        taken = read_parameters(called, where, mark.local_names, problems, bound=False)
+        if not _is_service(type(instance)):
+            problems.extend(call_options_problems(taken.parameters, where))
+        return reading.tool(taken)
 
     if inspect.isfunction(function):  # the parameters of a partial depend on its arguments
         facts = (ref(mark), execution, documentation)
@@ -160,6 +174,10 @@ def read_function(function: Any, problems: list[Problem], mark: ToolMark | None 
         called = member_of(instance, own_name)
     owner, definitions = _home_of(function)
     return _with_target(described, called, None, "", instance, owner, definitions)
+
+
+def _is_service(cls: type) -> bool:
+    return hasattr(cls, SERVICE_MARK) or hasattr(cls, OWN_TOOL_CALLS)
 
 
 def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
@@ -244,7 +262,6 @@ class _Reading:
         problems += execution_problems(where, self.function, execution)
         if described is None or len(problems) > self._found_before:
             return None
-        parameters = taken.parameters
         decoder = ArgumentDecoder(described.adapter, described.visible)
         tool = Tool(
             specification=described.specification,
@@ -265,31 +282,12 @@ class _Reading:
             deferred=mark.deferred,
             on_unknown_outcome=mark.on_unknown_outcome,
             former_names=mark.former_names,
-            key_names=_names(parameters, Role.IDEMPOTENCY_KEY),
-            progress_names=_names(parameters, Role.PROGRESS),
-            run_id_names=_names(parameters, Role.RUN_ID),
             visible=described.visible,
-            positional=tuple((each.name, each.default) for each in parameters if each.kind is _POSITIONAL_ONLY),
-            memory_id_names=_names(parameters, Role.MEMORY_ID),
-            context_names=_names(parameters, Role.CONTEXT),
-            needs_memory_id=any(map(_needs_memory_id, parameters)),
-            injected=tuple(
-                InjectedParameter(each.name, each.wanted, each.has_default)
-                for each in parameters
-                if each.role is Role.INJECTED
-            ),
             returns=taken.returns,
+            **read_hidden(taken.parameters),
         )
         # A name that cannot be resolved yet may be defined later.
         return tool, not isinstance(taken.returns, Unresolved)
-
-
-def _needs_memory_id(parameter: ToolParameter) -> bool:
-    return parameter.role is Role.MEMORY_ID and not parameter.admits_none and not parameter.has_default
-
-
-def _names(parameters: Sequence[ToolParameter], role: Role) -> tuple[str, ...]:
-    return tuple(each.name for each in parameters if each.role is role)
 
 
 def _kind_problems(function: Any, taken: Taken, where: str) -> Iterator[Problem]:

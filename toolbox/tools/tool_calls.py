@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 from uuid import UUID
 
 from ..bean_references import BeanReference, named_at_first, named_in_class
@@ -52,7 +53,7 @@ from .codec import (
 )
 from .failures import ToolErrors
 from .marks import SERVICE_MARK, ApprovalRule, ReturnBehavior, SearchBehavior, UnknownOutcome
-from .specification import ToolParameter, given_or_default
+from .specification import Role, ToolParameter, given_or_default
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
 """Types whose values nobody can change."""
@@ -172,6 +173,45 @@ class Tool:
     def name(self) -> str:
         """The name that the model uses."""
         return self.specification.name
+
+
+def read_hidden(parameters: Sequence[ToolParameter]) -> dict[str, Any]:
+    """Return the fields of a `Tool` about the parameters that the framework fills, by the names of the fields."""
+    hidden: dict[str, tuple[Any, ...]] = defaultdict(tuple)
+    for each in parameters:
+        match each.role:
+            case Role.MODEL | Role.CALL_OPTIONS:
+                pass  # the model fills it; it keeps its default
+            case Role.MEMORY_ID:
+                hidden["memory_id_names"] += (each.name,)
+            case Role.CONTEXT:
+                hidden["context_names"] += (each.name,)
+            case Role.INJECTED:
+                hidden["injected"] += (InjectedParameter(each.name, each.wanted, each.has_default),)
+            case Role.RUN_ID:
+                hidden["run_id_names"] += (each.name,)
+            case Role.IDEMPOTENCY_KEY:
+                hidden["key_names"] += (each.name,)
+            case Role.PROGRESS:
+                hidden["progress_names"] += (each.name,)
+            case _:
+                assert_never(each.role)
+        if each.kind is each.kind.POSITIONAL_ONLY:
+            hidden["positional"] += ((each.name, each.default),)
+    return {**hidden, "needs_memory_id": any(map(_needs_memory_id, parameters))}
+
+
+def _needs_memory_id(parameter: ToolParameter) -> bool:
+    return parameter.role is Role.MEMORY_ID and not parameter.admits_none and not parameter.has_default
+
+
+def call_options_problems(parameters: Iterable[ToolParameter], where: str) -> Iterator[Problem]:
+    """Yield a problem for each `ChatRequestParameters` without a default: only callers of services pass them."""
+    for each in parameters:
+        if each.role is Role.CALL_OPTIONS and not each.has_default:
+            fact = f"parameter {each.name!r} has no value: only methods of AI services get a ChatRequestParameters"
+            fix = f"remove it, or give it a default: `{each.name}: ChatRequestParameters | None = None`"
+            yield Problem(where, fact, fix)
 
 
 class ToolCall:
