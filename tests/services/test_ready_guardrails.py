@@ -229,6 +229,22 @@ def test_json_stays_valid_and_numbers_stay_as_written() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"password":"hunter2","password":""}', {"password": ""}),
+        ('{"rows":[{"token":"abc","token":null,"id":1.50}]}', {"rows": [{"token": None, "id": 1.5}]}),
+        ('{"secret":{"a":"hunter2","a":""}}', {"secret": {"a": ""}}),
+        ('{"note":"the password is hunter2!","note":"ok"}', {"note": "ok"}),
+    ],
+)
+def test_secrets_behind_a_repeated_name_are_removed(text: str, expected: object) -> None:
+    hidden = masked(text)
+    assert json.loads(hidden) == expected
+    assert "hunter2" not in hidden
+    assert "abc" not in hidden
+
+
 async def test_the_result_object_is_dropped_and_contents_and_attributes_are_masked() -> None:
     @tool
     @tool_output_guardrails(MaskSecrets)

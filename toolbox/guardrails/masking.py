@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..chat import ToolExecutionResult
+from ..json_text import doubled_name
 from ..tools.codec import parsed_exactly, written_exactly
 from .guard_layers import with_texts
 from .kinds import GuardrailResult, ToolOutputGuardrail, ToolOutputGuardrailRequest
@@ -79,7 +80,8 @@ def masked(text: str) -> str:
         try:
             value = parsed_exactly(text)
             hidden = _mask_value(value)
-            return text if hidden == value else written_exactly(hidden)
+            # The value has only the last of two values with one name. The other one may be a secret.
+            return text if hidden == value and doubled_name(text) is None else written_exactly(hidden)
         except (ValueError, RecursionError):
             pass
     return _mask_text(text)
