@@ -160,10 +160,14 @@ class ForbiddenError(FrameworkError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The identities that may call a tool or a method: those with one of `roles`; None allows every known identity."""
+    """The identities that may call a tool or a method: those with one of `roles`; None allows every known identity.
+
+    `is_declared` is False if no decorator declares it.
+    """
 
     roles: frozenset[str] | None = None
     is_open: bool = False
+    is_declared: bool = True
 
     def allows(self, identity: SecurityIdentity) -> bool:
         """Return True if this identity may call."""
@@ -266,7 +270,7 @@ def access_to(owner: type[Any] | None, members: Iterable[object]) -> Access | No
     return None if found is None or found.is_open else found
 
 
-OF_KNOWN: Final = Access()
+OF_KNOWN: Final = Access(is_declared=False)
 """The access of tools with `not_self`: as `@authenticated`, but the program may have no identity."""
 
 

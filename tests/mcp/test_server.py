@@ -35,6 +35,7 @@ from toolbox import (
     tool,
 )
 from toolbox.mcp import mcp_server_of
+from toolbox.security import authenticated
 from toolbox.testing import ScriptedChatModel
 from toolbox.tls import tls_context
 from toolbox_fastapi import Inject as EndpointInject
@@ -403,6 +404,24 @@ async def test_inherited_tools_run_on_the_bean_of_the_subclass() -> None:
 def test_methods_without_a_tool_mark_are_rejected() -> None:
     with pytest.raises(IllegalConfigurationError, match="self"):
         mcp_server_of(container(), [Orders.unmarked])
+
+
+def test_a_tool_with_not_self_does_not_require_an_identity() -> None:
+    @tool(deferred=True, not_self=True)
+    def pay(euros: int) -> str:
+        return "paid"
+
+    @tool
+    @authenticated
+    def refund(euros: int) -> str:
+        return "refunded"
+
+    made = Container()
+    mcp_server_of(made, [pay])
+    assert made.check() == []
+    mcp_server_of(made, [refund])
+    [problem] = made.check()
+    assert problem.what == "refund: roles are used, but no bean provides a SecurityIdentity"
 
 
 def test_duplicate_tools_are_rejected() -> None:

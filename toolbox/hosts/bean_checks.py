@@ -21,7 +21,7 @@ from ..events import EventListener
 from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator
 from ..request_hooks import request_hooks_of
-from ..security import OF_KNOWN, SecurityIdentity, access_to_member, class_access, marked_access
+from ..security import SecurityIdentity, access_to_member, class_access, marked_access
 from ..services.declaration import method_names, service_options_of
 from ..services.memory import ChatMemoryStore
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
@@ -114,7 +114,7 @@ def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[P
 def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan], read: Iterable[ReadTools]) -> Iterator[str]:
     """Yield the places of all tools and methods that are not for everyone; `read` is what `tools_of_beans` returned."""
     for tools, _ in read:
-        yield from (tool.where for tool in tools if _is_restricted(tool))
+        yield from (tool.where for tool in tools if is_restricted(tool))
     for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
         for name in mcp_marked(cls) if isinstance(cls, type) else ():
             if access_to_member(cls, name) is not None:
@@ -122,12 +122,12 @@ def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan], read: Iterable[
     for plan in plans:
         if plan.access is not None:
             yield plan.where
-        yield from (tool.where for tool in plan.toolset.tools if _is_restricted(tool))
+        yield from (tool.where for tool in plan.toolset.tools if is_restricted(tool))
 
 
-def _is_restricted(tool: Tool) -> bool:
+def is_restricted(tool: Tool) -> bool:
     """Return True for a tool with a mark of roles. With `not_self`, a program may have no identity."""
-    return tool.access is not None and tool.access is not OF_KNOWN
+    return tool.access is not None and tool.access.is_declared
 
 
 def access_problems(graph: BeanGraph) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ from ..contents import CONTENT_TYPES, TextContent
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
-from ..hosts.bean_checks import identity_problems, reference_problems
+from ..hosts.bean_checks import identity_problems, is_restricted, reference_problems
 from ..introspection import EMPTY, Unresolved
 from ..json_text import compact_json
 from ..safe_text import brief
@@ -107,7 +107,7 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
     container.register(*(each for each in beans if not internals_of(container).knows(each)))
     if not container.is_started:
         served = (*read, *(each.tool for each in offers.resources), *(each.tool for each in offers.prompts))
-        restricted = [each.where for each in served if each.access is not None]
+        restricted = [each.where for each in served if is_restricted(each)]
         internals_of(container).add_check(lambda graph: identity_problems(graph, restricted))
         named = tuple(named_beans(owners))
         internals_of(container).add_implied(lambda: named)
