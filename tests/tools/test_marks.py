@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
+from inspect import signature
 from typing import Annotated, Any, Protocol
 
 import pytest
@@ -69,6 +70,20 @@ def test_each_option_that_a_call_needs_reaches_the_tool() -> None:
     assert problems == ()
     assert {each.name for each in fields(ToolMark)} & {each.name for each in fields(Tool)} == given.keys()
     assert {name: getattr(read, name) for name in given} == given
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
+    options: Any = {"time_out": 3}
+    hidden: Any = {"local_names": {}}
+    with pytest.raises(TypeError, match=r"@tool: unknown option 'time_out'; did you mean 'timeout'\?"):
+        tool(**options)
+    with pytest.raises(TypeError, match="@tool: unknown option 'local_names'"):
+        tool(**hidden)
+
+
+def test_the_signature_of_the_decorator_names_all_options() -> None:
+    options = [each.name for each in signature(tool).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    assert sorted([*options, "local_names"]) == sorted(each.name for each in fields(ToolMark))
 
 
 def test_name_and_description_default_to_the_function_name_and_first_docstring_paragraph() -> None:

@@ -110,6 +110,19 @@ async def test_executors_from_tools_from_are_decoded_like_functions(bench: Bench
     assert await call(bench, {ToolSpecification("other"): tool_executor_from(double)}, '{"n": 2}') == "4"
 
 
+def test_an_executor_from_a_tool_keeps_the_options_that_the_entry_does_not_change() -> None:
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE, timeout=3, deferred=True, approvers=("boss",))
+    def pay(euros: int) -> str:
+        return "paid"
+
+    specification, executor = ToolSpecification("pay"), tool_executor_from(pay)
+    listed = tool_in({specification: executor})
+    assert listed == tool_in(AiServiceTool(specification, executor))
+    assert (listed.return_behavior, listed.approvers) == (ReturnBehavior.IMMEDIATE, ("boss",))
+    changed = tool_in(AiServiceTool(specification, executor, ReturnBehavior.IMMEDIATE_IF_LAST))
+    assert (changed.return_behavior, changed.timeout) == (ReturnBehavior.IMMEDIATE_IF_LAST, 3)
+
+
 @pytest.mark.anyio
 async def test_executors_receive_the_request_and_the_memory_id(bench: Bench) -> None:
     class Executor:

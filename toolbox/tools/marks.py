@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial
+from inspect import signature
 from types import FrameType, FunctionType
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_overloads, overload
 
 from ..bean_references import COMPENSATION_MARK, MCP_MARK, TOOL_MARK
 from ..context import InvocationContext
 from ..introspection import local_names, may_be_marked, may_be_marked_in, takes
+from ..safe_text import did_you_mean
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -55,17 +57,11 @@ class SearchBehavior(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
-class ToolMark:
-    """The options of `@tool`. One that a call needs is also a field of `Tool`, which `sources` fills.
+class ToolOptions:
+    """The options of `@tool` that a call needs: they are fields of its mark and of the `Tool`."""
 
-    `local_names` are the names in its annotations that are local to the enclosing function. They are saved here because
-    they cannot be looked up later.
-    """
-
-    name: str | None = None
-    description: str | None = None
     return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
-    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
     timeout: float | None = None
     max_result_chars: int | None = None
     requires_approval: bool | ApprovalRule = False
@@ -73,10 +69,29 @@ class ToolMark:
     not_self: bool = False
     deferred: bool = False
     on_unknown_outcome: UnknownOutcome | None = None
-    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
-    strict: bool | None = None
     former_names: tuple[str, ...] = ()
+
+
+OPTIONS = tuple(each.name for each in fields(ToolOptions))
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+class ToolMark(ToolOptions):
+    """All options of `@tool`.
+
+    `local_names` are the names in its annotations that are local to the enclosing function. They are saved here because
+    they cannot be looked up later.
+    """
+
+    name: str | None = None
+    description: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    strict: bool | None = None
     local_names: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that are fields of the `Tool`, by name."""
+        return {each: getattr(self, each) for each in OPTIONS}
 
 
 @overload
@@ -103,23 +118,7 @@ def tool(
 ) -> Callable[[F], F]: ...
 
 
-def tool(
-    *lines: Any,
-    name: str | None = None,
-    description: str | None = None,
-    return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM,
-    metadata: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-    max_result_chars: int | None = None,
-    requires_approval: bool | ApprovalRule = False,
-    approvers: Sequence[str] = (),
-    not_self: bool = False,
-    deferred: bool = False,
-    on_unknown_outcome: UnknownOutcome | None = None,
-    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
-    strict: bool | None = None,
-    former_names: Sequence[str] = (),
-) -> Any:
+def tool(*lines: Any, **options: Any) -> Any:
     """Mark a function or method as a tool that a language model may call. The function itself is not changed.
 
         @tool("Add two numbers.")
@@ -152,57 +151,70 @@ def tool(
     Raises `TypeError` for anything but a function, and `TypeError` or `ValueError` for invalid options about approvals,
     runs and search. Other mistakes are problems at start.
     """
-    if len(lines) == 1 and not isinstance(lines[0], str):
+    if len(lines) == 1 and not isinstance(lines[0], str) and not options:
         return _mark(lines[0], ToolMark(), sys._getframe(1))
     if not all(isinstance(line, str) for line in lines):
         raise TypeError("@tool: the description must be a string; write @tool or @tool('…') above the function")
-    if lines and description is not None:
+    if lines and options.get("description") is not None:
         raise TypeError("@tool: the description is given twice; pass it as strings or as description=, not both")
-    _check_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome)
-    _check_former_names(former_names)
-    mark = ToolMark(
-        name=name,
-        description="\n".join(lines) if lines else description,
-        return_behavior=ReturnBehavior(return_behavior),
-        metadata=dict(metadata or {}),
-        timeout=timeout,
-        max_result_chars=max_result_chars,
-        requires_approval=requires_approval,
-        approvers=tuple(approvers),
-        not_self=not_self,
-        deferred=deferred,
-        on_unknown_outcome=on_unknown_outcome,
-        search_behavior=SearchBehavior(search_behavior),
-        strict=strict,
-        former_names=tuple(former_names),
-    )
+    if lines:
+        options["description"] = "\n".join(lines)
+    mark = _make_mark(options)
     return lambda target: _mark(target, mark, sys._getframe(1))
 
 
-def _check_run_options(
-    requires_approval: Any, approvers: Any, not_self: Any, deferred: Any, on_unknown_outcome: Any
-) -> None:
+# Type checkers read the overloads. So does a person who calls `help`.
+tool.__signature__ = signature(get_overloads(tool)[1])  # type: ignore[attr-defined]  # read by inspect
+
+
+def _make_mark(given: dict[str, Any]) -> ToolMark:
+    """Return the mark with these options. Raises `TypeError` or `ValueError` for invalid ones."""
+    known = [each.name for each in fields(ToolMark) if each.name != "local_names"]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"@tool: unknown option {name!r}{did_you_mean(name, known)}")
+    converted = {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
+    mark = ToolMark(**{**given, **converted})
+    _check_run_options(mark)
+    return mark
+
+
+def _check_run_options(mark: ToolMark) -> None:
     """Raise `TypeError` for invalid options about runs."""
-    if not isinstance(requires_approval, bool) and not takes(requires_approval, 2):
+    if not isinstance(mark.requires_approval, bool) and not takes(mark.requires_approval, 2):
         fix = "use True, or a function that takes the arguments and the InvocationContext"
-        raise TypeError(f"@tool: invalid requires_approval={requires_approval!r}; {fix}")
-    if isinstance(approvers, str) or not all(isinstance(each, str) for each in approvers):
-        raise TypeError(f'@tool: invalid approvers={approvers!r}; use names of roles: approvers=("manager",)')
-    waits = requires_approval is not False or deferred is True or on_unknown_outcome == "ask"
-    if (approvers or not_self) and not waits:
+        raise TypeError(f"@tool: invalid requires_approval={mark.requires_approval!r}; {fix}")
+    waits = mark.requires_approval is not False or mark.deferred is True or mark.on_unknown_outcome == "ask"
+    if (mark.approvers or mark.not_self) and not waits:
         fix = 'requires_approval=, deferred=True or on_unknown_outcome="ask"'
         raise TypeError(f"@tool: approvers= and not_self= have no effect without {fix}")
-    for option, given in (("not_self", not_self), ("deferred", deferred)):
+    for option, given in (("not_self", mark.not_self), ("deferred", mark.deferred)):
         if not isinstance(given, bool):
             raise TypeError(f"@tool: invalid {option}={given!r}; use True or False")
-    if on_unknown_outcome not in (None, *get_args(UnknownOutcome)):
-        raise TypeError(f'@tool: invalid on_unknown_outcome={on_unknown_outcome!r}; use "tell", "ask" or "retry"')
+    if mark.on_unknown_outcome not in (None, *get_args(UnknownOutcome)):
+        raise TypeError(f'@tool: invalid on_unknown_outcome={mark.on_unknown_outcome!r}; use "tell", "ask" or "retry"')
 
 
-def _check_former_names(given: Any) -> None:
-    """Raise `TypeError` unless the former names of a tool are a tuple or list of names."""
+def _read_approvers(given: Any) -> tuple[str, ...]:
+    names = tuple(given)
+    if isinstance(given, str) or not all(isinstance(each, str) for each in names):
+        raise TypeError(f'@tool: invalid approvers={given!r}; use names of roles: approvers=("manager",)')
+    return names
+
+
+def _read_former_names(given: Any) -> tuple[str, ...]:
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) and each for each in given):
         raise TypeError(f'@tool: invalid former_names={given!r}; use a tuple of names: former_names=("refund",)')
+    return tuple(given)
+
+
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "return_behavior": ReturnBehavior,
+    "search_behavior": SearchBehavior,
+    "metadata": lambda given: dict(given or {}),
+    "approvers": _read_approvers,
+    "former_names": _read_former_names,
+}
 
 
 def toolbox(*tools: Any) -> Callable[[F], F]:

@@ -11,7 +11,7 @@ import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeGuard
 from weakref import WeakKeyDictionary, ref
@@ -34,6 +34,7 @@ from .marks import (
     ReturnBehavior,
     SearchBehavior,
     ToolMark,
+    ToolOptions,
     compensated_by,
     effects_of,
     tool_mark_of,
@@ -272,18 +273,9 @@ class _Reading:
             decode=decoder.decode,
             complete=decoder.complete,
             validate=decoder.validate,
-            return_behavior=mark.return_behavior,
-            search_behavior=mark.search_behavior,
-            timeout=mark.timeout,
-            max_result_chars=mark.max_result_chars,
-            requires_approval=mark.requires_approval,
-            approvers=mark.approvers,
-            not_self=mark.not_self,
-            deferred=mark.deferred,
-            on_unknown_outcome=mark.on_unknown_outcome,
-            former_names=mark.former_names,
             visible=described.visible,
             returns=taken.returns,
+            **mark.options(),
             **read_hidden(taken.parameters),
         )
         # A name that cannot be resolved yet may be defined later.
@@ -482,16 +474,12 @@ def _read(source: Any, where: str, home: Home, problems: list[Problem]) -> Itera
     if isinstance(source, AiServiceTool):
         made = _by_hand(source.specification, source.executor, where, problems)
         problems += limit_problems(made.where, source.timeout)
-        timeout = made.timeout if source.timeout is None else source.timeout
-        visibility = made.search_behavior if source.search_behavior is SEARCHABLE else source.search_behavior
-        yield replace(
-            made,
-            return_behavior=source.return_behavior,
-            timeout=timeout,
-            search_behavior=visibility,
-            requires_approval=source.requires_approval or made.requires_approval,
-            deferred=source.deferred or made.deferred,
-        )
+        given: dict[str, Any] = {
+            each.name: value
+            for each in fields(ToolOptions)
+            if (value := getattr(source, each.name, each.default)) != each.default
+        }
+        yield replace(made, **given)
     elif isinstance(source, Mapping):
         for specification, executor in source.items():
             if isinstance(specification, ToolSpecification) and callable(executor):

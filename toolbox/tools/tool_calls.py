@@ -52,7 +52,7 @@ from .codec import (
     read_arguments,
 )
 from .failures import ToolErrors
-from .marks import SERVICE_MARK, ApprovalRule, ReturnBehavior, SearchBehavior, UnknownOutcome
+from .marks import SERVICE_MARK, ToolOptions, UnknownOutcome
 from .specification import Role, ToolParameter, given_or_default
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
@@ -86,7 +86,7 @@ def read_injected(function: Callable[..., Any], where: str) -> tuple[list[Inject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class Tool(ToolOptions):
     """One tool, with everything that can be prepared before a call.
 
     `bean` is looked up for each call in the current scope, and its attribute `member` is called: a class without a
@@ -108,10 +108,6 @@ class Tool:
     function: Callable[..., Any] | None
     encode: Callable[[Any], Encoded]
     decode: Callable[[ToolExecutionRequest], dict[str, Any]] | None = None
-    return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
-    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
-    timeout: float | None = None
-    max_result_chars: int | None = None
     bean: Any = None
     member: str = ""
     positional: tuple[tuple[str, Any], ...] = ()
@@ -120,12 +116,6 @@ class Tool:
     needs_memory_id: bool = False
     injected: tuple[InjectedParameter, ...] = ()
     returns: Any = EMPTY
-    requires_approval: bool | ApprovalRule = False
-    approvers: tuple[str, ...] = ()
-    not_self: bool = False
-    deferred: bool = False
-    on_unknown_outcome: UnknownOutcome | None = None
-    former_names: tuple[str, ...] = ()
     key_names: tuple[str, ...] = ()
     run_id_names: tuple[str, ...] = ()
     progress_names: tuple[str, ...] = ()
