@@ -313,7 +313,7 @@ class Account:
             for account, _ in self._find_limited():
                 account.usage += added
 
-    def open(self) -> list[tuple[Usage, UsageLimits]]:
+    def read_limits(self) -> list[tuple[Usage, UsageLimits]]:
         """Return the usage and the limits of the accounts that count, innermost first."""
         with self._lock:
             return [(account.usage, limits) for account, limits in self._find_limited()]
@@ -428,7 +428,7 @@ def remaining(account: Account | None, used: Usage | None = None) -> UsageLimits
     `used` is what a run has counted itself and will count again when it continues: the limits allow that in addition.
     """
     found: UsageLimits | None = None
-    for each, limits in () if account is None else account.open():
+    for each, limits in () if account is None else account.read_limits():
         left: dict[str, Any] = {}
         for limit in fields(UsageLimits):
             allowed, here = getattr(limits, limit.name), each.of(limit.name)
