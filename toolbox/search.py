@@ -10,7 +10,6 @@ import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -187,7 +186,7 @@ class KeywordToolSearch(_TermSearch):
         """Return the sum over all different words: 2 if the name contains it, plus 1 if the description does."""
         name, description = _lower_texts(tool)
         total = 0
-        for word in _split_terms(tuple(terms)):
+        for word in _split_terms(terms):
             if word in name:
                 total += 2
             if word in description:
@@ -198,27 +197,14 @@ class KeywordToolSearch(_TermSearch):
 _PUNCTUATION = ".,;:!?()[]{}\"'`"
 
 
-@lru_cache(maxsize=1000)
-def _split_terms(terms: tuple[str, ...]) -> tuple[str, ...]:
+def _split_terms(terms: Sequence[str]) -> tuple[str, ...]:
     words = (word.strip(_PUNCTUATION) for term in terms for word in term.casefold().split())
     return tuple(dict.fromkeys(word for word in words if word))
 
 
-_texts: OrderedDict[int, tuple[ToolSpecification, tuple[str, str]]] = OrderedDict()
-_MOST_TEXTS = 10_000
-
-
 def _lower_texts(tool: ToolSpecification) -> tuple[str, str]:
-    """Return the name and the description of a tool in lower case; kept, because each search needs those of all."""
-    known = _texts.get(id(tool))
-    if known is not None and known[0] is tool:
-        return known[1]
-    lowered = tool.name.casefold(), (tool.description or "").casefold()
-    _texts[id(tool)] = tool, lowered
-    if len(_texts) > _MOST_TEXTS:
-        with suppress(KeyError):  # another thread has removed it
-            _texts.popitem(last=False)
-    return lowered
+    """Return the name and the description of a tool in lower case."""
+    return tool.name.casefold(), (tool.description or "").casefold()
 
 
 # --- BM25
