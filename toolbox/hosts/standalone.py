@@ -125,7 +125,6 @@ class StandaloneHost(ServiceHosting):
     """Hosts one service: provides its model, its memory and the process's threads."""
 
     loop: asyncio.AbstractEventLoop | None = None
-    running_loop: asyncio.AbstractEventLoop | None = None
     max_concurrent_tools = 16
     is_container = False
 

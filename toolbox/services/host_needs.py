@@ -85,9 +85,6 @@ class ServiceHost(Protocol):
         """Cancel a suspended run. Returns the qualified name of its service."""
         ...
 
-    running_loop: asyncio.AbstractEventLoop | None
-    """The event loop of a started container; None for all others. Cheaper than `loop`."""
-
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop of invocations; None for the caller's loop. Raises `ContainerNotStartedError`."""

@@ -5,7 +5,6 @@ Not here: finding tools (`sources`), running a call (`pipeline`), calling a tool
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -322,8 +321,6 @@ class ToolEnvironment:
     failures: ToolErrors
     max_result_chars: int | None = None
     listeners: Listeners | None = None
-    loop: asyncio.AbstractEventLoop | None = None
-    """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
     ran: dict[int, ToolCall | None] | None = None
     """The calls whose tools ran without an error, by the id of their request, for compensations; for other executions
     None. It is None itself outside of services: nothing is undone there, and the environment of an executor would
