@@ -18,11 +18,13 @@ from toolbox import (
     InvocationContext,
     Result,
     TokenUsage,
+    ToolExecutionRequest,
     ToolExecutionResult,
     create_ai_service,
     produces,
     register_ai_service,
     tool,
+    tool_executor_from,
 )
 from toolbox.runs import (
     InMemoryRunStore,
@@ -486,6 +488,16 @@ async def test_the_result_of_a_deferred_call_comes_later(answer: Any, text: str,
     [execution] = result.tool_executions
     assert (execution.result, execution.is_error) == (text, is_error)
     assert ran == [("stock", "unknown")]
+
+
+@pytest.mark.parametrize("name", ["later", "other"])
+def test_a_deferred_tool_without_a_service_cannot_defer_whatever_name_the_request_has(name: str) -> None:
+    @tool(deferred=True)
+    def later() -> str:
+        raise ToolDeferred(reason="later")
+
+    with pytest.raises(IllegalConfigurationError, match="later: raised ToolDeferred in a call without a run"):
+        tool_executor_from(later)(ToolExecutionRequest("1", name, "{}"), None)
 
 
 async def test_only_deferred_tools_may_defer() -> None:

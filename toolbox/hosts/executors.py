@@ -254,7 +254,7 @@ class StandaloneExecutor:
             encoded = await answer(self._running, request, context, self._environment)
         except Exception as error:
             encoded = await error_result(
-                error, request, in_tool(context, request, context.cancellation), self._environment
+                error, self.tool, request, in_tool(context, request, context.cancellation), self._environment
             )
         limit = self.tool.max_result_chars
         if limit is not None and len(encoded.text) > limit:

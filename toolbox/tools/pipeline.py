@@ -88,7 +88,7 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
         try:
             encoded = await answer(tool, request, context, environment)
         except Exception as error:
-            encoded = await error_result(error, request, context, environment)
+            encoded = await error_result(error, tool, request, context, environment)
             raised = error
         if tool is not None and tool.max_result_chars is not None:
             limit = tool.max_result_chars
@@ -202,21 +202,27 @@ def is_failure(error: Exception, request: ToolExecutionRequest) -> bool:
 
 
 async def error_result(
-    error: Exception, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
+    error: Exception,
+    tool: Tool | None,
+    request: ToolExecutionRequest,
+    context: InvocationContext,
+    environment: ToolEnvironment,
 ) -> Encoded:
     """Return what the model reads about a failed call: the answer of the error's handler.
 
-    Raises the error itself if it ends the invocation, and the exceptions of the handler.
+    `tool` is None if the call offers none of this name. Raises the error itself if it ends the invocation, and the
+    exceptions of the handler.
     """
     if isinstance(error, ToolRetry):
         return EncodedInFull(printable(message_of(error)), is_error=True)
-    if isinstance(error, ToolDeferred):  # in a run, `toolbox.runs` has suspended the call
-        raise _not_deferrable(environment.tools[request.name]) from error
+    if isinstance(error, ToolDeferred) and tool is not None:  # in a run, `toolbox.runs` has suspended the call
+        raise _not_deferrable(tool) from error
     if isinstance(error, EndsInvocation) or (
         isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None
     ):
-        if environment.abandon_runs is not None and (abandoned := await environment.abandon_runs(error)):
-            raise _not_a_tool(environment.tools[request.name], abandoned[0]) from error
+        abandon = environment.abandon_runs
+        if tool is not None and abandon is not None and (abandoned := await abandon(error)):
+            raise _not_a_tool(tool, abandoned[0]) from error
         raise error
     option = _option_for(error, request)
     handler: Handler | None = getattr(environment.failures, option) or getattr(DEFAULTS, option)
