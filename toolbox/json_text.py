@@ -1,4 +1,4 @@
-"""JSON written by models: strict parsing, and a few repairs of tool arguments.
+"""JSON written by models: strict parsing, exact numbers, and a few repairs of tool arguments.
 
 Not here: decoding of arguments for a tool (`tools.codec`), assembly of streamed replies (`models`).
 """
@@ -236,6 +236,27 @@ def _name_kind(value: object) -> str:
             return "a list"
         case _:
             return "null"
+
+
+# --- exact numbers
+
+
+class ExactNumber(str):
+    """A number exactly as written in a JSON text."""
+
+
+def parsed_exactly(text: str) -> Any:
+    """Parse JSON; numbers become strings of a subclass, exactly as written. Raises `ValueError`."""
+    return json.loads(text, parse_int=ExactNumber, parse_float=ExactNumber)
+
+
+def written_exactly(value: Any) -> str:
+    """Return a value of `parsed_exactly` as JSON."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{written_exactly(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(written_exactly, value)) + "]"
+    return str(value) if isinstance(value, ExactNumber) else json.dumps(value)
 
 
 # --- repairs with a schema

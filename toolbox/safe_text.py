@@ -256,6 +256,11 @@ LOGGERS = tuple(
 """The names of all loggers of the library."""
 
 
+def printable(text: str) -> str:
+    """Return `text` with lone surrogates escaped, because UTF-8 cannot encode them."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def for_terminal(text: str) -> str:
     r"""Return the text with visible control characters, such as `\x1b`; line breaks and tabs stay."""
     return _FOR_TERMINAL.sub(_show_escaped, text.replace("\r\n", "\n"))

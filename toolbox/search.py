@@ -20,7 +20,7 @@ from .chat import ToolExecutionRequest, ToolSpecification
 from .context import InvocationContext
 from .di.decorators import Scope
 from .errors import ToolArgumentsError
-from .json_text import read_arguments
+from .tools.codec import decode_request
 
 __all__ = [
     "Bm25ToolSearch",
@@ -120,10 +120,7 @@ class _TermSearch(ToolSearchStrategy):
 
     def terms_of(self, request: ToolExecutionRequest) -> tuple[str, ...]:
         """Return the search terms of a call. Raises `ToolArgumentsError`."""
-        try:
-            arguments = read_arguments(request.arguments, self.specification.parameters)
-        except (ValueError, RecursionError) as error:
-            raise ToolArgumentsError(request, [("", str(error))]) from error
+        arguments = decode_request(request, self.specification.parameters)
         terms = arguments.get("terms")
         if terms is None:
             raise ToolArgumentsError(request, [("terms", "missing; pass a list of search terms")])

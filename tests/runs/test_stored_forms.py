@@ -69,7 +69,7 @@ from toolbox.runs.store import Answer, HistoryEntry
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
 from toolbox.services.state import PendingToolCall, State
-from toolbox.tools.codec import EncodedInFull
+from toolbox.tools.results import EncodedInFull
 from toolbox.tools.tool_calls import ToolOutcome
 
 STORED = Path(__file__).with_name("stored")

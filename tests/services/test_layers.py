@@ -35,7 +35,7 @@ from toolbox.services.methods import implementation_of
 from toolbox.services.planning import plan_service
 from toolbox.services.plans import Layers
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox.tools.codec import Encoded, EncodedInFull
+from toolbox.tools.results import Encoded, EncodedInFull
 from toolbox.tools.tool_calls import Tool, ToolCall, ToolStep
 
 pytestmark = pytest.mark.anyio

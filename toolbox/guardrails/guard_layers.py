@@ -30,10 +30,11 @@ from ..events import GuardrailExecutedEvent, GuardrailOutcome, Listeners
 from ..execution.cancellation import CancellationsHere, OwnCode
 from ..execution.markers import EXECUTION_MARK, execution_of, is_async
 from ..execution.runners import Runner
+from ..safe_text import printable
 from ..services.invocation import Invocation
 from ..services.loop import AnswerChecked, CheckAnswer, replaced_answer
-from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.failures import message_of
+from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import Tool, ToolCall, ToolEnvironment, ToolStep
 from .kinds import (
     GuardrailResult,

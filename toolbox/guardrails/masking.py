@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..chat import ToolExecutionResult
-from ..json_text import doubled_name
-from ..tools.codec import parsed_exactly, written_exactly
+from ..json_text import doubled_name, parsed_exactly, written_exactly
 from .guard_layers import with_texts
 from .kinds import GuardrailResult, ToolOutputGuardrail, ToolOutputGuardrailRequest
 

@@ -24,10 +24,10 @@ from ..execution.markers import Execution
 from ..execution.threads import Finish
 from ..introspection import type_name
 from ..services.method_marks import named_at_tool
-from ..tools.codec import cut
 from ..tools.failures import DEFAULTS
 from ..tools.function_calls import with_layers
 from ..tools.pipeline import answer, error_result
+from ..tools.results import cut
 from ..tools.sources import is_function, read_function, read_method, read_tools
 from ..tools.tool_calls import NoService, Tool, ToolEnvironment
 

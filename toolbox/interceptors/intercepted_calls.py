@@ -19,7 +19,7 @@ from ..execution.cancellation import OwnCode
 from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..services.plans import EffectLayer
-from ..tools.codec import Encoded, EncodedInFull
+from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import IMMUTABLE, Tool, ToolCall, ToolLayer, ToolStep, running_again
 from .interception import ModelInterceptor, ModelInvocation, ToolInterceptor, ToolInvocation
 

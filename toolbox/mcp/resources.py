@@ -30,8 +30,8 @@ from ..contents import (
 )
 from ..errors import Problem
 from ..introspection import local_names
-from ..tools.codec import Encoded
 from ..tools.marks import ToolMark
+from ..tools.results import Encoded
 from ..tools.sources import Member, members_of, read_function, read_member
 from ..tools.tool_calls import Tool
 from .blocks import block_of

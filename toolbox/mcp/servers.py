@@ -37,6 +37,7 @@ from ..safe_text import brief
 from ..services.declaration import provided_by
 from ..services.plans import MethodPlan
 from ..settings import McpSettings, ToolboxSettings, settings_key
+from ..tools.codec import decode_request
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
 from .blocks import resource_result, tool_result
 from .connection import INVALID_PARAMS, McpConnection
@@ -378,10 +379,7 @@ def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> A
     """
 
     async def execute_tool(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
-        try:
-            arguments = read_arguments(request.arguments, tool.input_schema)
-        except ValueError as error:
-            raise ToolArgumentsError(request, [("", str(error))]) from None
+        arguments = decode_request(request, tool.input_schema)
         answers, state = _answers_to(current_answer.get())
         try:
             try:
@@ -550,10 +548,7 @@ def _make_resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool
         return compact_json(found)
 
     async def get_resource(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
-        try:
-            arguments = read_arguments(request.arguments, schema)
-        except ValueError as error:
-            raise ToolArgumentsError(request, [("", str(error))]) from None
+        arguments = decode_request(request, schema)
         problems = [
             (name, "this argument must be a string") for name in properties if type(arguments.get(name)) is not str
         ]

@@ -30,9 +30,9 @@ from ..safe_text import brief
 from ..security import caller_seeds, identity_in
 from ..services.implied_beans import named_beans
 from ..services.method_marks import named_at_tool
-from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.marks import tool_mark_of
+from ..tools.results import awaited
 from ..tools.single_methods import class_defining
 from ..tools.sources import AiServiceTool, Member, bean_types, clashes, is_function, members_of, read_member, read_tools
 from ..tools.tool_calls import Tool

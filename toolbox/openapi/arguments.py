@@ -17,11 +17,12 @@ from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_sc
 
 from ..chat import ToolExecutionRequest, ToolSpecification
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
-from ..json_text import compact_json, read_arguments
+from ..json_text import compact_json
 from ..rest import Body
 from ..rest.annotations import Place
 from ..rest.client_plans import ParameterPlan
 from ..safe_text import SHOWN, brief
+from ..tools.codec import decode_request
 from .document_reading import DocumentBody, DocumentParameter
 
 _SEPARATORS = {"spaceDelimited": " ", "pipeDelimited": "|"}
@@ -42,10 +43,7 @@ def decode_arguments(
     arguments: tuple[Argument, ...], request: ToolExecutionRequest, validator: ArgumentsValidator
 ) -> Iterator[tuple[str, Any]]:
     """Yield the values of the request's parameters. Raises `ToolArgumentsError`."""
-    try:
-        given = read_arguments(request.arguments, validator.specification.parameters)
-    except ValueError as error:
-        raise ToolArgumentsError(request, [("", str(error))]) from error
+    given = decode_request(request, validator.specification.parameters)
     missing = [each.name for each in arguments if each.required and each.name not in given]
     if missing:
         raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])

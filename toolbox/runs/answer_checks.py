@@ -16,13 +16,12 @@ from ..chat import PendingCall, ToolExecutionRequest
 from ..deferred_answers import TAKES_ANSWERS
 from ..errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
 from ..introspection import type_name
-from ..safe_text import faults_of
+from ..safe_text import faults_of, printable
 from ..services.answers import accepted_result
 from ..services.invocation import Invocation
 from ..services.methods import arguments_as_tool
 from ..services.opening import open_invocation
 from ..services.plans import MethodPlan
-from ..tools.codec import printable
 from ..tools.tool_calls import Tool
 from .documents import WaitingCall
 from .persons import person_name

@@ -10,8 +10,8 @@ import logging
 from datetime import UTC, datetime
 
 from ..errors import RunIncompatibleError
+from ..safe_text import printable
 from ..services.inner_plans import services_below
-from ..tools.codec import printable
 from .documents import RunDocument
 from .prepared_runs import PreparedRuns
 from .run_execution import RunExecution

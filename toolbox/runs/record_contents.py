@@ -15,8 +15,8 @@ from ..chat import ToolExecutionResultMessage
 from ..errors import EndsInvocation, ToolRetry
 from ..services.loop import ModelReplied
 from ..services.state import State
-from ..tools.codec import Encoded, EncodedInFull
 from ..tools.failures import message_of
+from ..tools.results import Encoded, EncodedInFull
 from ..transcripts import message_from_dict, message_to_dict
 from .documents import VERSION
 

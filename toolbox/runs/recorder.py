@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ..errors import ToolDeferred, TransactionRolledBackError
-from ..tools.codec import Encoded
+from ..tools.results import Encoded
 from ..tools.tool_calls import ToolCall
 from ..transaction_recorder import TransactionRecorder
 from .exactly_once import transactional_function

@@ -14,9 +14,10 @@ from typing import Any, cast
 
 from ..context import complete_context
 from ..execution.markers import EXECUTION_MARK, execution_of
+from ..safe_text import printable
 from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
-from ..tools.codec import Encoded, EncodedInFull, printable
+from ..tools.results import Encoded, EncodedInFull
 from ..tools.specification import given_or_default
 from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .persons import read_person

@@ -21,7 +21,7 @@ from ..services.invocation import Invocation
 from ..services.loop import ModelReplied
 from ..services.state import State
 from ..services.stored_forms import fields_from_dict, fields_to_dict
-from ..tools.codec import Encoded
+from ..tools.results import Encoded
 from ..tools.tool_calls import ToolCall
 from .documents import GivenAnswer, RunDocument, WaitingCall, read_stored_json
 from .places import RecordKey, is_attempt_of, place_of_attempt

@@ -13,10 +13,11 @@ from typing import Any
 from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest
 from ..errors import RunConflictError, RunIncompatibleError
 from ..limits import Account, UsageLimits, narrowest, remaining
+from ..safe_text import printable
 from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..services.state import PendingToolCall, State
-from ..tools.codec import Encoded, EncodedInFull, printable
+from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import RunDocument
 from .event_log import event_to_json

@@ -14,8 +14,8 @@ from ..deferred_answers import TOOL_ORIGIN, ToolOrigin
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
 from ..execution.markers import COROUTINE
 from ..services.invocation import Invocation
-from ..tools.codec import Encoded
 from ..tools.failures import message_of
+from ..tools.results import Encoded
 from ..tools.tool_calls import Tool, ToolCall
 
 

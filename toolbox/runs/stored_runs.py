@@ -17,10 +17,10 @@ from pydantic_core import to_json
 
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
 from ..events import Listeners
+from ..safe_text import printable
 from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
-from ..tools.codec import printable
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, UnreadableDocumentError
 from .new_documents import StoringHost, is_text

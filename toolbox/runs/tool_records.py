@@ -20,8 +20,10 @@ from ..chat import PendingCall
 from ..context import CallPlace
 from ..deferred_answers import TAKES_ANSWERS, DeferredAnswer, current_answer
 from ..errors import EndsInvocation, LeaseLostError, RunCancelledError, RunStoreError, ToolArgumentsError, ToolDeferred
+from ..safe_text import printable
 from ..services.answers import restored_result, supplied_result
-from ..tools.codec import Encoded, EncodedInFull, printable, read_arguments
+from ..tools.codec import decode_request
+from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
 from ..transaction_recorder import current_recorder
 from .documents import GivenAnswer, WaitingCall
@@ -371,7 +373,7 @@ class ToolRecords:
         approvals = [each for each in self._approvals_of(call) if each.answer.arguments is None]
         if not approvals:
             return None
-        written, known = read_arguments(call.request), self._state_of(call).as_decoded
+        written, known = decode_request(call.request), self._state_of(call).as_decoded
         model = written if known is None or known.arguments is None else known.json_arguments()
         defaults = {name for name in arguments if name not in written and arguments[name] == model.get(name)}
 

@@ -26,7 +26,8 @@ from ..chat import ToolExecutionResult
 from ..introspection import EMPTY, Unresolved, is_class, is_union, without_alias
 from ..json_text import meant_by
 from ..schemas import schema_of
-from ..tools.codec import awaited, with_strings_as_wanted
+from ..tools.codec import with_strings_as_wanted
+from ..tools.results import awaited
 
 KIND = "kind"
 

@@ -27,10 +27,11 @@ from ..execution.markers import EXECUTION_MARK, Execution, execution_of, executi
 from ..execution.runners import LoopRunner
 from ..introspection import admits_none, unwrapped
 from ..logs import own_frames
-from ..tools.codec import Encoded, read_arguments
+from ..tools.codec import decode_request
 from ..tools.failures import message_of
 from ..tools.function_calls import run_tool
 from ..tools.marks import compensated_by
+from ..tools.results import Encoded
 from ..tools.sources import members_of
 from ..tools.specification import Role, ToolParameter, read_parameters
 from ..tools.tool_calls import Tool, ToolCall, ToolStep, call_options_problems, read_hidden
@@ -237,7 +238,7 @@ def _json_arguments(call: ToolCall) -> dict[str, Any]:
     try:
         return call.json_arguments()
     except Exception:  # any exception of a value's own serializers
-        return read_arguments(call.request)
+        return decode_request(call.request)
 
 
 def _failed_in_last_round(state: State) -> str | None:

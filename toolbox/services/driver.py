@@ -34,8 +34,8 @@ from ..context import current_bean_caller, current_invocation
 from ..errors import ModelError
 from ..execution.cancellation import CancellationsHere
 from ..models.fallbacks import is_worth_another_model
-from ..tools.codec import SUCCESS
 from ..tools.pipeline import execute_tool
+from ..tools.results import SUCCESS
 from ..tools.tool_calls import ToolSuspension
 from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans

@@ -19,7 +19,7 @@ from ..events import FallbackUsedEvent
 from ..execution.markers import EXECUTION_MARK, Execution, awaitable_of, execution_of, execution_problems
 from ..introspection import EMPTY, Parameter, Signature, Unresolved, read_signature, type_name, unwrapped
 from ..models.fallback_marks import fallbacks_at
-from ..tools.codec import awaited
+from ..tools.results import awaited
 from .invocation import Invocation
 from .loop import Finish
 from .outputs import Output, Result, Shape, always_can_be

@@ -12,8 +12,8 @@ from typing import Any
 from ..chat import ToolSpecification
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import Unresolved, type_name
-from ..tools.codec import awaited
 from ..tools.marks import ReturnBehavior
+from ..tools.results import awaited
 from ..tools.sources import clashes
 from ..tools.tool_calls import Tool
 from .outputs import ANSWER_TOOL, Output, OutputMode, can_be

@@ -12,12 +12,15 @@ from typing import Any, NoReturn, TypeAlias
 
 from ..chat import ToolExecutionResult
 from ..context import InvocationContext
-from ..errors import ToolArgumentsError, UnknownToolError
+from ..errors import EndsInvocation, ToolArgumentsError, ToolRetry, UnknownToolError
 from ..execution.markers import non_blocking
 from ..logs import own_frames
 from ..safe_text import brief
 
 logger = logging.getLogger("toolbox.tools")
+
+PASSED_ON = (EndsInvocation, ToolRetry)
+"""Exceptions of user code that are not converted into argument or result errors."""
 
 Handler: TypeAlias = Callable[[Any, InvocationContext], Any]
 """An error handler, `def` or `async def`: takes the error and the `InvocationContext` (with `.request`) and returns the

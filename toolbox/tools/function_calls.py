@@ -38,12 +38,10 @@ from ..parameters import (
     current_progress,
 )
 from ..security import SecurityIdentity, identity_now
-from .codec import (
-    Encoded,
-    with_written_arguments,
-)
+from .codec import with_written_arguments
 from .failures import logger
 from .marks import OWN_TOOL_CALLS
+from .results import Encoded
 from .tool_calls import NoService, Tool, ToolCall, ToolLayer, ToolStep
 
 

@@ -42,16 +42,12 @@ from ..events import (
     ToolSuspendedEvent,
 )
 from ..execution.markers import EXECUTION_MARK, execution_of
+from ..safe_text import printable
 from ..security import Access, identity_in
-from .codec import (
-    Encoded,
-    EncodedInFull,
-    cut,
-    printable,
-    refuse_doubled_names,
-)
+from .codec import refuse_doubled_names
 from .failures import DEFAULTS, READY, Handler, check_answer, logger, message_of
 from .function_calls import run_tool
+from .results import Encoded, EncodedInFull, cut
 from .tool_calls import CallCancellation, Tool, ToolCall, ToolEnvironment, ToolOutcome, ToolSuspension
 
 LARGE_RESULT = 100_000

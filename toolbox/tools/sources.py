@@ -25,7 +25,7 @@ from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked_in, 
 from ..parameters import TAKES_PROGRESS
 from ..safe_text import brief
 from ..security import OF_KNOWN, access_to
-from .codec import ArgumentDecoder, ResultEncoder
+from .codec import ArgumentDecoder
 from .function_calls import has_own_tool_calls, member_of
 from .marks import (
     OWN_TOOL_CALLS,
@@ -39,6 +39,7 @@ from .marks import (
     effects_of,
     tool_mark_of,
 )
+from .results import ResultEncoder
 from .single_methods import Home, class_defining, find_stricter
 from .specification import Taken, describe_tool, limit_problems, name_problems, read_parameters
 from .tool_calls import Tool, call_options_problems, read_hidden

@@ -46,12 +46,10 @@ from ..parameters import (
     InjectMark,
 )
 from ..security import Access
-from .codec import (
-    Encoded,
-    read_arguments,
-)
+from .codec import decode_request
 from .failures import ToolErrors
 from .marks import SERVICE_MARK, ToolOptions, UnknownOutcome
+from .results import Encoded
 from .specification import Role, ToolParameter, given_or_default
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
@@ -239,7 +237,7 @@ class ToolCall:
         Raises `ToolArgumentsError` if the tool is an executor and the model's JSON is invalid.
         """
         if self.arguments is None:
-            return read_arguments(self.request)
+            return decode_request(self.request)
         complete = self.tool.complete
         return dict(self.arguments) if complete is None else complete(self.arguments)
 
