@@ -11,11 +11,16 @@ import pytest
 from tests.conftest import Clock
 from toolbox import (
     AiMessage,
+    ChatRequest,
+    ChatResponse,
     Container,
     ContainerNotStartedError,
     InvocationContext,
+    PartialResponse,
     Result,
+    StreamEvent,
     ToolboxSettings,
+    application_scoped,
     create_ai_service,
     produces,
     register_ai_service,
@@ -131,6 +136,48 @@ async def test_stop_closes_open_streams() -> None:
         assert await anext(stream) == "hm "
 
     assert [piece async for piece in stream] == []
+
+
+class FailsToClose:
+    """A model whose stream raises an error when it is closed."""
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        raise AssertionError("not called")
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        try:
+            yield PartialResponse("hm ")
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("cannot close")
+
+
+async def test_stop_logs_streams_that_fail_while_they_are_closed_and_closes_the_beans(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log: list[str] = []
+
+    @application_scoped
+    class Pool:
+        async def stop(self) -> None:
+            log.append("stopped")
+
+    async with Container(models={"default": FailsToClose()}).register(Plain, Pool) as running:
+        await running.aget(Pool)
+        streams = [running.get(Plain).stream("q"), running.get(Plain).list("q")]
+        assert [await anext(each) for each in streams] == ["hm ", "hm "]
+
+    assert log == ["stopped"]
+    assert [each.getMessage() for each in caplog.records] == [
+        "Plain.stream failed while the container closed its stream: cannot close",
+        "Plain.list failed while the container closed its stream: cannot close",
+    ]
+
+
+@register_ai_service
+class Plain(Protocol):
+    def stream(self, name: str) -> AsyncIterator[str]: ...
+    def list(self, name: str) -> AsyncIterator[str]: ...
 
 
 async def test_calls_after_stop_are_rejected() -> None:

@@ -6,11 +6,14 @@ Not here: running a call (`driver`), reading a stream (`streams`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Protocol
+
+logger = logging.getLogger("toolbox.services")
 
 
 class Closable(Protocol):
@@ -26,7 +29,7 @@ class Running:
 
     def __init__(self) -> None:
         self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
-        self._streams: dict[int, tuple[weakref.ref[Closable], asyncio.Task[None]]] = {}
+        self._streams: dict[int, tuple[str, weakref.ref[Closable], asyncio.Task[None]]] = {}
         self._numbers = count()
         self._ended = asyncio.Event()
 
@@ -41,10 +44,10 @@ class Running:
             del self._tasks[number]
             self._ended.set()
 
-    def open_stream(self, stream: Closable, task: asyncio.Task[None]) -> None:
+    def open_stream(self, label: str, stream: Closable, task: asyncio.Task[None]) -> None:
         """Track an open stream until its task ends, with a weak reference: a stream that is dropped ends its task."""
         number = next(self._numbers)
-        self._streams[number] = (weakref.ref(stream), task)
+        self._streams[number] = (label, weakref.ref(stream), task)
         task.add_done_callback(lambda _: self._streams.pop(number, None))
 
     async def stop(self, timeout: float) -> list[str]:
@@ -64,8 +67,6 @@ class Running:
             _, late_to_close = await asyncio.wait(closing, timeout=max(timeout, 1.0))
             for each in late_to_close:
                 each.cancel()
-            for each in set(closing) - late_to_close:
-                each.result()
         return sorted(label for label, _ in late)
 
     def _under_way(self) -> list[tuple[str, asyncio.Task[object] | None]]:
@@ -80,9 +81,12 @@ class Running:
                     await self._ended.wait()
 
 
-async def _close(stream: weakref.ref[Closable], task: asyncio.Task[None]) -> None:
-    """Close a stream, or wait for the end of one that was dropped a moment ago."""
+async def _close(label: str, stream: weakref.ref[Closable], task: asyncio.Task[None]) -> None:
+    """Close a stream, or wait for the end of one that was dropped a moment ago. Log its failure."""
     if (open_stream := stream()) is not None:
-        await open_stream.aclose()
+        try:
+            await open_stream.aclose()
+        except Exception as error:  # the other streams, and the beans, must be closed as well
+            logger.error("%s failed while the container closed its stream: %s", label, error, exc_info=error)
     elif task.get_loop() is asyncio.get_running_loop():
         await asyncio.wait([task])

@@ -185,7 +185,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         producing = _produce(self._produce, invocation, self._handover)
         self._task = task = self._loop.create_task(producing, context=self._context)
         _tasks.add(task)
-        invocation.host.running.open_stream(self, task)
+        invocation.host.running.open_stream(invocation.where, self, task)
         task.add_done_callback(_tasks.discard)
         task.add_done_callback(self._handover.end)
         return task
