@@ -219,9 +219,11 @@ class Container:
             self._leave_behind(wiring, error)
             return
         try:
-            thread.run(self._before_beans_stop())
-            # Beans made by synchronous code are closed on the thread that made most of them.
-            wiring.stop_waiting(error, thread.run)
+            try:
+                thread.run(self._before_beans_stop())
+            finally:
+                # Beans made by synchronous code are closed on the thread that made most of them.
+                wiring.stop_waiting(error, thread.run)
         finally:
             self._wiring = None
             try:
@@ -295,8 +297,10 @@ class Container:
         if wiring is None:
             raise ContainerNotStartedError("stop")
         try:
-            await self._before_beans_stop()
-            await wiring.stop(error)
+            try:
+                await self._before_beans_stop()
+            finally:
+                await wiring.stop(error)
         finally:
             self._wiring = None
             await self._after_beans_stop()

@@ -28,6 +28,7 @@ from toolbox import (
     tool,
 )
 from toolbox.errors import InvocationTimeoutError
+from toolbox.runs import RunEngine
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -178,6 +179,99 @@ async def test_stop_logs_streams_that_fail_while_they_are_closed_and_closes_the_
 class Plain(Protocol):
     def stream(self, name: str) -> AsyncIterator[str]: ...
     def list(self, name: str) -> AsyncIterator[str]: ...
+
+
+# --- stops that are cancelled, or fail
+
+
+@application_scoped
+class Pool:
+    """An application bean that needs a few steps of the loop to close."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    async def stop(self) -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self.gate.log.append("pool stopped")
+
+
+async def test_a_cancellation_while_stop_waits_for_calls_ends_the_wait_and_closes_everything() -> None:
+    gate = Gate()
+    calls: list[asyncio.Task[str]] = []
+    made = container(gate).register(Pool)
+    leaving = asyncio.Event()
+
+    async def serve() -> None:
+        async with made:
+            await made.aget(Pool)
+            calls.append(asyncio.create_task(made.get(Service).chat("q")))
+            await gate.inside.wait()
+            leaving.set()
+
+    serving = asyncio.create_task(serve())
+    await leaving.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+
+    assert calls[0].cancelled()
+    assert gate.log == ["opened", "cancelled", "closed", "pool stopped"]
+    assert not made.is_started
+
+
+async def test_a_container_in_a_cancelled_anyio_scope_closes_everything() -> None:
+    import anyio
+
+    gate = Gate()
+    made = container(gate).register(Pool)
+    with anyio.CancelScope() as scope:
+        async with made:
+            await made.aget(Pool)
+            call = asyncio.create_task(made.get(Service).chat("q"))
+            await gate.inside.wait()
+            scope.cancel()
+
+    assert scope.cancelled_caught
+    assert call.cancelled()
+    assert gate.log == ["opened", "cancelled", "closed", "pool stopped"]
+    async with made:  # nothing of the first start is left
+        assert await made.aget(Pool) is not None
+
+
+class FailsToDetach:
+    """An engine of runs that fails at the stop."""
+
+    async def submit(self, run_id: str, generation: int) -> None: ...
+
+    async def detach(self) -> None:
+        raise OSError("cannot detach")
+
+
+async def test_beans_are_closed_if_the_engine_of_runs_fails_at_the_stop() -> None:
+    gate = Gate()
+    made = container(gate).register(Pool).register_instance(FailsToDetach(), RunEngine)
+    with pytest.raises(OSError, match="cannot detach"):
+        async with made:
+            await made.aget(Pool)
+
+    assert gate.log == ["pool stopped"]
+
+
+def test_beans_of_a_synchronous_container_are_closed_if_the_engine_of_runs_fails_at_the_stop() -> None:
+    log: list[str] = []
+
+    @application_scoped
+    class Files:
+        def stop(self) -> None:
+            log.append("stopped")
+
+    made = Container().register(Files).register_instance(FailsToDetach(), RunEngine)
+    with pytest.raises(OSError, match="cannot detach"), made:
+        made.get(Files)
+
+    assert log == ["stopped"]
 
 
 async def test_calls_after_stop_are_rejected() -> None:

@@ -123,20 +123,11 @@ async def close_awaiting(
 
     Closing may take `seconds` after the cancellation. Then it is cancelled as well.
     """
-    task = asyncio.current_task()
-    assert task is not None, "asynchronous code runs in a task"
-    patience = Patience(seconds)
-    if task.cancelling():
-        # A task that has cancelled itself gets the cancellation at its next `await`, which must not be one of a bean.
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError as pending:
-            patience.hold(task, *pending.args[:1])
-    while closers:
-        close_on_this_thread(closers, error, failures)
-        if closers:
-            await _close_one(closers.pop(), error, failures, patience)
-    await patience.deliver(task)
+    async with Patience(seconds) as patience:
+        while closers:
+            close_on_this_thread(closers, error, failures)
+            if closers:
+                await _close_one(closers.pop(), error, failures, patience)
 
 
 async def _close_one(

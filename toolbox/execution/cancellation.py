@@ -16,7 +16,8 @@ import sys
 from collections.abc import Awaitable, Generator
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from typing import Any, Generic, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -247,14 +248,38 @@ class CancellationsHere:
 class Patience:
     """Holds back the cancellations from outside while several things are closed, for `seconds` after the first.
 
+        async with Patience(10.0) as patience:
+            await shielded(work, target, patience)
+
     A cancellation that is held back is taken off the task's count, because a timeout in a closing bean would else take
-    the task for one that others have cancelled. `deliver` gives all of them back.
+    the task for one that others have cancelled. The end of the block gives all of them back.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.until: float | None = None
         self._count, self._message = 0, None
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "asynchronous code runs in a task"
+        self._task = task
+        if task.cancelling():
+            # A task that has cancelled itself gets the cancellation at its next `await`, which must not be one of a
+            # bean.
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError as pending:
+                self.hold(task, *pending.args[:1])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _ in range(self._count):
+            self._task.cancel(self._message)
+        if self._count:
+            await asyncio.sleep(0)  # raises the cancellation
 
     def hold(self, task: asyncio.Task[Any], message: Any = None, *, is_counted: bool = True) -> None:
         """Hold back a cancellation."""
@@ -265,13 +290,6 @@ class Patience:
             task.uncancel()
         if self.until is None:
             self.until = task.get_loop().time() + self.seconds
-
-    async def deliver(self, task: asyncio.Task[Any]) -> None:
-        """Raise the `CancelledError` that was held back, if there is one."""
-        if self._count:
-            for _ in range(self._count):
-                task.cancel(self._message)
-            await asyncio.sleep(0)
 
     @property
     def is_over(self) -> bool:
@@ -325,3 +343,12 @@ class shielded(_Watched[None]):  # noqa: N801 - reads as a verb: `await shielded
             logger.error("closing %s was given up after %g seconds", name, self._patience.seconds)
         if self._pause is not None:
             self._pause.end()
+
+
+async def finish_before_cancellation(work: Awaitable[None], target: object, seconds: float) -> None:
+    """Await `work`, which closes `target`. If the task is cancelled from outside, raise the cancellation afterwards.
+
+    The work may take `seconds` after the cancellation. Then it is cancelled as well.
+    """
+    async with Patience(seconds) as patience:
+        await shielded(work, target, patience)

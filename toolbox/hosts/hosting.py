@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -33,6 +34,7 @@ from ..errors import (
     Problem,
 )
 from ..events import EventListener, Listeners
+from ..execution.cancellation import finish_before_cancellation
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
 from ..introspection import method_takes
@@ -179,34 +181,53 @@ class ContainerHost(ServiceHosting):
         self._observers = observers
         self.add_listener(observers)
 
-    async def stop(self) -> list[str]:
-        """Wait for running calls up to the settings' `stop_timeout`, then cancel them, and log a warning.
+    async def stop(self) -> None:
+        """Wait for running calls up to the settings' `stop_timeout`, then end all that runs; log what did not end.
 
-        Returns the labels of the cancelled invocations, and of the tools whose threads still run.
+        A cancellation ends this wait. It is raised after the rest.
         """
-        timeout = self.settings.stop_timeout
+        timeout, began = self.settings.stop_timeout, monotonic()
         host_stopped(self)
-        if self._runs is not None:
-            await self._runs.stop_taking_over()
-        end_by = monotonic() + timeout
-        late = await self.running.stop(timeout)
-        if self._observers is not None:
-            await self._observers.stop(max(end_by - monotonic(), 0.1))
-        stuck = await self.workers.stop(timeout if not late else 0.1)
-        if self._runs is not None:
-            await self._runs.close()
-        if late:
-            logger.warning("cancelled because the container is stopping (waited %g s): %s", timeout, ", ".join(late))
-        if stuck:
-            logger.warning("the container is stopping, but these tools still run on a thread: %s", ", ".join(stuck))
+        try:
+            if self._runs is not None:
+                await self._runs.stop_taking_over()
+            await self.running.wait_for_end(timeout)
+        finally:
+            waited = min(monotonic() - began, timeout)
+            await finish_before_cancellation(self._end_all(timeout, waited), self, timeout)
+
+    async def _end_all(self, timeout: float, waited: float) -> None:
+        """End the calls and the observers, then the threads and the runs, also if a step before them fails."""
+        late: list[str] = []
+        end_by = monotonic() + timeout - waited
+
+        async def stop_workers() -> None:
+            if stuck := await self.workers.stop(timeout if not late else 0.1):
+                text = "the container is stopping, but these tools still run on a thread: %s"
+                logger.warning(text, ", ".join(stuck))
+
+        async with AsyncExitStack() as steps:  # calls the last one first
+            steps.callback(self._forget_start)
+            if self._runs is not None:
+                steps.push_async_callback(self._runs.close)
+            steps.push_async_callback(stop_workers)
+            if late := await self.running.stop(timeout):
+                text = "cancelled because the container is stopping (waited %g s): %s"
+                logger.warning(text, round(waited, 2), ", ".join(late))
+            if self._observers is not None:
+                await self._observers.stop(max(end_by - monotonic(), 0.1))
+
+    def _forget_start(self) -> None:
         self._renew_workers()
         self._memories = self._run_store = None
         self.listeners = self._observers = None
         self.running_loop = None
-        return late + stuck
 
     async def close_models(self) -> None:
         """Close the models that were created from settings, and the connections of all models."""
+        await finish_before_cancellation(self._close_models(), self, self.settings.stop_timeout)
+
+    async def _close_models(self) -> None:
         try:
             await self.models.sources.aclose()
         finally:

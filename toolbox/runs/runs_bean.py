@@ -271,9 +271,11 @@ class Runs:
 
     async def close(self) -> None:
         """Cancel the runs that this process executes, and end their leases and all waiting."""
-        await self._stored.looks.close()
-        await self._take_over.close()
-        await self._execution.stop()
+        try:
+            await self._stored.looks.close()
+            await self._take_over.close()
+        finally:  # also if the engine fails
+            await self._execution.stop()
 
     async def _submit(self, stored: StoredRun) -> None:
         if not self._take_over.is_open:  # without a bean for runs, the first run opens what it needs

@@ -50,18 +50,25 @@ class Running:
         self._streams[number] = (label, weakref.ref(stream), task)
         task.add_done_callback(lambda _: self._streams.pop(number, None))
 
+    async def wait_for_end(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds until no invocation is under way."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._under_way():
+                    self._ended.clear()
+                    await self._ended.wait()
+
     async def stop(self, timeout: float) -> list[str]:
-        """Wait up to `timeout` seconds for the invocations, then cancel them; close the open streams.
+        """Cancel the invocations, and close the open streams for up to `timeout` seconds, at least one.
 
         Returns the labels of the cancelled invocations.
         """
-        await self._wait_for_the_end(timeout)
         late = self._under_way()
         for _, task in late:
             if task is not None:
                 task.cancel()
         if late:
-            await self._wait_for_the_end(1.0)
+            await self.wait_for_end(1.0)
         closing = [asyncio.create_task(_close(*each)) for each in list(self._streams.values())]
         if closing:
             _, late_to_close = await asyncio.wait(closing, timeout=max(timeout, 1.0))
@@ -72,13 +79,6 @@ class Running:
     def _under_way(self) -> list[tuple[str, asyncio.Task[object] | None]]:
         current = asyncio.current_task()
         return [(label, task) for label, task in self._tasks.values() if task is not current]
-
-    async def _wait_for_the_end(self, timeout: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while self._under_way():
-                    self._ended.clear()
-                    await self._ended.wait()
 
 
 async def _close(label: str, stream: weakref.ref[Closable], task: asyncio.Task[None]) -> None:
