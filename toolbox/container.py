@@ -232,10 +232,11 @@ class Container:
                 self._end_thread()
 
     def _leave_behind(self, wiring: Wiring, error: BaseException | None) -> None:
-        """Stop without the event loop: beans that need `await` to close are not closed."""
+        """Stop without the event loop: beans that need `await` to close are not closed, and models are not either."""
+        self._internals.host.abandon()
         self._wiring = None
         self._host = self._thread = None
-        wiring.stop_waiting(error, lambda work: work.close())
+        wiring.abandon(error)
 
     def _renew_after_fork(self) -> None:
         """Mark the container as not started in a forked process: its beans and loop belong to the parent process."""

@@ -202,6 +202,61 @@ def test_containers_stop_while_a_tool_blocks_their_event_loop(tmp_path: Path) ->
     assert "blocks the container's event loop" in errors
 
 
+def test_beans_that_need_the_blocked_event_loop_are_logged_and_the_others_are_closed(tmp_path: Path) -> None:
+    lines, errors = run(
+        tmp_path,
+        """
+        from collections.abc import AsyncIterator, Iterator
+        from dependency_injector import containers, providers
+        from toolbox import ContainerNotStartedError, application_scoped, produces
+
+        class Session: ...
+
+        @produces(scope="application")
+        def session() -> Iterator[Session]:
+            yield Session()
+            print("session closed")
+
+        @application_scoped
+        class Pool:
+            async def stop(self) -> None:
+                print("never")
+
+        @produces(scope="application")
+        async def connection() -> AsyncIterator[int]:
+            yield 1
+            print("never")
+
+        class Included(containers.DeclarativeContainer):
+            session = providers.Dependency(instance_of=Session)
+            holder = providers.Singleton(list, session)
+
+        @tool
+        async def stuck() -> str:
+            inside.set()
+            threading.Event().wait()
+
+        Service = register_ai_service(tools=stuck)(Sync)
+        included = Included()
+        container = Container(models={"default": model()}).register(Service, Pool, session, connection)
+        with container.include(included):
+            container.get(Session)
+            container.get(Pool)
+            service = container.get(Service)
+            threading.Thread(target=service.ask, args=("q",), daemon=True).start()
+            inside.wait()
+        print("stopped", included.session.last_overriding)
+        try:
+            service.ask("q")
+        except ContainerNotStartedError:
+            print("refused")
+        """,
+    )
+
+    assert lines == ["session closed", "stopped None", "refused"]
+    assert "cannot close Pool, int: the event loop is blocked" in errors
+
+
 def test_processes_end_while_a_tool_blocks_the_shared_event_loop(tmp_path: Path) -> None:
     lines, errors = run(
         tmp_path,

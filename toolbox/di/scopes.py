@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
 from ..execution.cancellation import running
+from ..introspection import type_name
 from ..request_hooks import request_hooks_of
 from .closing import (
     Closer,
@@ -294,6 +295,22 @@ class ApplicationScope(OpenScope):
     """The scope of application beans, from start to stop."""
 
     what = "container"
+
+    def abandon(self, error: BaseException | None) -> None:
+        """Close the beans that need no event loop, newest first; log the others. Raise the beans' errors."""
+        self.closing = True
+        failures: list[BaseException] = []
+        left: list[str] = []
+        while self.closers:
+            close_on_this_thread(self.closers, error, failures)
+            if self.closers:
+                closer = self.closers.pop()
+                of_dependent = type_name(type(closer.target if closer.bean is None else closer.bean))
+                left.append(of_dependent if closer.key is None else self.label(closer.key))
+        self._end()
+        if left:
+            _log.error("cannot close %s: the event loop is blocked", ", ".join(left))
+        raise_failures(self.what, failures)
 
 
 class RequestScope(OpenScope):

@@ -397,6 +397,14 @@ class Wiring(Home):
         finally:
             run(self.stop(error))
 
+    def abandon(self, error: BaseException | None) -> None:
+        """Close the application beans that need no event loop, and log the others: the container's loop is blocked."""
+        self._prepare_stop()
+        try:
+            self.application.abandon(error)
+        finally:
+            self._restore_included()
+
     def _prepare_stop(self) -> None:
         self._layers.merge()
         self._opened.adopt_all()

@@ -217,6 +217,11 @@ class ContainerHost(ServiceHosting):
             if self._observers is not None:
                 await self._observers.stop(max(end_by - monotonic(), 0.1))
 
+    def abandon(self) -> None:
+        """Refuse calls from now on, without a wait for those that run: the event loop is blocked."""
+        host_stopped(self)
+        self.running_loop = None
+
     def _forget_start(self) -> None:
         self._renew_workers()
         self._memories = self._run_store = None
