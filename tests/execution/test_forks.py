@@ -327,6 +327,38 @@ def test_executors_used_in_the_parent_are_rejected_in_the_child(tmp_path: Path, 
     assert "in each process, after the fork" in lines[1]
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_executors_used_in_the_parent_are_rejected_in_containers_of_the_child(tmp_path: Path, is_new: bool) -> None:
+    lines = run(
+        tmp_path,
+        f"""
+        executor = ThreadPoolExecutor(1)
+
+        @tool
+        @run_on("named")
+        def where() -> int:
+            return os.getpid()
+
+        Service = register_ai_service(tools=where)(Async)
+
+        def new_container():
+            return Container(models={{"default": Model("where")}}, executors={{"named": executor}}).register(Service)
+
+        async def ask(container):
+            async with container:
+                return await container.get(Service).ask("q") == str(os.getpid())
+
+        container = new_container()
+        print(asyncio.run(ask(container)))
+        print(in_child(lambda: asyncio.run(ask(new_container() if {is_new} else container))))
+        """,
+    )
+
+    assert lines[0] == "True"
+    assert lines[1].startswith("IllegalConfigurationError")
+    assert "in each process, after the fork" in lines[1]
+
+
 def test_rest_clients_do_not_share_connections_with_the_parent(tmp_path: Path) -> None:
     lines = run(
         tmp_path,

@@ -52,6 +52,10 @@ FORKED = "the container was started before this process was forked, and runs in 
 _forkables: WeakSet[Forkable] = WeakSet()
 _inherited: list[object] = []
 
+# A process uses an executor, also if its containers get new `Workers` at each start.
+_used_executors: WeakSet[Executor] = WeakSet()
+_dead_executors: WeakSet[Executor] = WeakSet()  # used before the fork: their threads exist only in the parent
+
 
 def renewed_after_fork(holder: Forkable) -> None:
     """Call `holder.renew_after_fork()` in each process forked from this one, while `holder` is alive."""
@@ -64,6 +68,8 @@ def keep_inherited(*things: object) -> None:
 
 
 def _after_fork_in_child() -> None:
+    _dead_executors.update(_used_executors)
+    _used_executors.clear()
     for each in list(_forkables):
         each.renew_after_fork()
 
@@ -354,8 +360,6 @@ class Workers:
         self.slow_call_warning = slow_call_warning
         self._pool_size, self._thread_limit = pool_size, thread_limit
         self._executors = dict(executors or {})
-        self._used: WeakSet[Executor] = WeakSet()
-        self._dead: WeakSet[Executor] = WeakSet()
         self._warned: set[str] = set()
         self._begin()
         renewed_after_fork(self)
@@ -368,7 +372,6 @@ class Workers:
     def renew_after_fork(self) -> None:
         """Begin with new threads: those of the parent process do not exist here."""
         keep_inherited(self.pool, self.threads, self._finishing, self._abandoned)
-        self._dead = WeakSet([*self._dead, *self._used])
         self._begin()
 
     def executor(self, execution: Execution) -> Executor | None:
@@ -394,9 +397,9 @@ class Workers:
         only in the parent, so it would never run anything here.
         """
         try:
-            if executor in self._dead:
+            if executor in _dead_executors:
                 raise IllegalConfigurationError([_dead_executor(label)])
-            self._used.add(executor)
+            _used_executors.add(executor)
         except TypeError:  # an executor of another library without support for weak references
             pass
         return executor.submit(work, *args)
