@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .di.closing import running_loop
 from .di.graph import BeanGraph
 from .di.injection_points import MISSING, InjectionPoint, point_of
 from .di.values import SingleBean
 from .errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, Problem
+from .execution.threads import running_loop
 from .introspection import EMPTY, Parameter, Unresolved, names_around, read_signature, type_name
 from .parameters import InjectMark
 from .security import SecurityIdentity

@@ -18,12 +18,11 @@ from typing import Any, Final, Protocol, TypeVar, get_args, overload
 
 from .called_functions import CallDecorator, CalledFunction, CallingBeans, call_in_scope, called_problems
 from .context import ToolCallScope, current_observers
-from .di.closing import running_loop
 from .di.graph import BeanGraph, Registration
 from .errors import Problem
 from .events import InvocationEvent
 from .execution.runners import LoopRunner
-from .execution.threads import Workers
+from .execution.threads import Workers, running_loop
 from .introspection import is_union, type_name, unwrapped
 from .services.declaration import service_options_of
 from .tools.specification import ToolParameter

@@ -11,15 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, NamedTuple
 
 from ..execution.cancellation import Patience, shielded
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs on this thread, or None."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
+from ..execution.threads import running_loop
 
 # --- closing one bean
 

@@ -17,9 +17,10 @@ from typing import Any, NewType, TypeGuard, cast, get_origin
 from dependency_injector import providers, resources
 
 from ..errors import Problem
+from ..execution.threads import running_loop
 from ..introspection import class_of, is_class, parameters_of, plain, read_signature, type_name, unwrapped, with_self
 from .beans import BeanDefinition, FactoryKind, yielded
-from .closing import Closer, running_loop
+from .closing import Closer
 from .decorators import Scope
 from .graph import BeanGraph, Registration
 from .injection_points import MISSING, InjectionPoint, point_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationError, Problem
+from ..execution.threads import running_loop
 from ..introspection import type_name
-from .closing import running_loop
 from .decorators import Scope
 from .graph import BeanGraph
 from .injection_points import point_of

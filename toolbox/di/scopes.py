@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
 from ..execution.cancellation import running
+from ..execution.threads import running_loop
 from ..introspection import type_name
 from ..request_hooks import request_hooks_of
 from .closing import (
@@ -28,7 +29,6 @@ from .closing import (
     finish,
     finish_async,
     raise_failures,
-    running_loop,
     stop,
     stop_async,
     yielded_nothing,

@@ -26,10 +26,10 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.util import await_only
 
 from ..context import ActiveScope, current_invocation
-from ..di.closing import running_loop
 from ..di.scopes import innermost_scope
 from ..errors import OpenTransactionError
 from ..events import ConnectionReleasedEvent
+from ..execution.threads import running_loop
 from ..request_hooks import before_model_request
 from ..settings import ToolboxSettings, WhileAModelWorks
 from .engines import shares_connections
