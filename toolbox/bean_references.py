@@ -1,7 +1,7 @@
 """References to beans: classes and instances that decorators name, such as guardrails, and the marks that keep them.
 
 A class that is named in a decorator becomes a bean; an instance is used as it is. Not here: registering the classes
-(`services.implied_beans`), checking them (`hosts.hosting`).
+(`services.implied_beans`), checking them (`hosts.bean_checks`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BeanReference:
 # --- marks
 
 
-def naming(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
+def name_beans(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
     """Return a decorator that keeps `named` at its target, before those of the same decorator below it.
 
     Raises `TypeError` if there are none, or if the decorator was used without parentheses.

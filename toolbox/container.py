@@ -28,7 +28,7 @@ from .di.registry import marked_in
 from .di.scopes import CallScope, RequestScope
 from .di.values import DEFAULT, Value
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
-from .execution.threads import FORKED, LoopThread, keep_inherited, renewed_after_fork
+from .execution.threads import FORKED, LoopThread, keep_inherited, register_for_fork
 from .introspection import type_name
 from .registered_program import CheckedProgram, RegisteredProgram, call_decorators, is_marked, loaded
 from .security import Reach
@@ -286,7 +286,7 @@ class Container:
         wiring.application.store.update(checked.settings)
         self._wiring = wiring
         self._forked = ""
-        renewed_after_fork(self._internals)
+        register_for_fork(self._internals)
         checked.host.start(loop)
         self._host = checked.host
         return checked, wiring

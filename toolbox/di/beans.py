@@ -147,11 +147,6 @@ class BeanDefinition:
         return self.factory_kind in awaited or self.make_ready is not None
 
 
-def definition_of(factory: Callable[..., Any], provides: Any, **facts: Any) -> BeanDefinition:
-    """Return the definition of a bean without dependencies: an instance, a service, a client."""
-    return BeanDefinition(provides=provides, factory=factory, **facts)
-
-
 # --- classes
 
 
@@ -357,7 +352,7 @@ def _unfindable(form: Any, where: str) -> Problem | None:
 # --- names local to functions
 
 
-def local_names(objects: Iterable[object]) -> dict[str, Any]:
+def collect_local_classes(objects: Iterable[object]) -> dict[str, Any]:
     """Return the classes, and their bases, that were defined in functions, by name: annotations can use them."""
     found: dict[str, Any] = {}
     for each in objects:

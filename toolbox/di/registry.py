@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, cast, get_origin
 
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import class_of, forms_of, plain, type_name
-from .beans import BeanDefinition, local_names, read_class, read_producer, seed_of
+from .beans import BeanDefinition, collect_local_classes, read_class, read_producer, seed_of
 from .conditions import Condition, Conditions, LeftOut, SettingCondition, conditions_of
 from .decorating import decorates_mark_of, read_decorator
 from .decorators import Scope, producer_mark_of, settings_check_of
@@ -142,7 +142,7 @@ class Registry:
                 types.append(returned)
         for binding in self._bindings:
             types += [binding.interface, binding.implementation]
-        return local_names(types)
+        return collect_local_classes(types)
 
     def read(
         self,

@@ -57,7 +57,7 @@ _used_executors: WeakSet[Executor] = WeakSet()
 _dead_executors: WeakSet[Executor] = WeakSet()  # used before the fork: their threads exist only in the parent
 
 
-def renewed_after_fork(holder: Forkable) -> None:
+def register_for_fork(holder: Forkable) -> None:
     """Call `holder.renew_after_fork()` in each process forked from this one, while `holder` is alive."""
     _forkables.add(holder)
 
@@ -362,7 +362,7 @@ class Workers:
         self._executors = dict(executors or {})
         self._warned: set[str] = set()
         self._begin()
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def _begin(self) -> None:
         self.pool, self.threads = _Pool(self._pool_size), _FreshThreads(self._thread_limit)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from ..bean_references import naming
+from ..bean_references import name_beans
 from ..chat import ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
 from ..context import InvocationContext
 from ..di.decorators import Scope
@@ -191,7 +191,7 @@ def input_guardrails(*guardrails: object) -> Callable[[D], D]:
     They run in this order, those of a class first. Each gets the message as the one before changed it. Raises
     `TypeError` without guardrails.
     """
-    return naming("input_guardrails", guardrails)
+    return name_beans("input_guardrails", guardrails)
 
 
 def output_guardrails(*guardrails: object, max_retries: int = 2) -> Callable[[D], D]:
@@ -202,7 +202,7 @@ def output_guardrails(*guardrails: object, max_retries: int = 2) -> Callable[[D]
     """
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise ValueError(f"@output_guardrails: invalid max_retries={max_retries!r}; use 0 or more")
-    leave: Callable[[D], D] = naming("output_guardrails", guardrails)
+    leave: Callable[[D], D] = name_beans("output_guardrails", guardrails)
 
     def leave_both(target: D) -> D:
         leave(target)
@@ -218,7 +218,7 @@ def tool_input_guardrails(*guardrails: object) -> Callable[[D], D]:
     On a class of tools it applies to all of them; on a service or one of its methods, to all tools that it calls.
     Raises `TypeError` without guardrails.
     """
-    return naming("tool_input_guardrails", guardrails)
+    return name_beans("tool_input_guardrails", guardrails)
 
 
 def tool_output_guardrails(*guardrails: object) -> Callable[[D], D]:
@@ -227,7 +227,7 @@ def tool_output_guardrails(*guardrails: object) -> Callable[[D], D]:
     On a class of tools it applies to all of them; on a service or one of its methods, to all tools that it calls.
     Raises `TypeError` without guardrails.
     """
-    return naming("tool_output_guardrails", guardrails)
+    return name_beans("tool_output_guardrails", guardrails)
 
 
 KINDS: Mapping[str, type[_Guardrail]] = {

@@ -36,7 +36,7 @@ from ..errors import (
 from ..events import EventListener, Listeners
 from ..execution.cancellation import finish_before_cancellation
 from ..execution.runners import LoopRunner
-from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
+from ..execution.threads import FORKED, Workers, keep_inherited, register_for_fork
 from ..introspection import method_takes
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..models.pools import ConnectionPools
@@ -139,7 +139,7 @@ class ContainerHost(ServiceHosting):
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run invocations on `loop` from now on."""
         self.running_loop = loop
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the loop in a forked process, because it runs in the parent."""

@@ -26,7 +26,7 @@ from ..context import ActiveScope, InvocationContext
 from ..di.beans import read_class
 from ..di.injection_points import MISSING
 from ..errors import IllegalConfigurationError, Problem
-from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
+from ..execution.threads import LoopThread, Workers, keep_inherited, register_for_fork
 from ..introspection import takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
 from ..models.fallbacks import CoolingModels
@@ -61,7 +61,7 @@ class _Process:
         self._lock = Lock()
         self._thread: LoopThread | None = None
         self.workers = Workers()
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the loop thread in a forked process, because it runs in the parent."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
-from ..bean_references import GLOBAL_INTERCEPTOR_MARK, naming
+from ..bean_references import GLOBAL_INTERCEPTOR_MARK, name_beans
 from ..chat import ChatRequest, ChatResponse, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from ..context import InvocationContext
 from ..di.decorators import Scope
@@ -135,7 +135,7 @@ def interceptors(*interceptors: object) -> Callable[[D], D]:
     Each is a class, which becomes a bean, or an instance. The first is outermost. Those of a class are outside of those
     of a method, which are outside of those of a tool. Raises `TypeError` without interceptors.
     """
-    return naming("interceptors", interceptors)
+    return name_beans("interceptors", interceptors)
 
 
 @overload

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..execution.threads import keep_inherited, renewed_after_fork
+from ..execution.threads import keep_inherited, register_for_fork
 
 MOST_ADDRESSES = 100
 """So many pools are kept open for models to come. Pools that models use are kept in any case."""
@@ -64,7 +64,7 @@ class ConnectionPools:
 
     def __init__(self) -> None:
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, ConnectionPool]] = WeakKeyDictionary()
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the pools without closing them: they belong to the event loops of the parent process."""

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
-from ..execution.threads import keep_inherited, renewed_after_fork
+from ..execution.threads import keep_inherited, register_for_fork
 from ..http_replies import BoundedBody, RefusedBody, read_retry_after
 from ..logs import hide_queries
 from ..safe_text import hide_secrets
@@ -120,7 +120,7 @@ class Transport:
         self.settings = settings
         self._given_keys: deque[str] = deque(maxlen=MOST_GIVEN_KEYS)
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfContainers] = WeakKeyDictionary()
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the connections without closing them: they belong to the event loops of the parent process."""

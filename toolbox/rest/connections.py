@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from ..errors import ContainerNotStartedError, RestArgumentError
-from ..execution.threads import keep_inherited, renewed_after_fork
+from ..execution.threads import keep_inherited, register_for_fork
 from ..http_replies import BoundedBody
 from ..safe_text import brief
 from ..tls import tls_context
@@ -44,7 +44,7 @@ class RestConnection:
         self._async: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
         self._tls: ssl.SSLContext | None = None
         self._is_closed = False
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the clients: two processes that share a socket would read each other's replies."""

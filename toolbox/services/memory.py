@@ -31,7 +31,7 @@ from ..chat import (
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, bytes_of
 from ..errors import InvalidMemoryIdError, MemoryInUseError
 from ..execution.cancellation import CancellationsHere
-from ..execution.threads import keep_inherited, on_event_loop, renewed_after_fork
+from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 
 T = TypeVar("T")
 
@@ -246,7 +246,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.renew_after_fork()
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget all turns: the calls continue in the parent process only."""
@@ -301,7 +301,7 @@ class _TurnsOfStores:
     def __init__(self) -> None:
         self._lock = Lock()
         self._turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         self._lock = Lock()
@@ -359,7 +359,7 @@ class ChatMemories:
         self.store = store
         self._turns = _turns.of(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
-        renewed_after_fork(self)
+        register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
