@@ -5,7 +5,8 @@ from typing import Any, Protocol
 import pytest
 
 from tests.fastapi.restaurant import HERE, called, program_of, restaurant
-from toolbox import InvocationContext, call_scoped, only_if, register_ai_service, tool
+from toolbox import InvocationContext, ToolExecutionResult, call_scoped, only_if, register_ai_service, tool
+from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, global_interceptor, interceptors
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +50,35 @@ async def test_beans_of_a_call_are_closed_when_it_ends(running: Any) -> None:
     async with running(restaurant(register=(Session, Till))) as client:
         assert (await called(client, "pay", "{}"))["text"] == "paid"
         assert happened == ["paid DevUiPage", "closed"]
+
+
+@pytest.mark.parametrize("with_global", [False, True])
+async def test_interceptors_of_a_service_do_not_run_when_the_page_calls_a_tool(running: Any, with_global: bool) -> None:
+    happened: list[str] = []
+
+    class Noting(ToolInterceptor):
+        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+            happened.append(type(self).__name__)
+            return await proceed(call)
+
+    @global_interceptor
+    class Everywhere(Noting): ...
+
+    class OfService(Noting): ...
+
+    @tool
+    def pay() -> str:
+        return "paid"
+
+    @register_ai_service(tools=pay)
+    @interceptors(OfService())
+    class Shop(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    register = (Shop, Everywhere) if with_global else (Shop,)
+    async with running(restaurant(register=register)) as client:
+        assert (await called(client, "pay", "{}"))["text"] == "paid"
+    assert happened == (["Everywhere"] if with_global else [])
 
 
 async def test_invalid_arguments_get_the_message_that_a_model_reads(running: Any) -> None:

@@ -55,11 +55,12 @@ def _run_function(call: ToolCall) -> Awaitable[Encoded]:
 
 
 def with_layers(tool: Tool, layers: Iterable[ToolLayer]) -> Tool:
-    """Return the tool with `layers` around its calls, the first one outermost."""
+    """Return the tool with `layers` around its calls, in place of the layers it had. The first one is outermost."""
     step: ToolStep = run_tool
     for layer in reversed(tuple(layers)):
         step = layer(step, tool)
-    return tool if step is run_tool else replace(tool, step=step)
+    outermost = None if step is run_tool else step
+    return tool if tool.step is outermost else replace(tool, step=outermost)
 
 
 # --- reporting progress
