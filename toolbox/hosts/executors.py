@@ -1,28 +1,23 @@
 """Tools without a service: specifications and executors for programs that talk to a model themselves.
 
-Not here: running a call (`tools.pipeline`).
+Not here: running a call (`tools.pipeline`), the beans without a container (`named_instances`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
-from typing_extensions import TypeForm
-
-from ..bean_references import BeanReference
 from ..capabilities import named_problems, tool_layers
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
-from ..context import Cancellation, InContext, InvocationContext, ToolCallScope, in_tool
-from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
+from ..context import Cancellation, InContext, InvocationContext, in_tool
+from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution.markers import Execution
 from ..execution.threads import Finish
-from ..introspection import type_name
 from ..services.method_marks import named_at_tool
 from ..tools.failures import DEFAULTS
 from ..tools.function_calls import with_layers
@@ -30,95 +25,7 @@ from ..tools.pipeline import answer, error_result
 from ..tools.results import cut
 from ..tools.sources import is_function, read_function, read_method, read_tools
 from ..tools.tool_calls import NoService, Tool, ToolEnvironment
-
-T = TypeVar("T")
-
-
-class _EmptyScope:
-    """The scope, and the call scope, of a program without a container. It has no beans."""
-
-    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        raise MissingBeanError(f"{getattr(wanted, '__name__', wanted)} (this service was made without a container)")
-
-    async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        return self.get(wanted, name)
-
-    async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        return self.find_now(wanted, name)
-
-    def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        return None
-
-    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
-
-    def open_call_scope(self) -> ToolCallScope:
-        return self
-
-    def leave(self) -> None: ...
-
-    def close_if_empty(self) -> bool:
-        return True
-
-    def close_here(self, error: BaseException | None) -> None: ...
-
-    async def aclose(self, error: BaseException | None) -> None: ...
-
-
-class NamedInstances(_EmptyScope):
-    """The scope of a program without a container: instances of the classes that decorators name, and other beans."""
-
-    def __init__(self) -> None:
-        self._instances: dict[Any, Any] = {}
-        self._found: dict[Any, Callable[[], Any]] = {}
-
-    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        found = self.find_now(wanted, name)
-        return super().get(wanted, name) if found is None else found
-
-    def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
-        owner, seeds = _seeds.get()
-        if owner is self and wanted in seeds:
-            return seeds[wanted]  # type: ignore[no-any-return]  # the caller of `seeded` gives instances of the types
-        if (find := self._found.get(wanted)) is not None:
-            return find()  # type: ignore[no-any-return]  # `provide` takes a function of this type
-        return self._instances.get(wanted)
-
-    @contextmanager
-    def seeded(self, seeds: Mapping[Any, Any]) -> Iterator[None]:
-        """Let these instances replace the beans of their types inside the block."""
-        token = _seeds.set((self, seeds))
-        try:
-            yield
-        finally:
-            _seeds.reset(token)
-
-    def provide(self, wanted: TypeForm[T], find: Callable[[], T]) -> None:
-        """Provide a bean; `find()` is called for each lookup."""
-        self._found[wanted] = find
-
-    def provides(self, wanted: Any) -> bool:
-        """Return True if `provide` was called for this type."""
-        return wanted in self._found
-
-    def add(self, reference: BeanReference, where: str) -> Iterator[Problem]:
-        """Create the instance of a named class. Yield a problem if its constructor needs arguments."""
-        if reference.bean is None or reference.bean in self._instances:
-            return
-        if inspect.isabstract(reference.type):
-            yield Problem(where, f"{type_name(reference.type)} is abstract", "name a subclass or an instance")
-            return
-        try:
-            inspect.signature(reference.type).bind()
-        except TypeError:
-            fact = f"{type_name(reference.type)} needs arguments, so it needs a container"
-            yield Problem(where, fact, "name an instance, or register the class with a Container")
-        except ValueError:  # a class without a readable signature
-            self._instances[reference.bean] = reference.type()
-        else:
-            self._instances[reference.bean] = reference.type()
-
-
-_seeds: ContextVar[tuple[NamedInstances | None, Mapping[Any, Any]]] = ContextVar("toolbox.seeds", default=(None, {}))
+from .named_instances import NamedInstances
 
 
 def tool_specifications_from(class_or_object: object) -> list[ToolSpecification]:

@@ -43,7 +43,7 @@ from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
-from .executors import NamedInstances
+from .named_instances import NamedInstances
 from .service_hosting import ServiceHosting
 
 if TYPE_CHECKING:
