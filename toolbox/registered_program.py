@@ -201,12 +201,14 @@ class RegisteredProgram:
             tool_problems,
             tools_of_beans,
         )
+        from .services.inner_plans import settle
 
         host, registered, problems = self.read()
         graph = registered.graph
-        host.checked(graph)
+        host.use_graph(graph)
         host.models.are_checked, settings_are_read = models, not problems
-        problems += registered.problems()
+        problems += registered.problems()  # plans the services
+        settle(host.plans)
         tools = tools_of_beans(graph)
         problems += tool_problems(graph, tools)
         problems += host.models.problems(problems)

@@ -47,7 +47,7 @@ from ..services.call_messages import FunctionMessage
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
 from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
 from ..services.implied_beans import named_beans, registrable, strategies
-from ..services.inner_plans import may_suspend, settle
+from ..services.inner_plans import may_suspend
 from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
 from ..services.method_marks import named_at_method
 from ..services.methods import implementation_of
@@ -373,11 +373,10 @@ class ContainerHost(ServiceHosting):
         return {cls: service.plans for cls, service in self._services.items()}
 
     def run_problems(self, graph: BeanGraph, added: Iterable[Sequence[Tool]] = ()) -> Iterator[Problem]:
-        """Decide which calls may be suspended. Yield problems with runs: of seeds, stores and durable methods.
+        """Yield problems with runs: of seeds, stores and durable methods.
 
         `added` are the tools that each endpoint adds to the services that it calls.
         """
-        settle(self.plans)
         plans = [plan for methods in self.plans.values() for plan in methods.values()]
         added = [tools for tools in added if any(may_suspend(each, self.plans) for each in tools)]
         suspends = added or any(each.durable or each.may_suspend for each in plans)
@@ -385,7 +384,7 @@ class ContainerHost(ServiceHosting):
             return
         yield from load("checks of runs")(self.plans, graph, self.run_seeds, self.layering.interceptors, added)
 
-    def checked(self, graph: BeanGraph) -> None:
+    def use_graph(self, graph: BeanGraph) -> None:
         """Use this graph for the plans of services, and to check the beans of tools."""
         self._graph = graph
         self.has_cost_estimator = isinstance(graph.value_of(ESTIMATOR), SingleBean)
