@@ -636,7 +636,7 @@ class ContainerInternals:
     def model_names(self) -> set[str]:
         """Return the names of the models that settings have, or that services and beans use; not those of producers."""
         host, registered, _ = self._container._program.read()
-        return host.model_names(registered.graph)
+        return host.registered.model_names(registered.graph)
 
     # --- while it is started
 

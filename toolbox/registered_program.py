@@ -156,7 +156,7 @@ class RegisteredProgram:
             return with_named(read_rest_client(registered, self._scope, lambda: host.settings))
 
         def read_service(registered: object) -> Registration | None:
-            return host.read(registered, names)
+            return host.registered.read(registered, names)
 
         def read_bean(registered: object) -> Registration | None:
             return with_named(read(registered))
@@ -213,7 +213,7 @@ class RegisteredProgram:
         problems += tool_problems(graph, tools)
         problems += host.models.problems(problems)
         problems += key_function_problems(host.models, graph)
-        problems += host.run_problems(graph, self._added_tools())
+        problems += host.registered.run_problems(graph, self._added_tools())
         problems += listener_problems(graph)
         problems += global_interceptor_problems(graph)
         problems += request_hook_problems(graph)

@@ -1,73 +1,44 @@
-"""Services as beans of a container: registering them, checking them, and hosting their calls.
+"""Hosts the calls of a container's services: provides threads, models, conversations and runs while it is started.
 
-Not here: the container itself (`container`), running a call (`driver`).
+Not here: the container itself (`container`), reading and checking services (`registered_services`), running a call
+(`driver`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import sys
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..bean_references import BeanReference
-from ..capabilities import Capabilities, load, tool_layers
+from ..capabilities import load, tool_layers
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
-from ..di.beans import Stop, read_class
-from ..di.decorators import Scope
-from ..di.graph import BeanGraph, Registration
-from ..di.injection_points import Names, point_of
-from ..di.problem_texts import find_look_alikes
-from ..di.registry import Fallback
+from ..di.graph import BeanGraph
 from ..di.scopes import outside_scopes
 from ..di.values import SingleBean
-from ..errors import (
-    ContainerNotStartedError,
-    IllegalConfigurationError,
-    Problem,
-)
+from ..errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from ..events import EventListener, Listeners
 from ..execution.cancellation import finish_before_cancellation
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, register_for_fork
-from ..introspection import method_takes
-from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
+from ..limits import host_started, host_stopped
 from ..models.pools import ConnectionPools
-from ..models.routing import model_names_of, router_in
 from ..models.selection import NamedModels
 from ..security import identity_in
-from ..services.call_messages import FunctionMessage
-from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
-from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
-from ..services.implied_beans import named_beans, registrable, strategies
-from ..services.inner_plans import may_suspend
+from ..services.declaration import CallLimits
 from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
-from ..services.method_marks import named_at_method
-from ..services.methods import implementation_of
-from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
 from ..tools.pipeline import execute_tool
-from ..tools.sources import bean_types, classes_of_methods
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolOutcome
-from .bean_checks import (
-    ESTIMATOR,
-    global_interceptors,
-    guardrail_cycles,
-    injection_problems,
-    reference_problems,
-    store_problems,
-    tool_bean_problems,
-)
+from .bean_checks import ESTIMATOR, tool_bean_problems
 from .model_beans import ModelBeans
+from .registered_services import RegisteredServices, runs_are_imported
 from .service_hosting import ServiceHosting
 
 logger = logging.getLogger("toolbox.services")
@@ -89,7 +60,6 @@ class EventObservers(EventListener, Protocol):
 class ContainerHost(ServiceHosting):
     """Hosts the services of one container: provides threads, models and conversations while it is started."""
 
-    layering = Capabilities()
     is_container = True
 
     def __init__(
@@ -120,9 +90,7 @@ class ContainerHost(ServiceHosting):
         self.running_loop: asyncio.AbstractEventLoop | None = None
         self._forked = ""
         self._observers: EventObservers | None = None
-        self._services: dict[type[Any], _Service] = {}
-        self._graph: BeanGraph | None = None
-        self.offered_by: Callable[..., Iterable[type[Any]]] = services_offered_by  # each check remembers its results
+        self.registered = RegisteredServices(self)
         self._find_added: Sequence[Callable[[], Mapping[str, Sequence[Tool]]]] = ()
         self._renew_workers()
 
@@ -273,7 +241,7 @@ class ContainerHost(ServiceHosting):
             identity = await identity_in(self.scope)
             tools = {name: each for name, each in tools.items() if each.access is None or each.access.allows(identity)}
         if (tool := tools.get(request.name)) is not None:
-            tools = {**tools, request.name: with_layers(tool, tool_layers(self.layering.interceptors))}
+            tools = {**tools, request.name: with_layers(tool, tool_layers(self.registered.layering.interceptors))}
         environment = ToolEnvironment(
             tools=tools,
             context=InvocationContext(
@@ -311,7 +279,8 @@ class ContainerHost(ServiceHosting):
 
     def class_behind(self, cls: type[Any]) -> type[Any]:
         """Return the class of the bean that provides `cls`: a subclass, or `cls` itself."""
-        return cls if self._graph is None else self._graph.class_behind(cls)
+        graph = self.registered.graph
+        return cls if graph is None else graph.class_behind(cls)
 
     async def open_stores(self) -> None:
         """Open the `RunStore` bean, if there is one, and let the `ChatMemoryStore` bean check its tables, if it can.
@@ -334,17 +303,18 @@ class ContainerHost(ServiceHosting):
                 await open_at_start()
 
     async def _open_run_store(self) -> None:
-        if _runs_are_imported() and self._has_bean(load("run store")):
+        if runs_are_imported() and self._has_bean(load("run store")):
             await self.run_store()
 
     def _has_bean(self, wanted: Any) -> bool:
-        return self._graph is not None and isinstance(self._graph.choose(wanted, None), SingleBean)
+        graph = self.registered.graph
+        return graph is not None and isinstance(graph.choose(wanted, None), SingleBean)
 
     # --- runs
 
     async def open_runs(self, *, take_over: bool) -> None:
         """Open the `RunStore` and `RunEngine` beans, if there are any, and take over lapsed runs from now on."""
-        if _runs_are_imported() and any(map(self._has_bean, (load("run store"), load("run engine")))):
+        if runs_are_imported() and any(map(self._has_bean, (load("run store"), load("run engine")))):
             await self.runs.open(take_over=take_over)  # without these beans, the first run opens them
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
@@ -359,148 +329,19 @@ class ContainerHost(ServiceHosting):
         scope: Any = self.scope
         return scope.request_scope(seeds)
 
-    # --- reading and checking
-
-    def model_names(self, graph: BeanGraph) -> set[str]:
-        """Return the names of the models that settings have, or that services and beans use; not those of producers."""
-        services = {each for service in self._services.values() for each in service.model_names}
-        points = {point.name for bean in graph.beans for point, _ in bean.needs if point.wants is ChatModel}
-        return self.models.not_registered({*services, *points})
+    # --- the services and their beans
 
     @property
     def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
         """The method plans of all services, by class; available after the check."""
-        return {cls: service.plans for cls, service in self._services.items()}
-
-    def run_problems(self, graph: BeanGraph, added: Iterable[Sequence[Tool]] = ()) -> Iterator[Problem]:
-        """Yield problems with runs: of seeds, stores and durable methods.
-
-        `added` are the tools that each endpoint adds to the services that it calls.
-        """
-        plans = [plan for methods in self.plans.values() for plan in methods.values()]
-        added = [tools for tools in added if any(may_suspend(each, self.plans) for each in tools)]
-        suspends = added or any(each.durable or each.may_suspend for each in plans)
-        if not (self.run_seeds or suspends or _runs_are_imported()):
-            return
-        yield from load("checks of runs")(self.plans, graph, self.run_seeds, self.layering.interceptors, added)
+        return self.registered.plans
 
     def use_graph(self, graph: BeanGraph) -> None:
         """Use this graph for the plans of services, and to check the beans of tools."""
-        self._graph = graph
+        self.registered.use_graph(graph)
         self.has_cost_estimator = isinstance(graph.value_of(ESTIMATOR), SingleBean)
-        self.layering = Capabilities(interceptors=global_interceptors(graph))
-        self.offered_by = functools.cache(services_offered_by)
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield problems with the beans that a tool needs. Without a graph, there is nothing to check yet."""
-        if self._graph is not None:
-            yield from tool_bean_problems(where, tool, self._graph)
-
-    def read(self, registered: object, names: Names | None = None) -> Registration | None:
-        """Read an AI service at registration; None for other objects. `names` are classes for its annotations."""
-        if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
-            return None
-        service = self._services[registered] = _Service(registered, options, self)
-        declared = read_class(registered, names)
-        definition = replace(
-            declared,
-            factory=service.make,
-            scope=Scope.APPLICATION,
-            stop=declared.stop if "stop" not in method_names(registered) else Stop.NONE,
-            problems=(),
-        )
-        sources = sources_of(registered)
-        listed = *bean_types(sources), *(each.bean for each in providers_of(registered, options))
-        named = (*strategies(options), *named_beans([registered, *sources]))
-        of_methods = map(Fallback, registrable(classes_of_methods(sources)))
-        implied = (*registrable(listed), *named, *of_methods)
-        return Registration((definition,), implied, service.check)
-
-
-def _runs_are_imported() -> bool:
-    """Return True if the program has imported stores or engines of runs, so that a bean can be one."""
-    return "toolbox.runs.store" in sys.modules or "toolbox.runs.run_engines" in sys.modules
-
-
-class _Service:
-    """One registered service. It is planned at the check, and created at the first request for it."""
-
-    def __init__(self, cls: type[Any], options: ServiceOptions, host: ContainerHost) -> None:
-        self._cls, self._options, self._host = cls, options, host
-        self._plans: dict[str, MethodPlan] | None = None
-        self._problems: list[Problem] = []
-        self._planned_in: BeanGraph | None = None
-
-    @property
-    def plans(self) -> dict[str, MethodPlan]:
-        """The plans of its methods, by name; available after the check."""
-        assert self._plans is not None
-        return self._plans
-
-    @property
-    def model_names(self) -> tuple[str | None, ...]:
-        """The names of the models that the service may use; None is the default model."""
-        return model_names_of(self._options.model)
-
-    def _model_problems(self, graph: BeanGraph) -> Iterator[Problem]:
-        """Yield the problems of the service's models, and of the bean that chooses among them."""
-        where, router = self._cls.__name__, router_in(self._options.model)
-        if router is not None:
-            where = f"{where}, model={router.__name__}"
-            if not self.model_names:
-                fix = 'set the class attribute `names`, such as `names = ("small", "large")`'
-                yield Problem(where, "the router has no names of models", fix)
-            if not method_takes(router, "choose", 2):
-                yield Problem(
-                    where, "choose does not take two arguments", "declare it `choose(self, request, context)`"
-                )
-            if (bean := BeanReference.to(self._options.model).bean) is not None:
-                point = point_of(bean, where)
-                yield from graph.problems_of(point)
-                found = graph.value_of(point)
-                if isinstance(found, SingleBean) and graph.definitions[found.bean].scope.is_temporary:
-                    fact = f"the router is {graph.definitions[found.bean].scope}-scoped"
-                    yield Problem(where, fact, "mark it @application_scoped")
-        for name in self.model_names:
-            if (problem := self._host.models.problem(name, where)) is not None:
-                yield problem
-
-    def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Create the service. The arguments are those of the class's constructor."""
-        return implementation_of(self._cls, self.plans, self._host)(*args, **kwargs)
-
-    def check(self, graph: BeanGraph) -> Iterator[Problem]:
-        """Yield the service's problems in this graph of beans."""
-        if self._planned_in is not graph:
-            limits, layering = self._host.limits, self._host.layering
-            home = graph.class_behind
-            planned = plan_service(self._cls, self._options, layering, graph.names, limits=limits, home=home)
-            self._plans, self._problems = planned
-            self._planned_in = graph
-        plans = self.plans
-        yield from self._problems
-        yield from service_cycles(self._cls, self._host.offered_by)
-        yield from self._model_problems(graph)
-        for provider in providers_of(self._cls, self._options):
-            if provider.bean is not None:
-                yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
-        if (bean := BeanReference.to(self._options.tool_search).bean) is not None:
-            yield from graph.problems_of(point_of(bean, f"{self._cls.__name__}, tool_search"))
-        bounds = self._options.limits
-        if isinstance(bounds, UsageLimits) and bounds.cost is not None and not self._host.has_cost_estimator:
-            yield no_estimator(
-                f"{self._cls.__name__}, limits=", next(iter(find_look_alikes(CostEstimator, graph.definitions)), "")
-            )
-        if any(plan.memory_parameter and plan.window for plan in plans.values()):
-            yield from store_problems(graph)
-        seen: set[object] = set()
-        yield from guardrail_cycles(self._cls, plans, graph)
-        for plan in plans.values():
-            yield from reference_problems(named_at_method(self._cls, plan.name), graph)
-            yield from self._host.fallback_problems(plan)
-            if isinstance(plan.messages.system, FunctionMessage):
-                yield from injection_problems(f"{plan.where}, system message", plan.messages.system.injected, graph)
-            for tool in (*plan.toolset.tools, *plan.compensations.values()):
-                if (tool.where, tool.specification.name, tool.bean) not in seen:
-                    seen.add((tool.where, tool.specification.name, tool.bean))
-                    yield from self._host.tool_problems(plan.where, tool)
+        if self.registered.graph is not None:
+            yield from tool_bean_problems(where, tool, self.registered.graph)

@@ -1,6 +1,6 @@
 """Checks at start: what a run needs when it continues, in another request or another process.
 
-Not here: checks of services that do not concern runs (`hosts.hosting`).
+Not here: checks of services that do not concern runs (`hosts.registered_services`).
 """
 
 from __future__ import annotations

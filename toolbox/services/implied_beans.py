@@ -1,7 +1,7 @@
 """Finds beans that nobody registers by themselves: classes that decorators, options and lists of tools name.
 
 A host registers them with what names them. Not here: the references (`bean_references`), what a service lists
-(`declared_sources`), registering (`hosts.hosting`, `registered_program`).
+(`declared_sources`), registering (`hosts.registered_services`, `registered_program`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,212 @@
+"""Services as beans of a container: registering them, planning their methods, and checking them.
+
+Not here: hosting their calls (`hosting`), the checks of single beans (`bean_checks`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ..bean_references import BeanReference
+from ..capabilities import Capabilities, load
+from ..chat import ChatModel
+from ..di.beans import Stop, read_class
+from ..di.decorators import Scope
+from ..di.graph import BeanGraph, Registration
+from ..di.injection_points import Names, point_of
+from ..di.problem_texts import find_look_alikes
+from ..di.registry import Fallback
+from ..di.values import SingleBean
+from ..errors import Problem
+from ..introspection import method_takes
+from ..limits import CostEstimator, UsageLimits, no_estimator
+from ..models.routing import model_names_of, router_in
+from ..services.call_messages import FunctionMessage
+from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
+from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
+from ..services.host_needs import ServiceHost
+from ..services.implied_beans import named_beans, registrable, strategies
+from ..services.inner_plans import may_suspend
+from ..services.method_marks import named_at_method
+from ..services.methods import implementation_of
+from ..services.planning import plan_service
+from ..services.plans import MethodPlan
+from ..tools.sources import bean_types, classes_of_methods
+from ..tools.tool_calls import Tool
+from .bean_checks import global_interceptors, guardrail_cycles, injection_problems, reference_problems, store_problems
+from .model_beans import ModelBeans
+
+
+class CheckingHost(ServiceHost, Protocol):
+    """Hosts the services of a container, and checks what its threads, models and beans decide."""
+
+    limits: CallLimits
+    run_seeds: tuple[Any, ...]
+    has_cost_estimator: bool
+
+    @property
+    def models(self) -> ModelBeans:
+        """The models of the container."""
+        ...
+
+    def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
+        """Yield problems with a tool."""
+        ...
+
+    def fallback_problems(self, plan: MethodPlan) -> Iterator[Problem]:
+        """Yield problems with the method's `@fallback`."""
+        ...
+
+
+class RegisteredServices:
+    """The services of one container, and the graph of beans in which they are checked."""
+
+    layering = Capabilities()
+
+    def __init__(self, host: CheckingHost) -> None:
+        self.host = host
+        self._services: dict[type[Any], _Service] = {}
+        self.graph: BeanGraph | None = None
+        self.offered_by: Callable[..., Iterable[type[Any]]] = services_offered_by  # each check remembers its results
+
+    def use_graph(self, graph: BeanGraph) -> None:
+        """Check services and tools in this graph."""
+        self.graph = graph
+        self.layering = Capabilities(interceptors=global_interceptors(graph))
+        self.offered_by = functools.cache(services_offered_by)
+
+    def read(self, registered: object, names: Names | None = None) -> Registration | None:
+        """Read an AI service at registration; None for other objects. `names` are classes for its annotations."""
+        if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
+            return None
+        service = self._services[registered] = _Service(registered, options, self)
+        declared = read_class(registered, names)
+        definition = replace(
+            declared,
+            factory=service.make,
+            scope=Scope.APPLICATION,
+            stop=declared.stop if "stop" not in method_names(registered) else Stop.NONE,
+            problems=(),
+        )
+        sources = sources_of(registered)
+        listed = *bean_types(sources), *(each.bean for each in providers_of(registered, options))
+        named = (*strategies(options), *named_beans([registered, *sources]))
+        of_methods = map(Fallback, registrable(classes_of_methods(sources)))
+        implied = (*registrable(listed), *named, *of_methods)
+        return Registration((definition,), implied, service.check)
+
+    @property
+    def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
+        """The method plans of all services, by class; available after the check."""
+        return {cls: service.plans for cls, service in self._services.items()}
+
+    def model_names(self, graph: BeanGraph) -> set[str]:
+        """Return the names of the models that settings have, or that services and beans use; not those of producers."""
+        services = {each for service in self._services.values() for each in service.model_names}
+        points = {point.name for bean in graph.beans for point, _ in bean.needs if point.wants is ChatModel}
+        return self.host.models.not_registered({*services, *points})
+
+    def run_problems(self, graph: BeanGraph, added: Iterable[Sequence[Tool]] = ()) -> Iterator[Problem]:
+        """Yield problems with runs: of seeds, stores and durable methods.
+
+        `added` are the tools that each endpoint adds to the services that it calls.
+        """
+        plans = [plan for methods in self.plans.values() for plan in methods.values()]
+        added = [tools for tools in added if any(may_suspend(each, self.plans) for each in tools)]
+        suspends = added or any(each.durable or each.may_suspend for each in plans)
+        if not (self.host.run_seeds or suspends or runs_are_imported()):
+            return
+        yield from load("checks of runs")(self.plans, graph, self.host.run_seeds, self.layering.interceptors, added)
+
+
+def runs_are_imported() -> bool:
+    """Return True if the program has imported stores or engines of runs, so that a bean can be one."""
+    return "toolbox.runs.store" in sys.modules or "toolbox.runs.run_engines" in sys.modules
+
+
+class _Service:
+    """One registered service. It is planned at the check, and created at the first request for it."""
+
+    def __init__(self, cls: type[Any], options: ServiceOptions, services: RegisteredServices) -> None:
+        self._cls, self._options, self._services, self._host = cls, options, services, services.host
+        self._plans: dict[str, MethodPlan] | None = None
+        self._problems: list[Problem] = []
+        self._planned_in: BeanGraph | None = None
+
+    @property
+    def plans(self) -> dict[str, MethodPlan]:
+        """The plans of its methods, by name; available after the check."""
+        assert self._plans is not None
+        return self._plans
+
+    @property
+    def model_names(self) -> tuple[str | None, ...]:
+        """The names of the models that the service may use; None is the default model."""
+        return model_names_of(self._options.model)
+
+    def _model_problems(self, graph: BeanGraph) -> Iterator[Problem]:
+        """Yield the problems of the service's models, and of the bean that chooses among them."""
+        where, router = self._cls.__name__, router_in(self._options.model)
+        if router is not None:
+            where = f"{where}, model={router.__name__}"
+            if not self.model_names:
+                fix = 'set the class attribute `names`, such as `names = ("small", "large")`'
+                yield Problem(where, "the router has no names of models", fix)
+            if not method_takes(router, "choose", 2):
+                yield Problem(
+                    where, "choose does not take two arguments", "declare it `choose(self, request, context)`"
+                )
+            if (bean := BeanReference.to(self._options.model).bean) is not None:
+                point = point_of(bean, where)
+                yield from graph.problems_of(point)
+                found = graph.value_of(point)
+                if isinstance(found, SingleBean) and graph.definitions[found.bean].scope.is_temporary:
+                    fact = f"the router is {graph.definitions[found.bean].scope}-scoped"
+                    yield Problem(where, fact, "mark it @application_scoped")
+        for name in self.model_names:
+            if (problem := self._host.models.problem(name, where)) is not None:
+                yield problem
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        """Create the service. The arguments are those of the class's constructor."""
+        return implementation_of(self._cls, self.plans, self._host)(*args, **kwargs)
+
+    def check(self, graph: BeanGraph) -> Iterator[Problem]:
+        """Yield the service's problems in this graph of beans."""
+        if self._planned_in is not graph:
+            limits, layering = self._host.limits, self._services.layering
+            home = graph.class_behind
+            planned = plan_service(self._cls, self._options, layering, graph.names, limits=limits, home=home)
+            self._plans, self._problems = planned
+            self._planned_in = graph
+        plans = self.plans
+        yield from self._problems
+        yield from service_cycles(self._cls, self._services.offered_by)
+        yield from self._model_problems(graph)
+        for provider in providers_of(self._cls, self._options):
+            if provider.bean is not None:
+                yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
+        if (bean := BeanReference.to(self._options.tool_search).bean) is not None:
+            yield from graph.problems_of(point_of(bean, f"{self._cls.__name__}, tool_search"))
+        bounds = self._options.limits
+        if isinstance(bounds, UsageLimits) and bounds.cost is not None and not self._host.has_cost_estimator:
+            yield no_estimator(
+                f"{self._cls.__name__}, limits=", next(iter(find_look_alikes(CostEstimator, graph.definitions)), "")
+            )
+        if any(plan.memory_parameter and plan.window for plan in plans.values()):
+            yield from store_problems(graph)
+        seen: set[object] = set()
+        yield from guardrail_cycles(self._cls, plans, graph)
+        for plan in plans.values():
+            yield from reference_problems(named_at_method(self._cls, plan.name), graph)
+            yield from self._host.fallback_problems(plan)
+            if isinstance(plan.messages.system, FunctionMessage):
+                yield from injection_problems(f"{plan.where}, system message", plan.messages.system.injected, graph)
+            for tool in (*plan.toolset.tools, *plan.compensations.values()):
+                if (tool.where, tool.specification.name, tool.bean) not in seen:
+                    seen.add((tool.where, tool.specification.name, tool.bean))
+                    yield from self._host.tool_problems(plan.where, tool)
