@@ -13,7 +13,6 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any, Final, Protocol
 
-from .di.beans import BeanDefinition
 from .di.decorators import producer_mark_of
 from .di.graph import BeanGraph, Registration
 from .errors import MissingBeanError, Problem
@@ -109,22 +108,19 @@ class CallDecorator:
     def functions_in(self, readings: Iterable[Registration], graph: BeanGraph) -> Iterator[CalledFunction]:
         """Yield the marked functions and methods of all registered objects, which are `readings` in their order."""
         instances: set[tuple[int, str]] = set()  # one that is registered for two types is called once
-        key = 0
         for reading in readings:
             yield from (each for each in reading.called if each.decorator == self.name)
             for definition in reading.definitions:
-                yield from self._find_methods(key, definition, instances)
-                key += 1
+                yield from self._find_methods(graph.key_of(definition), graph, instances)
             if reading.decorator is not None:
                 for outer, inner in graph.decorations.inner_of.items():
                     if graph.definitions[outer].source is reading.decorator.definition.source:
                         of_inner = self._find_members(class_of(graph.definitions[inner].provides))
-                        found = self._find_methods(outer, graph.definitions[outer], instances)
+                        found = self._find_methods(outer, graph, instances)
                         yield from (each for each in found if each.member not in of_inner)
 
-    def _find_methods(
-        self, key: int, definition: BeanDefinition, instances: set[tuple[int, str]]
-    ) -> Iterator[CalledFunction]:
+    def _find_methods(self, key: int, graph: BeanGraph, instances: set[tuple[int, str]]) -> Iterator[CalledFunction]:
+        definition = graph.definitions[key]
         source = definition.source
         is_instance = not (isinstance(source, type) or inspect.isroutine(source))
         own = (type(source),) if is_instance else ()
@@ -245,7 +241,8 @@ async def call_in_scope(
     function = called.function
     if called.bean is not None:
         function = getattr(await beans.find_bean(called.bean), called.member, None)
-    if function is None:  # an overridden bean may have no such method
+    # A producer may return None, and what replaces the bean, an override or a seed, may have no such method.
+    if function is None:
         return
     arguments = dict(given)
     for each in called.injected:

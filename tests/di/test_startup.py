@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from toolbox import (
+    ChatModel,
     Container,
     IllegalConfigurationError,
     Inject,
@@ -25,6 +26,7 @@ from toolbox import (
     run_on,
 )
 from toolbox.cli import app as command_line
+from toolbox.container import internals_of
 from toolbox.runs import InMemoryRunStore, Runs, RunStore
 from toolbox.security import SecurityIdentity, authenticated
 from toolbox.testing import ScriptedChatModel
@@ -196,6 +198,88 @@ async def test_methods_of_bases_instances_producers_and_named_beans_run() -> Non
         pass
 
     assert log == ["derived class", "a", "b", "protocol", "instance"]
+
+
+@application_scoped
+class OwnModel(ScriptedChatModel):
+    @on_start
+    def connect(self) -> None:
+        log.append("OwnModel")
+
+
+@produces(scope="application")
+def produced_model() -> ScriptedChatModel:
+    return ScriptedChatModel()
+
+
+@produces(scope="application", name="any")
+def any_model() -> ChatModel:
+    return ScriptedChatModel()
+
+
+def register_model(container: Container, first: object) -> Container:
+    return container.register_instance(first) if isinstance(first, ScriptedChatModel) else container.register(first)
+
+
+after_a_model = pytest.mark.parametrize(
+    "first",
+    [OwnModel, produced_model, any_model, OwnModel(), ScriptedChatModel()],
+    ids=["class", "producer", "producer of ChatModel", "instance", "instance without methods"],
+)
+
+
+@after_a_model
+async def test_methods_run_on_their_own_beans_after_a_model(first: object) -> None:
+    class Soups:
+        @on_start
+        def read(self) -> None:
+            log.append(type(self).__name__)
+
+    class Salads:
+        @on_start
+        def read(self) -> None:
+            log.append(type(self).__name__)
+
+    async with register_model(Container(), first).register(Soups, Salads):
+        pass
+
+    of_model = ["OwnModel"] if first is OwnModel or isinstance(first, OwnModel) else []
+    assert log == [*of_model, "Soups", "Salads"]
+
+
+@after_a_model
+def test_problems_of_seeds_name_the_right_bean_after_a_model(first: object) -> None:
+    class User: ...
+
+    @request_scoped
+    class Cart:
+        def __init__(self, user: User) -> None: ...
+
+        @on_start
+        def fill(self) -> None: ...
+
+    container = Container(seeds=[User])
+    [problem] = register_model(container, first).register(Cart, Prices).check()
+
+    assert problem.where.endswith("Cart.fill -> Cart -> User")
+
+
+def test_models_are_in_lists_and_descriptions_in_the_order_of_registration() -> None:
+    class Models:
+        def __init__(self, models: list[ChatModel]) -> None:
+            self.models = models
+
+        @on_start
+        def note(self) -> None: ...
+
+    container = Container().register(any_model, OwnModel, Models)
+    container.register_instance(ScriptedChatModel(), name="last")
+
+    described = {each.name: each for each in internals_of(container).describe()}
+
+    assert described["models"].dependencies["models"] == ("any_chat_model", "chat_model", "last_chat_model")
+    [method] = [each for name, each in described.items() if name.endswith("Models.note()")]
+    assert method.dependencies == {"self": ("models",)}
 
 
 async def test_class_and_static_methods_run() -> None:

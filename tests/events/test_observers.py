@@ -116,6 +116,27 @@ async def test_a_method_of_a_bean_receives_unions_and_base_classes_in_order() ->
     assert [name for who, name in seen if who == "both"] == [names[0], names[3]]
 
 
+async def test_methods_receive_events_on_their_own_bean_after_a_model_class() -> None:
+    @application_scoped
+    class Model(ScriptedChatModel):
+        def __init__(self) -> None:
+            super().__init__(["hello"])
+
+    class Journal:
+        def __init__(self, log: Log) -> None:
+            self.log = log
+
+        @observes
+        def note(self, event: ServiceCompletedEvent) -> None:
+            self.log.add(type(self).__name__)
+
+    class Diary(Journal): ...
+
+    async with Container().register(Model, Journal, Diary, Desk).register_instance(Log()) as container:
+        await container.get(Desk).ask("x")
+        assert sorted(await container.get(Log).wait_for(2)) == ["Diary", "Journal"]
+
+
 async def test_events_of_other_services_are_filtered() -> None:
     @observes(service=Desk)
     async def of_desk(event: ServiceCompletedEvent, log: Inject[Log]) -> None:

@@ -21,7 +21,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
@@ -91,7 +91,8 @@ class BeanDefinition:
     `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what is
     wrong with the declaration by itself. `adapt` converts all instances: those of the factory, of seeds and of
     overrides. `not_as` are base types that another bean provides in its place. `provider_name` is the name of its
-    provider, if that is neither `name` nor the name of its type.
+    provider, if that is neither `name` nor the name of its type. `identity` is shared with changed copies: by it the
+    graph finds the bean of a definition that was read.
     """
 
     provides: Any
@@ -114,6 +115,7 @@ class BeanDefinition:
     adapt: Callable[[Any], Any] | None = None
     not_as: tuple[Any, ...] = ()
     provider_name: str | None = None
+    identity: object = field(default_factory=object, repr=False, compare=False)
 
     @property
     def label(self) -> str:

@@ -144,9 +144,9 @@ class BeanGraph:
         self._absent_callers: dict[int, bool] = {}
         self.binding_problems: list[Problem] = []
         self.decorations = Decorations(decorators, self.definitions, self._index, self._bound)
-        for definition in definitions:
-            self._add(definition)
+        self._keys = {definition.identity: self._add(definition) for definition in definitions}
         self.registered = len(self.definitions)
+        assert len(self._keys) == self.registered, "two definitions are copies of one"
         bindings = list(bindings)
         self._bind_all(bindings)
         self._decorate_all(bindings)
@@ -285,6 +285,10 @@ class BeanGraph:
 
     def __getitem__(self, key: int) -> Bean:
         return self._beans[key]
+
+    def key_of(self, definition: BeanDefinition) -> int:
+        """Return the key of a definition that was registered. The graph may have a changed copy at another place."""
+        return self._keys[definition.identity]
 
     def _resolve_all(self) -> None:
         """Create the `Bean` of each definition, including definitions derived during this."""
