@@ -646,9 +646,10 @@ class ContainerInternals:
         Beans that were not created yet count if their declared class has the method. Raises `ContainerNotStartedError`.
         """
         wiring = self._container._started(method)
-        names = provider_names(wiring.graph)
+        beans = wiring.graph.beans
+        names = provider_names(wiring.graph, beans)
         found: dict[str, Callable[[], Awaitable[Any]]] = {}
-        for bean in wiring.graph.beans:
+        for bean in beans:
             definition = bean.definition
             cls = get_origin(definition.provides) or definition.provides
             created = wiring.application.store.get(bean.key)  # a producer may declare an interface without the method

@@ -1,12 +1,17 @@
 """Generic types as beans: each list of arguments is a bean of its own."""
 
 from collections.abc import Callable
-from typing import Generic, List, NewType, Protocol, TypeVar  # noqa: UP035
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, List, NewType, Protocol, TypeVar  # noqa: UP035
 
 import pytest
 
 from tests.di.payments import Order, User
 from toolbox import AmbiguousBeanError, Container, MissingBeanError, application_scoped, dependent, produces
+from toolbox.di import providers
+from toolbox.di.beans import read_class
+from toolbox.di.graph import BeanGraph
+from toolbox.introspection import type_name
 
 pytestmark = pytest.mark.anyio
 
@@ -142,3 +147,66 @@ async def test_new_types_are_separate_bean_types() -> None:
         assert c.get(UserId) == 3
         with pytest.raises(MissingBeanError):
             c.get(int)
+
+
+# --- added while the container runs
+
+
+class Connection: ...
+
+
+@produces(scope="dependent")
+async def connection() -> Connection:
+    return Connection()
+
+
+@dependent
+class Table(Generic[T]):
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+
+@pytest.mark.parametrize(
+    "method", [lambda graph: graph.choose(Uses[int], None), lambda graph: graph.provides(Uses[int])]
+)
+def test_a_graph_has_all_beans_of_its_definitions_after_each_lookup(method: Callable[[BeanGraph], object]) -> None:
+    graph = BeanGraph([read_class(Uses), read_class(Repository)])
+
+    assert method(graph)
+
+    assert [each.definition for each in graph.beans] == graph.definitions
+    assert [type_name(each.provides) for each in graph.definitions[2:]] == ["Uses[int]", "Repository[int]"]
+
+
+def test_a_seed_can_be_given_while_another_thread_looks_up_a_new_bean(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = Uses[int](Repository())
+    names_of = providers.provider_names
+
+    def name_after_a_seed_was_given(*args: Any) -> list[str]:
+        monkeypatch.undo()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(container.request_scope, {Uses[int]: seed}).result()
+        return names_of(*args)
+
+    with Container().register(Uses, Repository) as container:
+        monkeypatch.setattr(providers, "provider_names", name_after_a_seed_was_given)
+
+        assert isinstance(container.get(Uses[str]), Uses)
+        with container.request_scope({Uses[int]: seed}):
+            assert container.get(Uses[int]) is seed
+        assert container.get(Uses[int]) is not seed
+        assert {"uses_str", "uses_int", "repository_int"} <= container.providers.providers.keys()
+
+
+async def test_a_new_bean_can_be_looked_up_again_after_its_first_lookup_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> list[str]:
+        monkeypatch.undo()
+        raise RecursionError
+
+    async with Container().register(Table, connection) as container:
+        monkeypatch.setattr(providers, "provider_names", fail)
+        with pytest.raises(RecursionError):
+            await container.aget(Table[int])
+
+        assert isinstance((await container.aget(Table[int])).connection, Connection)
+        assert "table_int" in container.providers.providers

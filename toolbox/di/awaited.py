@@ -44,13 +44,13 @@ class Planner:
 
     def _find_awaited(self) -> frozenset[int]:
         """Return the beans with an async factory, and the beans that hold an async dependent bean."""
-        definitions = self._graph.definitions
+        definitions, beans = self._graph.definitions, self._graph.beans
         holders: dict[int, list[int]] = {}
-        for bean in self._graph.beans:
+        for bean in beans:
             for held in bean.held:
                 if held in self.asked or not definitions[held].is_shared:
                     holders.setdefault(held, []).append(bean.key)
-        found = {bean.key for bean in self._graph.beans if bean.definition.is_awaited} - self.overridden
+        found = {bean.key for bean in beans if bean.definition.is_awaited} - self.overridden
         found |= self.asked
         todo = list(found)
         while todo:

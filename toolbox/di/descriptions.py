@@ -15,25 +15,25 @@ from ..introspection import class_of, type_name
 from .beans import BeanDefinition, FactoryKind
 from .decorating import decorates_mark_of
 from .decorators import Scope
-from .graph import BeanGraph
+from .graph import Bean, BeanGraph
 from .injection_points import InjectionPoint
 from .values import LazyBean, beans_in
 
 # --- names of providers
 
 
-def provider_names(graph: BeanGraph, first: int = 0, taken: Iterable[str] = ()) -> list[str]:
-    """Return the names of the providers of the beans from key `first` on; `taken` are those of earlier ones.
+def provider_names(graph: BeanGraph, beans: Sequence[Bean], taken: Iterable[str] = ()) -> list[str]:
+    """Return the names of the providers of these beans of a graph; `taken` are those of other ones.
 
     A bean's own name, else its type's in snake_case. Where the types of several beans give the same name, all of them
     get the parts of their module in front, the smallest number of parts that makes them unique, then a number. A name
     that was given never changes, nor does that of an implicit bean or a template, which may have none.
     """
-    definitions = graph.definitions[first:]
-    names = graph.short_names[first : first + len(definitions)]
+    short_names = graph.short_names
+    definitions, names = [each.definition for each in beans], [short_names[each.key] for each in beans]
     alike: dict[str, list[int]] = {}
-    for place, (name, definition) in enumerate(zip(names, definitions, strict=True)):
-        if definition.name is None and not definition.implicit and first + place not in graph.templates:
+    for place, (name, bean) in enumerate(zip(names, beans, strict=True)):
+        if bean.definition.name is None and not bean.definition.implicit and bean.key not in graph.templates:
             alike.setdefault(name, []).append(place)
     for name, places in alike.items():
         if len(places) > 1 or name in taken:
@@ -90,7 +90,8 @@ class BeanDescription:
 
 def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
     """Return all beans of a graph in registration order; `lazy` has the beans behind an `Instance`."""
-    names = provider_names(graph)
+    beans = graph.beans
+    names = provider_names(graph, beans)
 
     def named(keys: Iterable[int]) -> tuple[str, ...]:
         return tuple(names[key] for key in keys)
@@ -107,7 +108,7 @@ def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
             },
             lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, LazyBean)},
         )
-        for bean in graph.beans
+        for bean in beans
     )
 
 
@@ -121,7 +122,7 @@ def describe_function(
 ) -> BeanDescription:
     """Return a function that gets beans in a request scope, as `describe` returns beans; `bean` has the method."""
     values = {point.parameter: graph.value_of(point) for point in points}
-    names = provider_names(graph)  # after the values, which may add beans
+    names = provider_names(graph, graph.beans)  # after the values, which may add beans
     holds: dict[str, tuple[str, ...]] = {} if bean is None else {"self": (names[bean],)}
     lazy: dict[str, tuple[str, ...]] = {}
     for parameter, value in values.items():

@@ -116,7 +116,10 @@ class Bean:
 class BeanGraph:
     """All beans of a container and their dependencies.
 
-    Only settings, generic classes with arguments and what `on_request` returns are added after construction.
+    Only settings, generic classes with arguments and what `on_request` returns are added after construction, also by
+    lookups of several threads. Each public method that may add a definition holds the lock, and resolves before it
+    returns; methods with an underscore are called with the lock held. `beans` is replaced when all definitions are
+    resolved, so each tuple has all beans that its beans hold. Read it once where two loops must see the same beans.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class BeanGraph:
         bindings = list(bindings)
         self._bind_all(bindings)
         self._decorate_all(bindings)
-        self._beans: list[Bean] = []
+        self._beans: tuple[Bean, ...] = ()
         self._resolve_all()
 
     def _add(self, definition: BeanDefinition, *, derived: bool = False) -> int:
@@ -249,9 +252,9 @@ class BeanGraph:
         """Return the bean that provides the implementation of a binding."""
         if inspect.isroutine(binding.implementation):
             return _only(key for key, each in enumerate(self.definitions) if each.source == binding.implementation)
-        found = self.choose(binding.implementation, None)
+        found = self._choose(binding.implementation, None)
         if isinstance(found, NotFound) and binding.name is not None:
-            named = self.choose(binding.implementation, binding.name)
+            named = self._choose(binding.implementation, binding.name)
             found = named if isinstance(named, SingleBean) else found
         if found == NotFound():
             found = _only(key for key in self._open if self.definitions[key].provides is binding.implementation)
@@ -267,8 +270,8 @@ class BeanGraph:
     # --- resolving
 
     @property
-    def beans(self) -> list[Bean]:
-        """Return all beans; the index of a bean is its key."""
+    def beans(self) -> tuple[Bean, ...]:
+        """Return all beans until now; the index of a bean is its key."""
         return self._beans
 
     @property
@@ -292,14 +295,18 @@ class BeanGraph:
 
     def _resolve_all(self) -> None:
         """Create the `Bean` of each definition, including definitions derived during this."""
-        while len(self._beans) < len(self.definitions):
-            key = len(self._beans)
+        if len(self._beans) == len(self.definitions):
+            return
+        beans = list(self._beans)
+        while len(beans) < len(self.definitions):
+            key = len(beans)
             definition = self.definitions[key]
             needs = self._values_of(() if key in self.templates else definition.needs)
             if (inner := self.decorations.inner_of.get(key)) is not None:
                 decorated = self.single(inner)
                 needs = tuple((point, decorated if point.parameter == definition.inner else v) for point, v in needs)
-            self._beans.append(Bean(key, definition, needs, self._values_of(definition.behind)))
+            beans.append(Bean(key, definition, needs, self._values_of(definition.behind)))
+        self._beans = tuple(beans)
 
     def _values_of(self, points: Iterable[InjectionPoint]) -> tuple[tuple[InjectionPoint, Value], ...]:
         return tuple((point, self._value_of(point)) for point in points)
@@ -322,7 +329,7 @@ class BeanGraph:
                 return LazyBean(point.wants, name, beans_in(value))
         else:
             value = (
-                self._collection(point) if point.shape is not PointShape.ONE else self.choose(point.wants, point.name)
+                self._collection(point) if point.shape is not PointShape.ONE else self._choose(point.wants, point.name)
             )
         if isinstance(value, SingleBean) and self.definitions[value.bean].optional:
             return SingleBean(value.bean, None if point.optional else point.default)
@@ -337,9 +344,9 @@ class BeanGraph:
 
     def _collection(self, point: InjectionPoint) -> Value:
         # A producer of the list itself takes precedence over a list of beans.
-        whole = self.choose(point.whole, point.name, derive=False)
+        whole = self._choose(point.whole, point.name, derive=False)
         if isinstance(whole, NotFound) and point.shape is not PointShape.TUPLE:
-            whole = self.choose(_concrete(point), point.name, derive=False)
+            whole = self._choose(_concrete(point), point.name, derive=False)
         if isinstance(whole, SingleBean) or point.name is not None:
             return whole
         pairs = self._matching(point.wants, derive=False)
@@ -353,6 +360,12 @@ class BeanGraph:
 
     def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
         """Return the bean for a type and a name, or the candidates if none or several match."""
+        with self._lock:
+            found = self._choose(wanted, name, derive=derive)
+            self._resolve_all()
+            return found
+
+    def _choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
         wanted = plain(wanted)
         if not is_key(wanted):
             return self._named(name) if name is not None and wanted in (Any, object) else NotFound()

@@ -47,7 +47,8 @@ def find_unmet_points(graph: BeanGraph) -> Iterator[Problem]:
 def find_duplicate_names(graph: BeanGraph) -> Iterator[Problem]:
     """Yield beans whose provider has the same name as another provider."""
     first: dict[str, Bean] = {}
-    for bean, name in zip(graph.beans, provider_names(graph), strict=True):
+    beans = graph.beans
+    for bean, name in zip(beans, provider_names(graph, beans), strict=True):
         definition = bean.definition
         if bean.key in graph.templates or definition.implicit or definition.problems:
             continue

@@ -8,14 +8,14 @@ created (`resolvers`), providers of other containers as beans (`foreign`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from dependency_injector import containers, providers
 
 from .descriptions import provider_names
-from .graph import BeanGraph
+from .graph import Bean, BeanGraph
 from .scopes import OpenScope
 from .values import DEFAULT, Constant, SingleBean, Value, beans_in
 
@@ -144,7 +144,6 @@ class Providers:
         self.container = containers.DynamicContainer()
         self._reserved = frozenset(dir(self.container))
         self._of_bean: list[BeanProvider] = []
-        self.grow()
 
     def __getitem__(self, key: int) -> BeanProvider:
         return self._of_bean[key]
@@ -164,22 +163,16 @@ class Providers:
         """Return the overridden beans."""
         return frozenset(key for key, each in enumerate(self._of_bean) if each.last_overriding is not None)
 
-    @property
-    def has_all(self) -> bool:
-        """Return True if each bean has a provider."""
-        return len(self._of_bean) == len(self._graph.beans)
-
-    def grow(self) -> None:
-        """Create providers for beans that were added to the graph."""
-        first = len(self._of_bean)
-        for bean in self._graph.beans[first:]:
-            provider = BeanProvider(bean.definition.factory).belong_to(self._started, self._graph.single(bean.key))
-            self._of_bean.append(provider)
-        names = provider_names(self._graph, first, self.container.providers)
-        named = zip(names, self._graph.beans[first:], strict=True)
-        for name, bean in sorted(named, key=lambda each: each[1].definition.implicit):
+    def grow(self, beans: Sequence[Bean]) -> None:
+        """Create providers for those of the beans that have none. `beans` are all beans of the graph at one time."""
+        new = beans[len(self._of_bean) :]
+        names = provider_names(self._graph, new, self.container.providers)
+        self._of_bean += [
+            BeanProvider(each.definition.factory).belong_to(self._started, self._graph.single(each.key)) for each in new
+        ]
+        for name, bean in sorted(zip(names, new, strict=True), key=lambda each: each[1].definition.implicit):
             self._put(name, bean.key)
-        for bean in self._graph.beans[first:]:
+        for bean in new:
             self._inject(self._of_bean[bean.key], bean.needs)
 
     def _put(self, name: str, key: int) -> None:

@@ -50,7 +50,8 @@ class Wiring(Home):
         self._awaitable: dict[int, Any] = {}
         self._included = [(key, each.included) for key, each in enumerate(graph.definitions) if each.included]
         self.providers = Providers(graph, self)
-        self._plan_again()
+        self._followed = 0
+        self._grow()
 
     def _plan_again(self) -> None:
         """Forget the generated functions and plans: beans were added, or an override began or ended."""
@@ -75,15 +76,20 @@ class Wiring(Home):
 
     def follow_graph(self) -> None:
         """Add providers for beans that the graph gained: settings and generic classes that were requested first."""
-        if self.providers.has_all:
+        if self._followed == len(self.graph.beans):
             return
         with self._growing:
-            if self.providers.has_all:
+            if self._followed == len(self.graph.beans):
                 return
             if problems := list(find_problems(self.graph)):
                 raise IllegalConfigurationError(problems)
-            self.providers.grow()
-            self._plan_again()
+            self._grow()
+
+    def _grow(self) -> None:
+        beans = self.graph.beans  # other threads may add more meanwhile
+        self.providers.grow(beans)
+        self._plan_again()
+        self._followed = len(beans)  # last, so that no thread uses the old plan for a new bean
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""

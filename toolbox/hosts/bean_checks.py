@@ -212,7 +212,7 @@ def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -
         first = beans_in(graph.value_of(point_of(named.reference.bean, named.where)))
         pending, seen = list(first), set(first)
         while pending:
-            bean = graph.beans[pending.pop()]
+            bean = graph[pending.pop()]
             if bean.definition.source is cls or bean.definition.provides is cls:
                 fact = (
                     f"{type_name(named.reference.type)} depends on {cls.__name__}, so it would call itself without end"
