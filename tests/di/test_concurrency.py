@@ -1,8 +1,10 @@
 """Concurrent lookups of one bean, and beans that need themselves."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +19,7 @@ from toolbox import (
     produces,
     request_scoped,
 )
+from toolbox.di.creating import BeanStore
 
 pytestmark = pytest.mark.anyio
 
@@ -309,6 +312,35 @@ async def test_beans_that_wait_for_each_other_in_threads_are_an_error() -> None:
                 asyncio.to_thread(c.get, A), asyncio.to_thread(c.get, B), return_exceptions=True
             )
     assert any(isinstance(each, IllegalConfigurationError) for each in found)
+
+
+class Settled(BeanStore):
+    """A scope in which a bean was settled between the look at `making` and the wait."""
+
+    def __init__(self) -> None:
+        self.store, self.making = {1: "bean"}, {}
+
+
+def wait_on_loop(scope: Settled) -> None:
+    asyncio.run(scope.wait_until_settled(1))
+
+
+def wait_on_thread(scope: Settled) -> None:
+    assert scope._wait_on_thread(1, threading.get_ident())
+
+
+@pytest.mark.parametrize("wait", [wait_on_loop, wait_on_thread])
+def test_waiting_for_a_settled_bean_wakes_all_and_does_not_keep_the_scope(wait: Callable[[Settled], None]) -> None:
+    scope, woken = Settled(), threading.Event()
+    scope._notify(1, woken.set)  # another one has just begun to wait
+
+    wait(scope)
+
+    assert woken.is_set()
+    kept = weakref.ref(scope)
+    del scope
+    gc.collect()
+    assert kept() is None
 
 
 async def test_slow_beans_do_not_delay_others() -> None:

@@ -103,7 +103,7 @@ class BeanStore:
                 self._refuse_endless_wait(key, me)
                 self._notify(key, made.set)
                 if key not in self.making:
-                    made.set()
+                    self._wake_waiting(key)
                 else:
                     _waiting_threads[me] = (self, key)
             made.wait()
@@ -162,7 +162,7 @@ class BeanStore:
             self._refuse_endless_wait(key, within)
             self._notify(key, notify)
             if key not in self.making:
-                wake()
+                self._wake_waiting(key)
             elif within is not None:
                 for each in within.chain:
                     each.waits.append(entry)
@@ -178,12 +178,20 @@ class BeanStore:
     # --- waiting for each other
 
     def _notify(self, key: int, waker: Callable[[], None]) -> None:
+        """Let `waker` be called when the bean is settled. Look at `making` after this, not before.
+
+        The creator leaves `making`, then looks for wakers. So either it finds this one, or the caller sees that the
+        bean is settled. Then it calls `_wake_waiting`: no creator may ever look again, and `_wakers` keeps the scope.
+        """
         _wakers.setdefault((self, key), []).append(waker)
 
     def _wake(self, key: int) -> None:
         with _waiting_lock:
-            wakers = _wakers.pop((self, key), ())
-        for wake in wakers:
+            self._wake_waiting(key)
+
+    def _wake_waiting(self, key: int) -> None:
+        """Wake all who wait for the bean, and forget them. The caller holds the lock."""
+        for wake in _wakers.pop((self, key), ()):
             wake()
 
     def _refuse_endless_wait(self, key: int, me: int | AsyncCreation | None) -> None:
