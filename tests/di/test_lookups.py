@@ -21,6 +21,7 @@ from toolbox import (
     request_scoped,
 )
 from toolbox.container import internals_of
+from toolbox.di import resolvers
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +112,38 @@ async def test_lookups_before_start_and_after_stop_raise_an_error() -> None:
         c.get(Square)
     with pytest.raises(ContainerNotStartedError, match="Square"):
         await c.aget(Square)
+
+
+class Preferences(dict[str, str]):
+    """A seed that cannot be hashed."""
+
+
+def test_code_for_a_default_that_cannot_be_hashed_is_generated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = Preferences(language="de"), Preferences(language="de")
+    generated: list[object] = []
+
+    def note_and_compile(source: Any, *rest: Any) -> Any:
+        generated.append(source)
+        return compile(source, *rest)
+
+    def show(preferences: Preferences = own) -> Preferences:
+        return preferences
+
+    def show_other(preferences: Preferences = other) -> Preferences:
+        return preferences
+
+    monkeypatch.setattr(resolvers, "compile", note_and_compile, raising=False)
+    with Container(seeds=[Preferences]) as container:
+        assert container.call(show) is own
+        assert container.call(show_other) is other
+        count = len(generated)
+        assert count > 0
+
+        assert container.call(show) is own
+        assert container.call(show_other) is other
+        with container.request_scope({Preferences: Preferences(language="en")}):
+            assert container.call(show) == {"language": "en"}
+        assert len(generated) == count
 
 
 # --- seeds

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .graph import BeanGraph
 from .injection_points import MISSING
 from .scopes import OpenScope
-from .values import SingleBean, Value, beans_in
+from .values import SingleBean, Value, as_key, beans_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,9 @@ class Planner:
 
     def plan(self, value: Value) -> Plan:
         """Return the plan for a value."""
-        try:
-            plan = self._plans.get(value)
-            if plan is None:
-                plan = self._plans[value] = self._new_plan(value, lambda _: False)
-        except TypeError:  # a default that cannot be hashed
-            return self._new_plan(value, lambda _: False)
+        key = as_key(value)
+        if (plan := self._plans.get(key)) is None:
+            plan = self._plans[key] = self._new_plan(value, lambda _: False)
         return plan
 
     def plan_outside(self, value: Value) -> Plan:

@@ -32,7 +32,7 @@ from .decorators import Scope
 from .graph import Bean, BeanGraph
 from .injection_points import MISSING
 from .scopes import ApplicationScope, Home, MustAwait, OpenScope
-from .values import DEFAULT, BeanDict, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
+from .values import DEFAULT, BeanDict, BeanList, Constant, LazyBean, NotFound, SingleBean, Value, as_key
 
 Resolver: TypeAlias = Callable[[OpenScope], Any]
 """Returns a value for a scope; it can raise `MustAwait`. An async one returns an awaitable of the value."""
@@ -83,12 +83,10 @@ class Resolvers:
 
     def find_lookup(self, value: Value) -> Lookup:
         """Return how to get a value."""
-        try:
-            if (known := self._of_value.get(value)) is not None:
-                return known
-        except TypeError:  # a default that cannot be hashed
-            return self._new_lookup(value)
-        return self._of_value.setdefault(value, self._new_lookup(value))
+        key = as_key(value)
+        if (known := self._of_value.get(key)) is not None:
+            return known
+        return self._of_value.setdefault(key, self._new_lookup(value))
 
     def _new_lookup(self, value: Value) -> Lookup:
         plan = self.planner.plan(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ..introspection import is_hashable
 from .injection_points import MISSING
 
 
@@ -61,6 +62,28 @@ Value: TypeAlias = SingleBean | BeanList | BeanDict | Constant | LazyBean | NotF
 
 DEFAULT = Constant(MISSING)
 """The parameter is omitted, so its default applies."""
+
+
+class _ByIdentity:
+    """A default that cannot be hashed: equal to itself only."""
+
+    __slots__ = ("default",)
+
+    def __init__(self, default: object) -> None:
+        self.default = default
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.default is self.default
+
+    def __hash__(self) -> int:
+        return id(self.default)
+
+
+def as_key(value: Value) -> Value:
+    """Return what stands for a value in the keys of a dict: the value, unless its default cannot be hashed."""
+    if isinstance(value, SingleBean) and not is_hashable(value.absent):
+        return SingleBean(value.bean, _ByIdentity(value.absent))
+    return value
 
 
 def beans_in(value: Value) -> tuple[int, ...]:
