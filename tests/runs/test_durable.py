@@ -33,6 +33,7 @@ from toolbox import (
     user_message,
 )
 from toolbox.errors import RunStoreError
+from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
 from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, ToolInterceptor, interceptors
 from toolbox.limits import CostEstimator, UsageLimits
 from toolbox.runs import (
@@ -149,6 +150,22 @@ async def test_errors_of_a_durable_method_reach_its_caller_and_are_stored() -> N
         with pytest.raises(RunFailedError) as raised:
             await here.get(Desk).ask("r", "x")
     assert (raised.value.error_type, raised.value.text) == ("LookupError", "no model")
+
+
+def test_a_synchronous_durable_method_can_have_a_synchronous_input_guardrail() -> None:
+    class Short(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            ran.append(request.user_message.text)
+            return self.success()
+
+    @register_ai_service(durable=True)
+    class Guarded(Protocol):
+        @input_guardrails(Short)
+        def ask(self, text: str) -> str: ...
+
+    with container(Kept(), "hi", services=(Guarded, Short)) as started:
+        assert started.get(Guarded).ask("hello") == "hi"
+    assert ran == ["hello"]
 
 
 async def test_cancelling_the_caller_does_not_cancel_the_run() -> None:

@@ -48,7 +48,8 @@ class Invocation(InterruptibleCall):
 
     `state` is the current state, once it `has_begun`, and `end` is the last effect. `history` is the conversation so
     far; a layer may set `history` and `user_message` before the invocation begins. With a `state`, it resumes there.
-    `message` is the user message, if it is not that of the arguments.
+    `message` is the user message, if it is not that of the arguments. With `caller_waits`, the thread of the caller
+    must wait with `caller_runner().wait_for(…)`, which runs blocking tools.
     """
 
     model: ChatModel
@@ -89,7 +90,7 @@ class Invocation(InterruptibleCall):
         arguments: Mapping[str, Any],
         *,
         as_tool: bool = False,
-        on_loop: bool = False,
+        caller_waits: bool = False,
         state: State | None = None,
         place: PlaceInRun | None = None,
         message: UserMessage | None = None,
@@ -105,7 +106,7 @@ class Invocation(InterruptibleCall):
         self.stored_state = state if restored is None else restored.state
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
-        self.runner = self._make_runner(as_tool, on_loop)
+        self.runner = self._make_runner(caller_waits)
         memory_id = None if as_tool else plan.find_memory_id(arguments)
         self.memory_key = plan.find_conversation(memory_id)
         self.caller: Caller | None = None if self.memory_key is None else caller_here()
@@ -133,12 +134,10 @@ class Invocation(InterruptibleCall):
         if place is not None or plan.options.limits is not None or current_account.get() is not None:
             self.account = self._open_account(restored)
 
-    def _make_runner(self, as_tool: bool, on_loop: bool) -> LoopRunner:
-        """Return the runner of the tools: with the thread of the caller, if one waits for a synchronous method."""
+    def _make_runner(self, caller_waits: bool) -> LoopRunner:
+        """Return the runner of the tools: with the thread of the caller, if it waits and serves their calls."""
         pool = self.plan.options.concurrent_tools
-        # In a run that continues elsewhere, no caller waits on a thread.
-        is_on_loop = self.plan.is_async or on_loop or (self.is_recorded and not as_tool)
-        kind = LoopRunner if is_on_loop else CallerRunner
+        kind = CallerRunner if caller_waits else LoopRunner
         return kind(self.host.workers, pool if isinstance(pool, Executor) else None)
 
     def _open_account(self, restored: StoredInvocation | None) -> Account | None:

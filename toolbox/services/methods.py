@@ -72,9 +72,10 @@ def _begin_admitted(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str,
 
     Raises `UnauthenticatedError` or `ForbiddenError`.
     """
+    begin = functools.partial(Invocation, plan, host, arguments, caller_waits=plan.is_sync_stream)
     if plan.access is None:
-        return lambda: Invocation(plan, host, arguments)
-    invocation = Invocation(plan, host, arguments)
+        return begin
+    invocation = begin()
     admit(invocation)
     return invocation.restart_clock
 
@@ -111,7 +112,7 @@ def _wait_for_call(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, 
     if plan.durable and not (as_tool and is_part_of_run()):
         calling = asyncio.run_coroutine_threadsafe(host.runs.call(plan, arguments), loop)
         return given_up_with_outer(calling).result()
-    invocation = Invocation(plan, host, arguments, as_tool=as_tool)
+    invocation = Invocation(plan, host, arguments, as_tool=as_tool, caller_waits=True)
     runner = invocation.caller_runner()  # before the invocation can start on the loop's thread
     running = asyncio.run_coroutine_threadsafe(_run_while_caller_waits(invocation), loop)
     return runner.wait_for(given_up_with_outer(running))

@@ -305,7 +305,7 @@ def watched_call(
     begun: list[Invocation] = []
 
     def begin() -> Invocation:
-        begun.append(Invocation(plan, host, bound, on_loop=True))
+        begun.append(Invocation(plan, host, bound))
         begun[0].yields_suspension = True
         return begun[0]
 
