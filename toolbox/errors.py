@@ -608,6 +608,14 @@ class LeaseLostError(_WithFacts, FrameworkError):
     template = "this process no longer owns run {run_id}, because its lease expired; another process runs it now"
 
 
+def leaves_run_unchanged(error: BaseException, run_id: str) -> bool:
+    """Return True for an error after which this run stays as it is, so that it can be continued.
+
+    A tool may raise the same kinds of errors about other runs.
+    """
+    return isinstance(error, (LeaseLostError, RunStoreError, RunIncompatibleError)) and error.run_id == run_id
+
+
 class RunFailedError(_WithFacts, ToolboxError):
     """A run has failed: `.error_type` is the name of the exception's type, `.text` its message."""
 

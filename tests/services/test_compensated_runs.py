@@ -24,7 +24,7 @@ from toolbox import (
     tool,
     user_message,
 )
-from toolbox.errors import RunStoreError
+from toolbox.errors import RunIncompatibleError, RunStoreError
 from toolbox.guardrails import (
     GuardrailResult,
     ToolOutputGuardrail,
@@ -196,6 +196,29 @@ async def test_a_durable_run_that_another_process_continues_undoes_each_tool_onc
         assert await second.runs.result(run, timeout=60) == "sorry"
     assert len(bank.undone) == 1
     assert results(model) == [rolled_back("credit"), ("bob has no money", True)]
+
+
+async def test_a_durable_run_that_fails_with_an_error_about_another_run_undoes_its_tools() -> None:
+    class Waiting(Bank):
+        @tool
+        async def resume(self) -> str:
+            raise RunIncompatibleError("another run", "it has changed")
+
+    class Ledger(InMemoryRunStore):
+        persistent = True
+
+    @register_ai_service(tools=Waiting, compensate_on_failure=True, durable=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    bank = Waiting()
+    container = Container(models={"default": ScriptedChatModel([CREDIT, tool_call("resume")])})
+    async with container.register(Desk).register_instance(bank).register_instance(Ledger(), RunStore):
+        with pytest.raises(RunIncompatibleError, match="another run"):
+            await container.get(Desk).ask("q")
+        assert [each[0] for each in bank.undone] == ["credit"]
+        [run] = await container.runs.list(status="failed")
+        assert run.method == "ask"
 
 
 async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_path: Path) -> None:

@@ -12,7 +12,17 @@ import pytest
 
 from tests.listening import Events
 from tests.services.bank import CREDIT, WITHDRAW, Bank, Trips, assistant, book, results, rolled_back, trips
-from toolbox import AiMessage, CompensatedEvent, Compensation, compensate_for, hide_details, return_to_model, tool
+from toolbox import (
+    AiMessage,
+    CompensatedEvent,
+    Compensation,
+    ToolExecution,
+    compensate_for,
+    hide_details,
+    return_to_model,
+    tool,
+)
+from toolbox.errors import RunStoreError
 from toolbox.runs import IdempotencyKey, RunId
 from toolbox.testing import tool_call
 
@@ -135,6 +145,20 @@ async def test_a_failing_compensation_is_logged_and_the_others_still_run(caplog:
         "Tool 'book' was executed successfully; undoing it after the failure of tool 'withdraw' failed",
         True,
     )
+
+
+async def test_an_error_of_a_compensation_about_a_run_is_logged_like_others() -> None:
+    class Ledger(Bank):
+        @compensate_for("credit")
+        def uncredit(self, execution: ToolExecution) -> None:
+            self.undone.append("credit")
+            raise RunStoreError("another run", "no connection")
+
+    bank = Ledger()
+    service, model, _ = assistant(AiMessage(None, [book("car"), CREDIT, WITHDRAW]), "sorry", tools=[bank])
+    assert (await service.ask("q")).content == "sorry"
+    assert bank.undone == ["credit", ("car", 1)]
+    assert results(model)[0] == rolled_back("book")
 
 
 @pytest.mark.parametrize(

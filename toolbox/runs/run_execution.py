@@ -23,8 +23,7 @@ from ..errors import (
     LeaseLostError,
     RunBusyError,
     RunCancelledError,
-    RunIncompatibleError,
-    RunStoreError,
+    leaves_run_unchanged,
 )
 from ..events import RunResumedEvent, RunStartedEvent
 from ..services.driver import run, stream
@@ -48,14 +47,6 @@ T = TypeVar("T")
 
 PutEvent: TypeAlias = Callable[[ServiceEvent | None], Awaitable[None]]
 """Passes on an event of a run, and waits until its reader has room. None: the answers are stored, the run begins."""
-
-_UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
-"""Errors after which the run stays as it is, so that it can be continued."""
-
-
-def _leaves_unchanged(error: Exception, run_id: str) -> bool:
-    """Return True for an error of this run itself; a tool may raise the same kinds of errors about other runs."""
-    return isinstance(error, _UNCHANGED) and error.run_id == run_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +173,7 @@ class RunExecution:
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
                 logger.warning("another process has taken over run %s", owned.id)
-            elif _leaves_unchanged(error, owned.id):
+            elif leaves_run_unchanged(error, owned.id):
                 raise
             else:
                 logger.info("run %s failed: %s: %s", owned.id, type(error).__name__, message_of(error))
@@ -269,7 +260,7 @@ class RunExecution:
                     self._host.listeners.tell(event(invocation.context, run.id, document.trace))
                 result = await self._run_method(invocation, log, put)
         except Exception as error:
-            if _leaves_unchanged(error, run.id):
+            if leaves_run_unchanged(error, run.id):
                 raise
             if document.cancels:
                 if not isinstance(error, RunCancelledError):

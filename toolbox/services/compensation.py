@@ -21,7 +21,7 @@ from typing import Any
 from ..bean_references import definitions_of
 from ..chat import AiMessage, ToolExecution, ToolExecutionResultMessage, ToolSpecification
 from ..context import Cancellation, current_invocation, in_tool
-from ..errors import LeaseLostError, Problem, RunIncompatibleError, RunStoreError
+from ..errors import Problem, leaves_run_unchanged
 from ..events import CompensatedEvent, Listeners
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
@@ -264,10 +264,6 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
         raise
 
 
-_UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
-"""Errors after which another process continues a recorded run."""
-
-
 async def _undo_failed(invocation: Invocation, error: BaseException, has_left: bool) -> None:
     """Undo all tools of the invocation that succeeded and have not been undone, the last one first.
 
@@ -278,7 +274,7 @@ async def _undo_failed(invocation: Invocation, error: BaseException, has_left: b
         await _undo(invocation, _to_undo(invocation), has_left)
         return
     error = _limit_behind(error, invocation)
-    if isinstance(error, Exception) and not isinstance(error, _UNCHANGED):
+    if isinstance(error, Exception) and not leaves_run_unchanged(error, place.session.id):
         written = place.session.failure_at(place.path)
         if written is not None:
             await _undo(invocation, [fields_from_dict(_Undo, each) for each in written["undo"]], has_left)
@@ -369,9 +365,9 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
             ran = each.call_that_ran(invocation)
             arguments = _json_arguments(ran)
             await _call(compensation, each, ran, invocation, caller_left, _place_of(position, invocation))
-        except (LeaseLostError, RunStoreError):  # another process continues the run
-            raise
         except Exception as error:
+            if invocation.place is not None and leaves_run_unchanged(error, invocation.place.session.id):
+                raise  # another process continues the run
             failure = error
             logger.error(
                 "%s failed to undo tool %r: %s",
