@@ -12,6 +12,7 @@ from toolbox import (
     AiMessage,
     Container,
     ToolAbort,
+    ToolboxSettings,
     ToolExecuted,
     ToolExecution,
     ToolExecutionResult,
@@ -193,6 +194,70 @@ async def test_a_second_cancellation_while_tools_clean_up_undoes_everything() ->
         await task
     assert tools.undone == 1
     assert [each.request.name for each in record.tool_executions] == ["succeed"]
+
+
+class SlowToUndo(Waiting):
+    """A tool whose compensation waits until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.undoing, self.released, self.undone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def pay(self) -> str:
+        return "paid"
+
+    @compensate_for(pay)
+    async def pay_back(self) -> None:
+        self.undoing.set()
+        await self.released.wait()
+        self.undone.set()
+
+
+@register_ai_service(tools=SlowToUndo, compensate_on_failure=True)
+class Cashier(Protocol):
+    async def ask(self, text: str) -> str: ...
+
+
+async def start_a_payment(tools: SlowToUndo) -> tuple[Container, "asyncio.Task[str]"]:
+    """Start a container and a call that has paid and waits."""
+    model = ScriptedChatModel([tool_call("pay"), tool_call("wait_for_ever")])
+    container = Container(models={"default": model}, settings=ToolboxSettings(stop_timeout=100))
+    await container.register(Cashier).register_instance(tools).__aenter__()
+    call = asyncio.create_task(container.get(Cashier).ask("q"))
+    await tools.started.wait()
+    return container, call
+
+
+async def test_a_call_that_the_stop_cancels_has_time_to_undo_its_tools(clock: Clock) -> None:
+    container, call = await start_a_payment(tools := SlowToUndo())
+    stopping = asyncio.create_task(container.__aexit__(None, None, None))
+    while not (tools.undoing.is_set() or stopping.done()):
+        clock.advance(1)
+        await asyncio.sleep(0)
+    for _ in range(20):
+        clock.advance(1)
+        await asyncio.sleep(0)
+    assert not stopping.done()
+    tools.released.set()
+    await stopping
+    assert tools.undone.is_set()
+    assert call.cancelled()
+
+
+async def test_a_stop_names_the_compensation_that_does_not_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    container, call = await start_a_payment(tools := SlowToUndo())
+    call.cancel()
+    await tools.undoing.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    stopping = asyncio.create_task(container.__aexit__(None, None, None))
+    while not stopping.done():
+        clock.advance(101)
+        await asyncio.sleep(0)
+    assert caplog.messages == ["cancelled because the container is stopping (waited 100 s): Cashier.ask (compensation)"]
+    tools.released.set()
+    await tools.undone.wait()
 
 
 async def test_a_deadline_undoes_everything(clock: Clock) -> None:

@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -214,7 +214,7 @@ def compensating(perform: Perform) -> Perform:
         if isinstance(effect, RunTool):
             return _with_arguments(await perform(effect, invocation), invocation)
         if invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
-            await _await_to_its_end(_undo_round(invocation, failed))
+            await _await_to_its_end(_undo_round(invocation, failed), invocation)
             effect = CallModel(request_of(invocation.rules, invocation.state))
         return await perform(effect, invocation)
 
@@ -260,7 +260,7 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
         if invocation.has_begun:
             # The caller of a cancelled method may have left, so its thread cannot run anything.
             has_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
-            await _await_to_its_end(_undo_failed(invocation, error, has_left))
+            await _await_to_its_end(_undo_failed(invocation, error, has_left), invocation)
         raise
 
 
@@ -479,12 +479,21 @@ def _result_positions(state: State) -> dict[int, int]:
     return found
 
 
-_background: set[asyncio.Task[None]] = set()
+async def _await_to_its_end(work: Coroutine[Any, Any, object], invocation: Invocation) -> None:
+    """Await `work`, which continues if the waiting is cancelled. The container knows it, and waits for it."""
+    where = f"{invocation.where} (compensation)"
 
+    async def tracked() -> None:
+        with invocation.host.running.undoing(where):
+            await work
 
-async def _await_to_its_end(work: Any) -> None:
-    """Await `work`, which continues if the waiting is cancelled."""
-    task: asyncio.Task[None] = asyncio.create_task(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
-    await asyncio.shield(task)
+    def log_error(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            logger.error("%s failed: %s", where, error, exc_info=error)
+
+    task = asyncio.create_task(tracked())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(log_error)  # nobody else sees it
+        raise

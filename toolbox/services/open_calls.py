@@ -29,6 +29,7 @@ class Running:
 
     def __init__(self) -> None:
         self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
+        self._undoing: set[asyncio.Task[object] | None] = set()
         self._streams: dict[int, tuple[str, weakref.ref[Closable], asyncio.Task[None]]] = {}
         self._numbers = count()
         self._ended = asyncio.Event()
@@ -43,6 +44,17 @@ class Running:
         finally:
             del self._tasks[number]
             self._ended.set()
+
+    @contextmanager
+    def undoing(self, label: str) -> Iterator[None]:
+        """Track the current task, which undoes tools inside the block: `stop` waits for it, and does not cancel it."""
+        task = asyncio.current_task()
+        self._undoing.add(task)
+        try:
+            with self.task(label):
+                yield
+        finally:
+            self._undoing.discard(task)
 
     def open_stream(self, label: str, stream: Closable, task: asyncio.Task[None]) -> None:
         """Track an open stream until its task ends, with a weak reference: a stream that is dropped ends its task."""
@@ -61,14 +73,18 @@ class Running:
     async def stop(self, timeout: float) -> list[str]:
         """Cancel the invocations, and close the open streams for up to `timeout` seconds, at least one.
 
-        Returns the labels of the cancelled invocations.
+        Compensations are not cancelled. Returns the labels of the cancelled invocations, and of the compensations that
+        have not ended.
         """
         late = self._under_way()
         for _, task in late:
-            if task is not None:
+            if task is not None and task not in self._undoing:
                 task.cancel()
         if late:
-            await self.wait_for_end(1.0)
+            # Cancelled calls end at once, unless they undo their tools. That takes as long as calls of tools do, and
+            # nobody else undoes them later: so it gets the same time again.
+            await self.wait_for_end(max(timeout, 1.0))
+            late += [each for each in self._under_way() if each not in late]
         closing = [asyncio.create_task(_close(*each)) for each in list(self._streams.values())]
         if closing:
             _, late_to_close = await asyncio.wait(closing, timeout=max(timeout, 1.0))
