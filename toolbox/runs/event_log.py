@@ -68,7 +68,8 @@ def event_from_json(text: str) -> ServiceEvent:
             ids = written.get("call_ids", [""] * len(pending))
             calls = (call_from_dict(each, started_by, id_) for each, id_ in zip(pending, ids, strict=True))
             return RunSuspended(written["run_id"], tuple(calls))
-        values = {name: value for name, value in written.items() if name not in ("version", "type")}
+        # Other fields are of a later release.
+        values = {each.name: written[each.name] for each in fields(kind) if each.name in written}
         for name in _FORMS.keys() & values.keys():
             values[name] = _FORMS[name][1](values[name])
         return cast("ServiceEvent", kind(**values))

@@ -130,7 +130,7 @@ def response_from_dict(written: Any) -> ChatResponse:
         "token_usage": None if usage is None else fields_from_dict(TokenUsage, usage),
         "finish_reason": None if reason is None else FinishReason(reason),
     }
-    return ChatResponse(**{**written, **known})
+    return ChatResponse(**{**_known_fields(written, ChatResponse), **known})
 
 
 def execution_to_dict(execution: ToolExecution) -> Json:
@@ -150,7 +150,12 @@ def execution_from_dict(written: Any) -> ToolExecution:
         "request": request_from_dict(written["request"], "request"),
         "started_at": datetime.fromisoformat(written["started_at"]),
     }
-    return ToolExecution(**{**written, **known})
+    return ToolExecution(**{**_known_fields(written, ToolExecution), **known})
+
+
+def _known_fields(written: Json, kind: type[Any]) -> Json:
+    """Return the fields that `kind` has. Others are of a later release."""
+    return {name: written[name] for name in kind.__slots__ if name in written}
 
 
 _MESSAGE = StoredForm(message_to_dict, message_from_dict)
