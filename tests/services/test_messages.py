@@ -1,6 +1,7 @@
 """Messages to the model: templates, files, functions, history, contents and the user message."""
 
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
@@ -597,7 +598,12 @@ async def test_an_image_alone_is_a_user_message() -> None:
     assert model.requests[0].messages == (SystemMessage("Describe the image."), UserMessage([image]))
 
 
-@pytest.mark.parametrize("annotation", [Callable[[], int], dict[str, int], set[str], type[str], Iterator[str]])
+BARE_SEQUENCES = [list, typing.List, typing.Sequence, tuple[()]]  # noqa: UP006 - as older programs write it
+
+
+@pytest.mark.parametrize(
+    "annotation", [Callable[[], int], dict[str, int], set[str], type[str], Iterator[str], *BARE_SEQUENCES]
+)
 def test_a_parameter_that_is_neither_text_nor_contents_is_not_the_user_message(annotation: Any) -> None:
     class Service(Protocol):
         async def ask(self, value: annotation) -> str: ...  # type: ignore[valid-type]  # a parameter of this test

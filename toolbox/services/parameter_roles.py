@@ -147,11 +147,8 @@ def is_call_options(parameter: Parameter) -> bool:
 
 def _is_history(parameter: Parameter) -> bool:
     """Return True for a sequence of messages, which is sent before the user message."""
-    annotation = unwrapped(parameter.annotation).type
-    origin = get_origin(annotation)
-    if not (isinstance(origin, type) and issubclass(origin, Sequence)):
-        return False
-    return _members(get_args(annotation)[0]) <= set(get_args(Message))
+    item = _item_type(unwrapped(parameter.annotation).type)
+    return item is not None and _members(item) <= set(get_args(Message))
 
 
 def _is_content(parameter: Parameter) -> bool:
@@ -170,8 +167,15 @@ def _may_speak(parameter: Parameter) -> bool:
 
 def _members(annotation: Any) -> set[Any]:
     """Return the types of a union or of a sequence's items, or the type itself."""
+    item = _item_type(annotation)
+    if item is not None:
+        annotation = item
+    return set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
+
+
+def _item_type(annotation: Any) -> Any:
+    """Return the type of a sequence's items; None for other types, and for sequences that have none: `typing.List`."""
     origin = get_origin(annotation)
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        annotation = get_args(annotation)[0]
-        origin = get_origin(annotation)
-    return set(get_args(annotation)) if origin in (Union, UnionType) else {annotation}
+        return next(iter(get_args(annotation)), None)
+    return None
