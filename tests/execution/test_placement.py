@@ -14,11 +14,13 @@ from toolbox import (
     BlockingCallNotAllowedError,
     Container,
     IllegalConfigurationError,
+    InvocationContext,
     Problem,
     Result,
     ToolboxSettings,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
+    ToolProviderRequest,
     ToolSpecification,
     blocking,
     create_ai_service,
@@ -26,6 +28,7 @@ from toolbox import (
     register_ai_service,
     run_on,
     run_on_thread,
+    system_message,
     tool,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -229,6 +232,36 @@ async def test_run_on_accepts_any_concurrent_futures_executor() -> None:
     model = ScriptedChatModel([tool_call("there"), "done"])
     result = await create_ai_service(Both, chat_model=model, tools=(there,)).chat("x")
     assert result.tool_executions[0].result == "ran"
+
+
+# --- functions that are not tools
+
+
+async def test_the_markers_of_messages_and_providers_say_where_they_run() -> None:
+    seen: dict[str, list[str]] = {}
+
+    with ThreadPoolExecutor(1, thread_name_prefix="mine") as mine:
+        marks = {"blocking": blocking, "non_blocking": non_blocking, "thread": run_on_thread, "executor": run_on(mine)}
+        for kind, mark in marks.items():
+            places = seen.setdefault(kind, [])
+
+            @mark
+            def prompt(context: InvocationContext, places: list[str] = places) -> str:
+                places.append(where())
+                return "Be short."
+
+            @mark
+            def provide(request: ToolProviderRequest, places: list[str] = places) -> None:
+                places.append(where())
+
+            class Service(Protocol):
+                @system_message(prompt)
+                async def chat(self, text: str) -> str: ...
+
+            await create_ai_service(Service, chat_model=ScriptedChatModel(["done"]), tool_provider=provide).chat("q")
+    assert seen["non_blocking"] == [where()] * 2
+    assert seen["executor"] == ["mine_0"] * 2
+    assert not {*seen["blocking"], *seen["thread"]} & {where(), "mine_0"}
 
 
 # --- problems

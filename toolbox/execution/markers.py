@@ -141,6 +141,11 @@ def execution_of(function: object, mark: Execution | None, returns: object = Non
     return NON_BLOCKING if returns_awaitable(returns) else BLOCKING
 
 
+def marked_execution(function: object) -> Execution:
+    """Return the execution of a function that is not a tool, such as a handler or a provider."""
+    return execution_of(function, getattr(function, EXECUTION_MARK, None))
+
+
 _MARKERS = {
     ExecutionModel.BLOCKING: "@blocking",
     ExecutionModel.NON_BLOCKING: "@non_blocking",

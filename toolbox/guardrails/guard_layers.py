@@ -28,7 +28,7 @@ from ..errors import (
 )
 from ..events import GuardrailExecutedEvent, GuardrailOutcome, Listeners
 from ..execution.cancellation import CancellationsHere, OwnCode
-from ..execution.markers import EXECUTION_MARK, execution_of, is_async
+from ..execution.markers import is_async, marked_execution
 from ..execution.runners import Runner
 from ..safe_text import printable
 from ..services.invocation import Invocation
@@ -94,7 +94,7 @@ async def _run_guardrail(
             if is_async(validate):
                 result = await OwnCode(validate(request))
             else:
-                execution = execution_of(validate, getattr(validate, EXECUTION_MARK, None))
+                execution = marked_execution(validate)
                 result = await place.runner.run(
                     execution, lambda: validate(request), f"{_name_class(named)} (guardrail)"
                 )

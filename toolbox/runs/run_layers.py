@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..context import complete_context
-from ..execution.markers import EXECUTION_MARK, execution_of
+from ..execution.markers import marked_execution
 from ..safe_text import printable
 from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
@@ -139,7 +139,7 @@ async def _ask_rule(tool: Tool, call: ToolCall) -> _ApprovalNeeded | None:
     needed: Any = tool.requires_approval
     if isinstance(needed, bool):
         return _ApprovalNeeded() if needed else None
-    execution = execution_of(needed, getattr(needed, EXECUTION_MARK, None))
+    execution = marked_execution(needed)
     try:
         visible = {name: given_or_default(value) for name, value in call.visible_arguments().items()}
         ask = functools.partial(needed, visible, call.context)

@@ -11,7 +11,7 @@ from typing import Any
 from ..bean_references import BeanReference
 from ..chat import Message
 from ..errors import IllegalConfigurationError, McpError, Problem, RunIncompatibleError
-from ..execution.markers import BLOCKING, COROUTINE, is_async
+from ..execution.markers import marked_execution
 from ..introspection import type_name
 from ..security import identity_in
 from ..tools.function_calls import with_layers
@@ -112,9 +112,9 @@ async def _ask_provider(
     context, place = invocation.context, invocation.place
     provide = getattr(bean, "provide_tools", bean)
     request = ToolProviderRequest(invocation.user_message, context.memory_id, context, names, messages)
-    kind, where = COROUTINE if is_async(provide) else BLOCKING, f"{invocation.plan.where} tool provider"
+    where = f"{invocation.plan.where} tool provider"
     try:
-        provided = await invocation.runner.run(kind, lambda: provide(request), where)
+        provided = await invocation.runner.run(marked_execution(provide), lambda: provide(request), where)
     except McpError as error:
         if not invocation.is_resumed or place is None:
             raise

@@ -5,13 +5,12 @@ Not here: reading the parameters (`tools.tool_calls`), calling a tool (`tools.fu
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError
-from ..execution.markers import BLOCKING, COROUTINE, is_async
+from ..execution.markers import marked_execution
 from ..execution.runners import Runner
 from ..tools.tool_calls import InjectedParameter, read_injected
 
@@ -25,9 +24,7 @@ async def call_with_beans(function: Callable[..., Any], where: str, scope: Activ
     if problems:
         raise IllegalConfigurationError(problems)
     beans = await find_beans(injected, scope)
-    kind = COROUTINE if is_async(function) else BLOCKING
-    value = await runner.run(kind, lambda: function(**beans), where)
-    return await value if inspect.isawaitable(value) else value
+    return await runner.run(marked_execution(function), lambda: function(**beans), where)
 
 
 async def find_beans(injected: Iterable[InjectedParameter], scope: ActiveScope) -> dict[str, Any]:

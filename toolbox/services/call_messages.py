@@ -12,7 +12,7 @@ from typing import Any
 
 from ..chat import CONTENT_TYPES, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
 from ..context import ActiveScope, InvocationContext
-from ..execution.markers import BLOCKING, COROUTINE, is_async
+from ..execution.markers import marked_execution
 from ..execution.runners import Runner
 from ..tools.tool_calls import InjectedParameter
 from .bean_calls import find_beans
@@ -96,8 +96,7 @@ class MethodMessages:
                 return SystemMessage(template.render(self._template_values(arguments)))
             case FunctionMessage(function) as message:
                 beans = await find_beans(message.injected, scope)
-                kind = COROUTINE if is_async(function) else BLOCKING
-                text = await runner.run(kind, lambda: function(context, **beans), self.where)
+                text = await runner.run(marked_execution(function), lambda: function(context, **beans), self.where)
                 if not isinstance(text, str):
                     returned = type(text).__name__
                     raise TypeError(f"the system message function of {self.where} returned {returned}, not str")

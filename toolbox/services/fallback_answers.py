@@ -16,7 +16,7 @@ from ..bean_references import definitions_of
 from ..chat import AiMessage, ChatResponse, FinishReason
 from ..errors import ModelError, Problem
 from ..events import FallbackUsedEvent
-from ..execution.markers import EXECUTION_MARK, Execution, awaitable_of, execution_of, execution_problems
+from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..introspection import EMPTY, Parameter, Signature, Unresolved, read_signature, type_name, unwrapped
 from ..models.fallback_marks import fallbacks_at
 from ..tools.results import awaited
@@ -51,8 +51,6 @@ class FallbackAnswer:
             arguments[ERROR] = error
         function = self.function
         value = await invocation.runner.run(self.execution, lambda: function(**arguments), self.where)
-        if (awaiting := awaitable_of(value)) is not None:
-            value = await awaiting
         output = invocation.plan.output
         said = value.content if isinstance(value, Result) and output.shape is Shape.RESULT else value
         try:

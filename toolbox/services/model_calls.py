@@ -22,7 +22,7 @@ from ..context import InvocationContext, current_invocation
 from ..di.scopes import request_hooks
 from ..events import InvocationEvent, Listeners, ModelFailedEvent, ModelRequestEvent, ModelResponseEvent
 from ..execution.cancellation import OwnCode
-from ..execution.markers import EXECUTION_MARK, execution_of
+from ..execution.markers import marked_execution
 from ..execution.runners import Runner
 from ..models.pools import ConnectionPools, current_pools
 from .host_needs import HostModels
@@ -67,7 +67,7 @@ async def _call_hook(hook: Callable[[], Any], call: ModelCall) -> None:
 
     One that returns a class of events has it sent: a database session knows no listeners.
     """
-    execution = execution_of(hook, getattr(hook, EXECUTION_MARK, None))
+    execution = marked_execution(hook)
     done = await call.runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
     is_event = isinstance(done, type) and issubclass(done, InvocationEvent)
     if is_event and call.host.listeners is not None:

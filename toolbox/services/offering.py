@@ -15,7 +15,7 @@ from ..bean_references import BeanReference
 from ..chat import ChatRequest, Message, ToolExecutionRequest, ToolExecutionResult, ToolExecutionResultMessage
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolRetry
-from ..execution.markers import EXECUTION_MARK, execution_of, is_async
+from ..execution.markers import is_async, marked_execution
 from ..search import ToolSearchRequest, ToolSearchResult, ToolSearchStrategy
 from ..tools.failures import return_to_model
 from ..tools.function_calls import with_layers
@@ -86,7 +86,7 @@ class _Search:
         if problems:
             raise IllegalConfigurationError(problems)
         search = self._strategy.search
-        execution = execution_of(search, getattr(search, EXECUTION_MARK, None))
+        execution = marked_execution(search)
         return with_layers(replace(tool, execution=execution), self._invocation.plan.layers.tools)
 
     def narrowed(self, request: ChatRequest) -> ChatRequest:

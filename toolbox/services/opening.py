@@ -11,7 +11,7 @@ from typing import Any
 from ..bean_references import BeanReference
 from ..chat import ChatModel, ChatRequest, ChatRequestParameters, Message, UserMessage
 from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError
-from ..execution.markers import EXECUTION_MARK, execution_of
+from ..execution.markers import marked_execution
 from ..models.routing import names_of_router
 from ..tools.tool_calls import ToolEnvironment
 from .added_tools import find_dynamic_tools, find_toolset
@@ -89,7 +89,7 @@ async def _ask_router(invocation: Invocation, request: ChatRequest) -> str:
     """Return the name of the model that the router chooses. Raises `IllegalConfigurationError` for one it lacks."""
     bean = await BeanReference.to(invocation.plan.options.model).find(invocation.host.scope)
     choose = bean.choose
-    execution = execution_of(choose, getattr(choose, EXECUTION_MARK, None))
+    execution = marked_execution(choose)
     place = f"{type(bean).__name__}.choose"
     name = await invocation.runner.run(execution, lambda: choose(request, invocation.context), place)
     if name not in names_of_router(bean):

@@ -41,7 +41,7 @@ from ..events import (
     ToolStartedEvent,
     ToolSuspendedEvent,
 )
-from ..execution.markers import EXECUTION_MARK, execution_of
+from ..execution.markers import marked_execution
 from ..safe_text import printable
 from ..security import Access, identity_in
 from .codec import refuse_doubled_names
@@ -226,7 +226,7 @@ async def error_result(
     if handler in READY:
         answered = handler(error, context)
     else:
-        execution = execution_of(handler, getattr(handler, EXECUTION_MARK, None))
+        execution = marked_execution(handler)
         label = f"{request.name} (handler)"
         answered = await environment.runner.run(execution, functools.partial(handler, error, context), label)
     checked = check_answer(answered, handler)
