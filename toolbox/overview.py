@@ -23,7 +23,7 @@ from .runs.exactly_once import ExactlyOnce, exactly_once_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
 from .services.declared_sources import sources_of
-from .services.inner_plans import plan_behind
+from .services.inner_plans import inner_plan
 from .services.method_marks import MethodMarks
 from .services.plans import MethodPlan
 from .tools.sources import bean_types, classes_of_methods
@@ -222,7 +222,7 @@ def _follow_tools(way: _Way, tools: Iterable[Tool], plans: Plans, outer: tuple[M
         if not here.is_open:
             continue
         yield here.reach(tool.name, _find_effects(tool, here.graph, in_durable=bool(outer) and outer[0].durable))
-        if (plan := _find_plan(tool, plans)) is not None:
+        if (plan := inner_plan(tool, plans)) is not None:
             yield from _follow_method(here.through(plan), plan, plans, outer)
 
 
@@ -232,13 +232,6 @@ def _find_effects(tool: Tool, graph: BeanGraph, *, in_durable: bool) -> tuple[st
         return tool.effects
     at = tool.effects.index("transactional") + 1
     return (*tool.effects[:at], "exactly once", *tool.effects[at:])
-
-
-def _find_plan(tool: Tool, plans: Plans) -> MethodPlan | None:
-    """Return the plan of a service method that is a tool."""
-    if (plan := plan_behind(tool)) is not None:
-        return plan
-    return plans.get(class_of(tool.bean), {}).get(tool.member) if tool.bean is not None else None
 
 
 def entry_behind(

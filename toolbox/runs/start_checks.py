@@ -21,7 +21,7 @@ from ..introspection import type_name
 from ..models.routing import model_names_of
 from ..security import SecurityIdentity
 from ..services.call_messages import FunctionMessage
-from ..services.inner_plans import plan_behind
+from ..services.inner_plans import inner_plan
 from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..services.stored_forms import adapter_of
@@ -119,8 +119,7 @@ def _lost_transactions(durable: Iterable[MethodPlan], plans: Plans, graph: BeanG
             continue
         seen.add(id(plan))
         for tool in plan.toolset.tools:
-            inner = plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
-            if tool.is_service and inner is not None:
+            if (inner := inner_plan(tool, plans)) is not None:
                 todo.append(inner)
             elif tool.on_unknown_outcome is None and (problem := _lost_transaction(tool, graph)) is not None:
                 found.setdefault(tool.where, problem)
@@ -250,8 +249,7 @@ class _Needs:
     def of_tools(self, tools: Iterable[Tool], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
         """Yield the same for these tools."""
         for tool in tools:
-            inner = plan_behind(tool) if tool.function is not None else self._plans.get(tool.bean, {}).get(tool.member)
-            if tool.is_service and inner is not None:
+            if (inner := inner_plan(tool, self._plans)) is not None:
                 yield from self.of(inner, (*path, inner.where))
                 continue
             here = (*path, tool.where)

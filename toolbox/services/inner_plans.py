@@ -8,21 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..introspection import class_of
 from ..tools.tool_calls import Tool
 from .plans import MethodPlan
+
+PLAN_MARK = "__toolbox_plan__"
+"""At the methods of a service as tools: their plan."""
 
 
 def may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
     """Return True if a call of this tool may be suspended, or needs its run's id. `plans` are those of services."""
     if tool.requires_approval or tool.deferred or tool.key_names or tool.run_id_names:
         return True
-    inner = _inner_plan(tool, plans)
+    inner = inner_plan(tool, plans)
     return inner is not None and inner.may_suspend
 
 
 def leads_to_provider(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
     """Return True if this tool is a service with a tool provider, also indirectly: its tools may suspend the call."""
-    inner = _inner_plan(tool, plans)
+    inner = inner_plan(tool, plans)
     return inner is not None and (bool(inner.providers) or inner.has_inner_provider)
 
 
@@ -31,16 +35,17 @@ def call_may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) 
     return may_suspend(tool, plans) or leads_to_provider(tool, plans)
 
 
-def _inner_plan(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> MethodPlan | None:
+def inner_plan(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> MethodPlan | None:
     """Return the plan of a service that is the tool."""
     if not tool.is_service:
         return None
-    return plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
+    return plan_behind(tool) if tool.function is not None else plans.get(class_of(tool.bean), {}).get(tool.member)
 
 
 def plan_behind(tool: Tool) -> MethodPlan | None:
     """Return the plan of a tool that is a method of a service made without a container."""
-    return next((each for each in getattr(tool.function, "args", ()) if isinstance(each, MethodPlan)), None)
+    plan: MethodPlan | None = getattr(tool.function, PLAN_MARK, None)
+    return plan
 
 
 def services_below(plan: MethodPlan) -> Iterator[MethodPlan]:

@@ -18,6 +18,7 @@ from ..execution.threads import refuse_on_event_loop
 from ..tools.marks import OWN_TOOL_CALLS, SERVICE_MARK
 from .driver import run
 from .host_needs import ServiceHost
+from .inner_plans import PLAN_MARK
 from .invocation import Invocation, is_part_of_run
 from .layers import admit
 from .plans import MethodPlan
@@ -30,6 +31,7 @@ def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: Ser
     def tool_call(self: object, name: str) -> Callable[..., Any]:
         function = functools.partial(_as_tool, plans[name], host)
         setattr(function, SERVICE_MARK, True)
+        setattr(function, PLAN_MARK, plans[name])
         return function
 
     namespace: dict[str, Any] = {
