@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from tests.listening import Events
 from tests.services.bank import CREDIT, WITHDRAW, Bank, Trips, book, results, rolled_back, trips
 from toolbox import (
@@ -15,6 +16,7 @@ from toolbox import (
     CompensatedEvent,
     Compensation,
     Container,
+    InvocationTimeoutError,
     Result,
     ToolboxSettings,
     ToolExecution,
@@ -219,6 +221,47 @@ async def test_a_durable_run_that_fails_with_an_error_about_another_run_undoes_i
         assert [each[0] for each in bank.undone] == ["credit"]
         [run] = await container.runs.list(status="failed")
         assert run.method == "ask"
+
+
+async def test_the_deadline_of_an_outer_call_undoes_the_tools_of_a_service_and_is_recorded(clock: Clock) -> None:
+    waits = asyncio.Event()
+
+    class Waiting(Bank):
+        @tool
+        async def wait_for_ever(self) -> str:
+            waits.set()
+            await asyncio.Event().wait()
+            return ""
+
+    class Ledger(InMemoryRunStore):
+        persistent = True
+
+    @register_ai_service(tools=Waiting, compensate_on_failure=True)
+    class Payments(Protocol):
+        @tool
+        @user_message("{text}")
+        async def pay(self, text: str) -> str: ...
+
+    @register_ai_service(tools=Payments, durable=True, timeout=100)
+    class Desk(Protocol):
+        @user_message("{text}")
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    bank, store = Waiting(), Ledger()
+    model = ScriptedChatModel([tool_call("pay", {"text": "q"}), CREDIT, tool_call("wait_for_ever")])
+    container = Container(models={"default": model}).register(Desk, Payments)
+    async with container.register_instance(bank).register_instance(store, RunStore):
+        call = asyncio.create_task(container.get(Desk).ask("run", "q"))
+        await waits.wait()
+        clock.advance(101)
+        with pytest.raises(InvocationTimeoutError, match="limit of 100 s"):
+            await call
+    assert [each[0] for each in bank.undone] == ["credit"]
+    [failure] = [json.loads(each.data) for each in await store.records("run") if each.kind == "failed"]
+    assert (failure["error"], failure["text"]) == (
+        "TimeoutError",
+        "Payments.pay: the time limit of an outer call is over",
+    )
 
 
 async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ async def _undo_failed(invocation: Invocation, error: BaseException, has_left: b
     if place is None or place.session.generation is None:
         await _undo(invocation, _to_undo(invocation), has_left)
         return
-    error = _limit_behind(error, invocation)
+    error = _error_to_record(error, invocation)
     if isinstance(error, Exception) and not leaves_run_unchanged(error, place.session.id):
         written = place.session.failure_at(place.path)
         if written is not None:
@@ -284,13 +284,13 @@ async def _undo_failed(invocation: Invocation, error: BaseException, has_left: b
             await _undo(invocation, listed, has_left)
 
 
-def _limit_behind(error: BaseException, invocation: Invocation) -> BaseException:
-    """Return the error of the limit that has cancelled an invocation; its layers only see the cancellation."""
-    if isinstance(error, asyncio.CancelledError):
-        if invocation.refused is not None:
-            return invocation.refused
-        if invocation.context.deadline is not None and time.monotonic() >= invocation.context.deadline:
-            return invocation.make_timeout_error()
+def _error_to_record(error: BaseException, invocation: Invocation) -> BaseException:
+    """Return the error with which an invocation fails; a cancellation, if another process may continue the run."""
+    error, deadline = invocation.error_behind(error), invocation.context.deadline
+    if isinstance(error, asyncio.CancelledError) and deadline is not None and time.monotonic() >= deadline:
+        # An outer call ends at its deadline, for every process, and its caller gets the error. This invocation fails
+        # with it, and only its own layer can undo its tools.
+        return TimeoutError(f"{invocation.where}: the time limit of an outer call is over")
     return error
 
 

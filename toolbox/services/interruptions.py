@@ -44,8 +44,19 @@ class InterruptibleCall:
 
     def make_timeout_error(self) -> InvocationTimeoutError:
         """Return the error for a deadline that has passed."""
+        assert self.deadline is not None
         service, _, method = self.where.rpartition(".")
-        return InvocationTimeoutError(service, method, self.deadline.seconds if self.deadline is not None else 0.0)
+        return InvocationTimeoutError(service, method, self.deadline.seconds)
+
+    def error_behind(self, error: BaseException) -> BaseException:
+        """Return the error of the limit or the deadline that has cancelled the call; else `error` itself.
+
+        The code inside of the call sees only the cancellation. For the deadline of an outer call it is the right error:
+        that call ends with the `InvocationTimeoutError`, and cancels this one.
+        """
+        if not isinstance(error, asyncio.CancelledError):
+            return error
+        return self.refused or (self.make_timeout_error() if self.is_late else error)
 
     def end_with(self, error: UsageLimitExceededError) -> None:
         """End the call with `error`, from any thread: cancel the task that runs its current step."""

@@ -6,7 +6,6 @@ of layers (`plans`), layers of tools (`capabilities`), deadlines (`interruptions
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
@@ -221,9 +220,7 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
     try:
         yield
     except BaseException as error:
-        failure = reported(error)
-        if isinstance(error, asyncio.CancelledError):
-            failure = invocation.refused or (invocation.make_timeout_error() if invocation.is_late else error)
+        failure = reported(invocation.error_behind(error))
         listeners.tell(ServiceFailedEvent(context, failure, perf_counter() - began))
         raise
     end = invocation.end
