@@ -1,6 +1,6 @@
 """Services without a container: `create_ai_service`.
 
-Not here: the implementation of their methods (`implementation`), services of a container (`hosting`).
+Not here: the implementation of their methods (`services.methods`), services of a container (`hosting`).
 """
 
 from __future__ import annotations

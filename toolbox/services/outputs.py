@@ -1,7 +1,7 @@
 """Return types of service methods: the JSON schema for the model, and parsing the reply into the declared type.
 
 Includes `Result` and `TokenStream`. No I/O. Not here: asking again after an invalid reply (`loop`), other streams
-(`implementation`).
+(`streams`).
 """
 
 from __future__ import annotations
