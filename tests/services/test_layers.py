@@ -218,8 +218,9 @@ async def main():
     replies = [says("done")]
     if not store.exists():
         replies.insert(0, asks(*(tool_call("note", {{"n": n}}) for n in (1, 2, 3))))
-    state = State.from_json(store.read_text()) if store.exists() else None
-    invocation = Invocation(plan, StandaloneHost(ScriptedChatModel(replies)), {{"question": "q"}}, state=state)
+    invocation = Invocation(plan, StandaloneHost(ScriptedChatModel(replies)), {{"question": "q"}})
+    if store.exists():
+        invocation.stored_state = State.from_json(store.read_text())
     print(await run(invocation), len(invocation.state.executions), invocation.state.token_usage.total_tokens)
 
 asyncio.run(main())

@@ -47,9 +47,9 @@ class Invocation(InterruptibleCall):
     """One call of a service method.
 
     `state` is the current state, once it `has_begun`, and `end` is the last effect. `history` is the conversation so
-    far; a layer may set `history` and `user_message` before the invocation begins. With a `state`, it resumes there.
-    `message` is the user message, if it is not that of the arguments. With `caller_waits`, the thread of the caller
-    must wait with `caller_runner().wait_for(…)`, which runs blocking tools.
+    far; a layer may set `history` and `user_message` before the invocation begins. `message` is the user message, if it
+    is not that of the arguments. With `caller_waits`, the thread of the caller must wait with
+    `caller_runner().wait_for(…)`, which runs blocking tools.
     """
 
     model: ChatModel
@@ -91,7 +91,6 @@ class Invocation(InterruptibleCall):
         *,
         as_tool: bool = False,
         caller_waits: bool = False,
-        state: State | None = None,
         place: PlaceInRun | None = None,
         message: UserMessage | None = None,
     ) -> None:
@@ -103,7 +102,7 @@ class Invocation(InterruptibleCall):
             plan, restored = plan.in_run, place.session.restored(place.path)
         self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
         self.where = plan.where
-        self.stored_state = state if restored is None else restored.state
+        self.stored_state = None if restored is None else restored.state
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         self.runner = self._make_runner(caller_waits)

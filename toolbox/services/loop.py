@@ -447,10 +447,7 @@ def _ask_for_correction(
 
 
 def _with_pending(rules: Rules, state: State, index: int, call: PendingToolCall) -> tuple[State, Effect]:
-    pending = state.pending
-    if len(pending) == 1 and call.outcome is not None and isinstance(state.last_message, AiMessage):
-        return _round_ended(rules, state, (call,))
-    calls = list(pending)
+    calls = list(state.pending)
     calls[index] = call
     return _after_tools(rules, state.changed(pending=tuple(calls)), index + 1)
 

@@ -114,7 +114,7 @@ async def _find_tools(invocation: Invocation) -> None:
         context=invocation.context,
         scope=host.scope,
         runner=invocation.runner,
-        failures=plan.failures.over(host.failures) if plan.has_handlers else host.failures,
+        failures=plan.failures.over(host.failures),
         max_result_chars=plan.call_limits.max_result_chars,
         on_unknown_outcome=plan.options.on_unknown_outcome,
         listeners=host.listeners,
@@ -126,7 +126,7 @@ async def _find_tools(invocation: Invocation) -> None:
 
 def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:
     plan, options = invocation.plan, invocation.call_options
-    rules = plan.rules if toolset is plan.toolset else plan.rules_of(toolset)
+    rules = plan.rules_of(toolset)
     return rules if options is None else plan.rules_of_call(rules, options)
 
 

@@ -133,7 +133,6 @@ class MethodPlan:
     output_mode: OutputMode | None = field(init=False)
     where: str = field(init=False)
     is_async: bool = field(init=False)
-    has_handlers: bool = field(init=False)
     rules: Rules = field(init=False)
     _visible: dict[tuple[str, ...], tuple[Toolset, Rules]] = field(
         init=False, compare=False, repr=False, default_factory=dict
@@ -143,9 +142,8 @@ class MethodPlan:
         """Compute the values that are the same for all calls.
 
         `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
-        `has_handlers` is True if the service sets error handlers. `access` is None if everyone may call the method.
-        `model_name` is None if a router chooses the model of each call, `output_mode` if the model decides by what it
-        supports.
+        `access` is None if everyone may call the method, `model_name` if a router chooses the model of each call,
+        `output_mode` if the model decides by what it supports.
 
         `settle` sets `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service that is a tool
         has a tool provider, and `checks_suspended`, if its conversations may have a suspended run.
@@ -156,7 +154,6 @@ class MethodPlan:
         object.__setattr__(self, "toolset", toolset)
         object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
-        object.__setattr__(self, "has_handlers", self.failures != ToolErrors())
         model = self.options.model
         object.__setattr__(self, "model_name", None if router_in(model) is not None else str(model or DEFAULT_NAME))
         object.__setattr__(self, "output_mode", self._choose_output_mode())

@@ -317,10 +317,8 @@ def iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.Abstra
 
     The call runs on `loop`.
     """
-    begun = False
     try:
         while True:
-            begun = True
             try:
                 reading = asyncio.run_coroutine_threadsafe(stream.read(caller_here()), loop)
                 item = runner.wait_for(given_up_with_outer(reading))
@@ -328,7 +326,6 @@ def iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.Abstra
                 return
             yield item
     finally:
-        if begun:
-            left = asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
-            if not on_event_loop():  # the garbage collector may run on any thread
-                runner.wait_for(left)
+        left = asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
+        if not on_event_loop():  # the garbage collector may run on any thread
+            runner.wait_for(left)
