@@ -20,12 +20,14 @@ from pydantic import AfterValidator, BaseModel, model_serializer
 from tests import programs
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
+    AiMessage,
     AudioContent,
     Container,
     IllegalConfigurationError,
     ImageContent,
     Inject,
     PdfContent,
+    Result,
     TextContent,
     ToolAbort,
     ToolErrors,
@@ -34,9 +36,9 @@ from toolbox import (
     request_scoped,
     tool,
 )
-from toolbox.mcp import mcp_server_of
+from toolbox.mcp import mcp_prompt, mcp_server_of
 from toolbox.security import authenticated
-from toolbox.testing import ScriptedChatModel
+from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox.tls import tls_context
 from toolbox_fastapi import Inject as EndpointInject
 from toolbox_fastapi import install, mount_mcp
@@ -437,6 +439,63 @@ async def test_clients_do_not_read_framework_errors() -> None:
             await client.call_tool("broken", {})
 
     assert "dict" not in str(caught.value)
+
+
+class Till:
+    @tool(requires_approval=True)
+    def pay(self, euros: int) -> str:
+        return f"paid {euros}"
+
+
+@register_ai_service(tools=Till)
+class Cashier(Protocol):
+    @tool("Pays")
+    async def pay_text(self, wish: str) -> str: ...
+
+    @tool("Pays")
+    async def pay_result(self, wish: str) -> Result[str]: ...
+
+    @tool("Pays")
+    async def pay_number(self, wish: str) -> int: ...
+
+    @tool("Pays")
+    async def pay_number_result(self, wish: str) -> Result[int]: ...
+
+    @mcp_prompt
+    async def advise(self, wish: str) -> str:
+        """Advise."""
+        ...
+
+
+def shop() -> Container:
+    asks = AiMessage(None, [tool_call("pay", {"euros": 3})])
+    return Container(models={"default": ScriptedChatModel([asks])}).register(Cashier)
+
+
+@pytest.mark.parametrize("name", ["pay_text", "pay_result", "pay_number", "pay_number_result"])
+async def test_clients_read_that_a_call_waits_for_a_person(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    made = shop()
+    server = mcp_server_of(made, [Cashier])
+    async with made, Client(server) as client:
+        answer = await client.call_tool(name, {"wish": "Pay."})
+        [run] = await made.runs.list()
+
+    assert run.status == "suspended"
+    assert answer.content[0].text == (
+        f"The call waits for the approval or the answer of a person, in the run {run.id}. "
+        "Do not call the tool again: that would start another run."
+    )
+    # A client rejects a result that does not follow the output schema of the tool, except if it is an error.
+    assert answer.is_error == ("number" in name)
+    assert not caplog.records
+
+
+async def test_clients_read_that_a_prompt_waits_for_a_person() -> None:
+    made = shop()
+    server = mcp_server_of(made, [Cashier])
+    async with made, Client(server) as client:
+        with pytest.raises(MCPError, match=r"waits for the approval or the answer of a person, in the run \w+\."):
+            await client.get_prompt("advise", {"wish": "Pay."})
 
 
 async def test_images_are_sent_to_clients() -> None:

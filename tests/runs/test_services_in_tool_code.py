@@ -60,6 +60,30 @@ async def test_a_service_called_in_a_tools_own_code_raises_its_suspension_there(
         assert (await here.runs.get(seen[0])).status == ("suspended" if catches else "cancelled")
 
 
+async def test_a_suspended_result_that_a_tool_returns_is_cancelled_like_a_suspension() -> None:
+    @register_ai_service(tools=refund)
+    class Teller(Protocol):
+        async def do(self, text: str) -> Result[str]: ...
+
+    class Office:
+        def __init__(self, teller: Teller) -> None:
+            self.teller = teller
+
+        @tool
+        async def forward(self, text: str) -> Result[str]:
+            return await self.teller.do(text)
+
+    @register_ai_service(tools=Office)
+    class Front(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    replies = asks(tool_call("forward", {"text": "x"})), asks(REFUND), says("never")
+    async with container(*replies, services=(Front, Teller)) as here:
+        with pytest.raises(IllegalConfigurationError, match="list Teller as a tool"):
+            await here.get(Front).ask("x")
+        assert [each.status for each in await here.runs.list()] == ["cancelled"]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("place", ["guardrail", "interceptor"])
 async def test_a_service_that_suspends_in_a_guardrail_or_an_interceptor_is_cancelled(

@@ -21,7 +21,7 @@ from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutionResul
 from ..container import Container, internals_of
 from ..contents import CONTENT_TYPES, TextContent
 from ..context import InvocationContext
-from ..errors import IllegalConfigurationError, Problem, ToolAbort
+from ..errors import IllegalConfigurationError, Problem, RunSuspendedError, ToolAbort
 from ..execution.markers import non_blocking
 from ..hosts.bean_checks import identity_problems, is_restricted, reference_problems
 from ..introspection import EMPTY, Unresolved
@@ -316,6 +316,10 @@ class _Handlers:
         except ToolAbort as error:
             return _make_tool_answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
         except Exception as error:
+            if (waiting := _describe_waiting_run(error)) is not None:
+                # A client rejects a result that lacks the content of its output schema, except if it is an error.
+                has_schema = self._choose_output(params.name) is not None
+                return _make_tool_answer(ToolExecutionResultMessage.of(request, waiting), None, failed=has_schema)
             # Failures of scopes, wiring or the framework: details are for the maintainer, not for the client.
             logger.exception("could not run tool %r", params.name)
             raise MCPError(INTERNAL_ERROR, "could not run the tool") from error
@@ -422,6 +426,8 @@ class _Handlers:
         except MCPError:
             raise
         except Exception as error:
+            if (waiting := _describe_waiting_run(error)) is not None:
+                raise MCPError(INTERNAL_ERROR, waiting) from error
             logger.exception("could not %s", what)
             raise MCPError(INTERNAL_ERROR, f"could not {what}") from error
         if wrong:
@@ -495,6 +501,14 @@ def _describe_argument_errors(error: Exception, context: InvocationContext) -> s
     if error.__cause__ is None or isinstance(error.__cause__, (ValueError, TypeError)):
         return return_to_model(error, context)
     return hide_details(error.__cause__ if isinstance(error.__cause__, Exception) else error, context)
+
+
+def _describe_waiting_run(error: Exception) -> str | None:
+    """Return the text for a client whose call waits for a person; None for other errors, and for cancelled runs."""
+    if not isinstance(error, RunSuspendedError) or error.is_abandoned:
+        return None
+    waits = f"The call waits for the approval or the answer of a person, in the run {error.run_id}."
+    return f"{waits} Do not call the tool again: that would start another run."
 
 
 def _make_tool_answer(message: ToolExecutionResultMessage, structured: Any, *, failed: bool) -> Any:

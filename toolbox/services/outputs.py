@@ -34,7 +34,7 @@ from ..chat import (
     ToolSpecification,
 )
 from ..contents import CONTENT_TYPES
-from ..errors import OutputParsingError, Path
+from ..errors import OutputParsingError, Path, RunSuspendedError
 from ..introspection import EMPTY, is_union, unwrapped
 from ..json_text import arguments_text
 from ..safe_text import faults_of
@@ -93,7 +93,9 @@ class Result(Generic[T]):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def __tool_value__(self) -> object:
-        """Return the value for the model, if a tool returns a `Result`."""
+        """Return the value for the model, if a tool returns a `Result`. Raises `RunSuspendedError` without a value."""
+        if self.pending and self.run_id is not None:
+            raise RunSuspendedError(self.run_id, self.pending)
         return self.content
 
 
