@@ -34,6 +34,7 @@ from toolbox.mcp import (
     McpConnectionError,
     McpError,
     McpEvent,
+    McpInputRequiredError,
     McpListener,
     McpServer,
     McpServers,
@@ -537,6 +538,17 @@ async def test_errors_do_not_show_the_environment_of_a_server(caplog: pytest.Log
     assert secret not in repr(caught.value) + repr(caught.value.__cause__) + caplog.text
 
 
+async def test_a_secret_that_is_also_the_name_of_the_server_does_not_hide_the_name() -> None:
+    server = mcp_server("postgres", command="no-such-command-postgres", env={"ENGINE": "postgres"})
+    container = Container().register(McpServers).register_instance(server, name="postgres")
+    async with container:
+        with pytest.raises(McpError) as caught:
+            await container.get(McpServers).server("postgres").call("good", {})
+
+    assert caught.value.server == caught.value.args[0] == "postgres"
+    assert "no-such-command-***" in caught.value.message
+
+
 async def test_errors_do_not_show_headers_that_the_server_repeats(caplog: pytest.LogCaptureFixture) -> None:
     app = FastAPI()
 
@@ -560,6 +572,39 @@ async def test_errors_do_not_show_headers_that_the_server_repeats(caplog: pytest
 
     assert "invalid: ***" in str(model.requests[1].messages[-1].text)
     assert "4711" not in caplog.text
+
+
+async def test_a_question_shows_no_secret_and_keeps_what_the_server_needs_to_continue() -> None:
+    schema = {"type": "object", "properties": {"info": {"type": "string", "title": "info"}}, "required": ["info"]}
+    url = "https://login.example/?client_id=info"
+    form = {"mode": "form", "message": "Your info?", "requestedSchema": schema}
+    address = {"mode": "url", "message": "Sign in for info", "url": url, "elicitationId": "1"}
+    requests = {
+        key: {"method": "elicitation/create", "params": each} for key, each in {"info": form, "b": address}.items()
+    }
+    question = {"resultType": "input_required", "inputRequests": requests, "requestState": '{"step":"info"}'}
+    app = FastAPI()
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        message = await request.json()
+        if message.get("method") == "server/discover":
+            offers = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            return answered(message, {**offers, "resultType": "complete", "ttlMs": 0, "cacheScope": "private"})
+        return answered(message, question) if message.get("method") == "tools/call" else handshake(message)
+
+    async with serving(app) as base:
+        far = mcp_server("far", url=f"{base}/mcp", headers={"X-Log-Level": "info"})
+        async with connected(far) as server:
+            with pytest.raises(McpInputRequiredError) as raised:
+                await server.call("good", {})
+
+    error = raised.value
+    assert (error.message, error.state) == ("Your ***?; Sign in for ***", '{"step":"info"}')
+    shown = {"type": "object", "properties": {"info": {"type": "string", "title": "***"}}, "required": ["info"]}
+    assert error.requests["info"] == {"message": "Your ***?", "schema": shown}
+    # A masked address would not open, and it can rightly contain such a value, for example a client id.
+    assert error.requests["b"] == {"message": "Sign in for ***", "url": url}
 
 
 async def test_logs_do_not_show_the_query_of_a_server_url(caplog: pytest.LogCaptureFixture) -> None:

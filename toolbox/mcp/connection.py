@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,6 +168,8 @@ class McpConnection:
         if self._choice.refuses(tool):
             raise McpError(self.name, f"refused tool {tool}: it has changed since it was first listed")
 
+        group = await self._choose_group()
+        hide = partial(without_secrets, secrets=secrets_of(group.settings))
         report = current_progress.get()
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -175,9 +178,9 @@ class McpConnection:
                 report(progress, total, message if message is None else message[:LONGEST_MESSAGE])
 
         async def call_tool(client: Client) -> CallToolResult:
-            return await _call_until_done(self.name, client, tool, arguments, answers, state, on_progress)
+            return await _call_until_done(self.name, client, tool, arguments, answers, state, on_progress, hide)
 
-        return await self._send_request(f"run {tool}", call_tool)
+        return await self._send_request(f"run {tool}", call_tool, group)
 
     async def resources(self) -> list[Resource]:
         """Return the resources of the server. Raises `McpError`."""
@@ -355,8 +358,12 @@ class McpConnection:
                     return await self._send_in_session(self._choose_session(group), action, request)
                 except _SessionLostError as error:
                     raise self._make_error(action, str(error)) from error
+        except McpInputRequiredError:
+            raise  # its texts were hidden when they were read, and the state goes back to the server as it is
         except McpError as error:
             hide_secrets(error, secrets_of(group.settings))
+            # The name can be equal to a value of `env`, and programs compare it.
+            error.server, error.args = self.name, (self.name, *error.args[1:])
             raise
         finally:
             group.running -= 1
@@ -428,8 +435,12 @@ async def _call_until_done(
     answers: Mapping[str, Mapping[str, Any]] | None,
     state: str | None,
     on_progress: Any,
+    hide: Callable[[str], str],
 ) -> CallToolResult:
-    """Call a tool once, or repeatedly while the server only returns a state. Raises `McpInputRequiredError`."""
+    """Call a tool once, or repeatedly while the server only returns a state. Raises `McpInputRequiredError`.
+
+    `hide` removes secrets from the texts of questions.
+    """
     from mcp import MCPError
     from mcp_types import HEADER_MISMATCH, ElicitResult, InputRequiredResult
 
@@ -455,29 +466,40 @@ async def _call_until_done(
             return result
         responses, state = None, result.request_state
         if result.input_requests:
-            requests = {key: _read_question(server, each) for key, each in result.input_requests.items()}
+            requests = {key: _read_question(server, each, hide) for key, each in result.input_requests.items()}
             refused = [each["url"] for each in requests.values() if "url" in each and not is_web_address(each["url"])]
             if not refused:
                 raise McpInputRequiredError(server, requests, state)
             logger.warning(
                 "MCP server %r: its questions are declined: %r is not an http or https address",
                 server,
-                brief(refused[0], 80),
+                hide(brief(refused[0], 80)),
             )
             responses = {key: ElicitResult(action="decline") for key in requests}
         await asyncio.sleep(wait)  # the limit of the call ends this
         wait = min(wait * 2, LAST_WAIT)
 
 
-def _read_question(server: str, request: Any) -> dict[str, Any]:
-    """Return a question of a server as JSON values. Raises `McpError` for deprecated kinds."""
+def _read_question(server: str, request: Any, hide: Callable[[str], str]) -> dict[str, Any]:
+    """Return a question of a server as JSON values, without secrets in its texts. Raises `McpError` for old kinds."""
     params = request.params
     if request.method != "elicitation/create":
         raise McpError(server, f"the server asks for {request.method}, which is not supported")
-    message = visible(brief(params.message, MAX_MESSAGE_CHARS))
+    message = hide(visible(brief(params.message, MAX_MESSAGE_CHARS)))
     if params.mode == "url":
+        # As it is: a changed address would not open, and the client id of a login is often a value of `env`.
         return {"message": message, "url": params.url}
-    return {"message": message, "schema": params.requested_schema}
+    return {"message": message, "schema": _hide_in_schema(params.requested_schema, hide)}
+
+
+def _hide_in_schema(value: Any, hide: Callable[[str], str]) -> Any:
+    """Return a schema without secrets in texts for people. Its names and values stay, because answers repeat them."""
+    if isinstance(value, list):
+        return [_hide_in_schema(each, hide) for each in value]
+    if not isinstance(value, dict):
+        return value
+    is_text = {key for key in ("title", "description") if isinstance(value.get(key), str)}
+    return {key: hide(each) if key in is_text else _hide_in_schema(each, hide) for key, each in value.items()}
 
 
 def is_web_address(url: object) -> bool:
