@@ -4,8 +4,10 @@ import importlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
+import fastapi
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from pydantic import BaseModel
@@ -21,8 +23,10 @@ from toolbox import (
     Named,
     application_scoped,
     produces,
+    register_ai_service,
     request_scoped,
 )
+from toolbox.security import SecurityIdentity, authenticated
 from toolbox_fastapi import Inject, InjectRoute, install
 
 pytestmark = pytest.mark.anyio
@@ -464,6 +468,78 @@ async def test_an_unresolved_inject_is_not_read_from_the_request() -> None:
     router.get("/plain")(text("Inject[Nowhere]"))
     app.include_router(router)
     with pytest.raises(IllegalConfigurationError, match=r"GET /plain \(endpoint\), parameter 'wanted'"):
+        async with app.router.lifespan_context(app):
+            pass
+
+
+@request_scoped
+@dataclass
+class Cart:
+    """A bean that FastAPI could also read from a request."""
+
+    owner: str = "nobody"
+
+
+@register_ai_service
+class Desk(Protocol):
+    async def answer(self, question: str) -> str: ...
+
+
+def test_a_bean_without_inject_is_not_read_from_the_request() -> None:
+    app, beans, router = FastAPI(), container(), APIRouter()
+    install(app, beans)
+
+    async def read_owner(cart: Cart) -> str:
+        return cart.owner
+
+    async def read_inner(owner: Annotated[str, Depends(read_owner)]) -> str:
+        return owner
+
+    @router.post("/endpoint")
+    async def endpoint(cart: Cart) -> str:
+        return cart.owner
+
+    @router.post("/service")
+    async def service(desk: Annotated[Desk, Depends(Desk)]) -> None: ...
+
+    @app.post("/dependency")
+    async def dependency(owner: Annotated[str, Depends(read_inner)]) -> str:
+        return owner
+
+    @app.post("/body")
+    async def body(cart: Annotated[Cart, fastapi.Body()]) -> str:
+        return cart.owner
+
+    with pytest.raises(IllegalConfigurationError, match="parameter 'cart': Cart is a bean, but FastAPI would read it"):
+        app.post("/own")(endpoint)
+
+    app.include_router(router)
+
+    assert [(each.where, each.what) for each in beans.check()] == [
+        (where, f"{name} is a bean, but FastAPI would read it from the request")
+        for where, name in (
+            ("POST /dependency (dependency), dependency read_inner, dependency read_owner, parameter 'cart'", "Cart"),
+            ("POST /endpoint (endpoint), parameter 'cart'", "Cart"),
+            ("POST /service (service), parameter 'desk'", "Desk"),
+        )
+    ]
+
+
+async def test_a_bean_without_inject_in_the_identity_of_guarded_endpoints_is_a_problem_at_start() -> None:
+    async def read_cart(cart: Cart) -> str:
+        return cart.owner
+
+    async def find_caller(owner: Annotated[str, Depends(read_cart)]) -> SecurityIdentity:
+        return SecurityIdentity(owner)
+
+    app = FastAPI()
+    install(app, Container(), identity=find_caller)
+
+    @app.get("/")
+    @authenticated
+    async def endpoint() -> None: ...
+
+    with pytest.raises(IllegalConfigurationError, match=r"dependency .*parameter 'cart': Cart is a bean, but FastAPI"):
         async with app.router.lifespan_context(app):
             pass
 
