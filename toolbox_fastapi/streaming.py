@@ -220,10 +220,12 @@ class EventStreamResponse(EventSourceResponse):
         if not body.cancelled():
             body.result()
         elif left.cancelled():
-            failure = format_sse_event(
-                event="failure", data_str=json.dumps(problem_details(ApplicationStoppingError()))
-            )
-            await self._send_chunk(send, failure, more=False)
+            error: BaseException = ApplicationStoppingError()
+            if stopped.cancelled():  # then only the stream itself can have cancelled the body
+                error = asyncio.CancelledError()
+                log(error, "a stream of server-sent events")
+            record_failure(error)
+            await self._send_chunk(send, _encode_failure(error), more=False)
 
     async def _wait_for_first(self, tasks: Iterable[asyncio.Task[Any]]) -> bool:
         """Wait until a task ends (True), or until a ping is due (False)."""
@@ -288,7 +290,7 @@ def _encode_item(item: object, number: str | None, chosen: Filter | None) -> byt
     )
 
 
-def _encode_failure(error: Exception, number: str | None = None) -> bytes:
+def _encode_failure(error: BaseException, number: str | None = None) -> bytes:
     return format_sse_event(event="failure", data_str=json.dumps(problem_details(error)), id=number)
 
 
@@ -322,6 +324,7 @@ async def send_stream(
     except (ClientDisconnectedError, WebSocketDisconnect) as error:
         raise ClientDisconnectedError from error
     except Exception as error:
+        record_failure(error)
         log(error, "a stream over a WebSocket")
         await _send_frame(websocket, "failure", json.dumps(problem_details(error)))
     else:

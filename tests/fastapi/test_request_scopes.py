@@ -18,12 +18,13 @@ from fastapi import (
 )
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.sse import EventSourceResponse
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
 from toolbox import Container, MissingBeanError, ToolboxError, produces, request_scoped
-from toolbox_fastapi import ClientDisconnectedError, Inject, InjectRoute, install
+from toolbox_fastapi import ClientDisconnectedError, Inject, InjectRoute, install, send_stream, sse
 
 pytestmark = pytest.mark.anyio
 
@@ -442,3 +443,70 @@ def test_the_end_of_a_websocket_in_a_test_client_does_not_cut_the_closing_of_its
             with client.websocket_connect("/"):
                 pass
     assert log == ["closed"] * 5
+
+
+# --- streams that end with an error
+
+
+async def failing() -> AsyncIterator[str]:
+    yield "a"
+    raise ValueError("broken")
+
+
+async def cancelling_itself() -> AsyncIterator[str]:
+    yield "a"
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"), [(failing, "ValueError"), (cancelling_itself, "CancelledError")], ids=["fails", "cancels"]
+)
+async def test_a_stream_that_fails_rolls_back(running, stream: Callable[[], AsyncIterator[str]], error: str) -> None:
+    app = application()
+
+    @app.get("/")
+    async def endpoint(session: Inject[Session]) -> EventSourceResponse:
+        return sse(stream())
+
+    async with running(app) as client:
+        text = (await client.get("/")).text
+
+    assert "event: failure" in text
+    assert '"status": 500' in text
+    assert [each.log for each in sessions] == [["begun", f"rolled back: {error}"]]
+
+
+async def test_a_stream_that_shutdown_ends_rolls_back(connect) -> None:
+    app = application()
+
+    async def endless() -> AsyncIterator[str]:
+        yield "a"
+        await asyncio.Event().wait()
+
+    @app.get("/")
+    async def endpoint(session: Inject[Session]) -> EventSourceResponse:
+        return sse(endless())
+
+    async with app.router.lifespan_context(app):
+        client = connect(app, "/")
+        task = client.start()
+        await client.sent("http.response.body")
+    await task
+
+    assert b'"status": 503' in client.body
+    assert [each.log for each in sessions] == [["begun", "rolled back: ApplicationStoppingError"]]
+
+
+async def test_a_stream_that_fails_on_a_websocket_rolls_back(connect) -> None:
+    app = application()
+
+    @app.websocket("/")
+    async def endpoint(websocket: WebSocket, session: Inject[Session]) -> None:
+        await websocket.accept()
+        await send_stream(websocket, failing())
+        await websocket.close()
+
+    async with app.router.lifespan_context(app):
+        await connect(app, "/", "websocket").start()
+
+    assert [each.log for each in sessions] == [["begun", "rolled back: ValueError"]]
