@@ -128,7 +128,10 @@ class ConnectionReleasedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequestEvent(InvocationEvent):
-    """A model request starts. `streaming` is True for a streaming request."""
+    """A model request starts. `streaming` is True for a streaming request.
+
+    `request` is one object for all events of this request, and for no other request, also if an equal one is sent.
+    """
 
     request: ChatRequest
     model: ChatModel

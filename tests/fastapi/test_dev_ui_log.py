@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.fastapi.restaurant import OPEN, asked, called, entries_of, program_of, restaurant
-from toolbox import Container, register_ai_service, tool
+from toolbox import AiMessage, ChatModel, ChatRequest, ChatResponse, Container, UserMessage, register_ai_service, tool
 from toolbox.events import EventListener, InvocationEvent
 from toolbox.testing import tool_call
 from toolbox_fastapi import Inject, install
@@ -66,6 +66,24 @@ async def test_calls_of_the_application_are_in_the_log_with_nested_calls(connect
     outer, inner = [each for each in entries if each["type"] == "started"]
     assert (outer["where"], outer["user_message"]) == ("Desk.help", "outer?")
     assert (inner["where"], inner["parent"]) == ("Expert.advise", outer["run"])
+
+
+async def test_one_request_that_is_sent_several_times_at_once_is_several_calls(connect: Any, running: Any) -> None:
+    all_asked = asyncio.Barrier(2)
+
+    class Together:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            await all_asked.wait()
+            return ChatResponse(AiMessage("hi"))
+
+    app, container = FastAPI(), Container(models={"default": Together()})
+    install(app, container, dev_ui=OPEN)
+    async with running(app):
+        model, request = await container.aget(ChatModel), ChatRequest([UserMessage("Hello")])
+        await asyncio.gather(model.chat(request), model.chat(request))
+        entries = await followed(connect, app, lambda body: body.count(b'"model"') == 2)
+
+    assert sorted(each["call"] for each in entries if each["type"] == "model") == [1, 2]
 
 
 async def test_a_suspended_call_has_ended_in_the_log_and_waits(connect: Any, running: Any) -> None:

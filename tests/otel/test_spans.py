@@ -3,6 +3,7 @@
 Not here: which span is inside which (`test_nested_spans`), failures (`test_failed_spans`), content (`test_content`).
 """
 
+import asyncio
 import subprocess
 import sys
 from typing import Protocol
@@ -13,7 +14,18 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.models.scripted_server import call, chunk, completion, serving, stream
 from tests.otel.telemetry import SECRET, Assistant, Telemetry, container_with, last_result
-from toolbox import Container, OpenAiChatModel, ToolGuardrailError, register_ai_service, tool
+from toolbox import (
+    AiMessage,
+    ChatModel,
+    ChatRequest,
+    ChatResponse,
+    Container,
+    OpenAiChatModel,
+    ToolGuardrailError,
+    UserMessage,
+    register_ai_service,
+    tool,
+)
 from toolbox.guardrails import (
     GuardrailResult,
     InputGuardrail,
@@ -125,6 +137,22 @@ async def test_the_span_of_a_streaming_request_has_the_time_to_the_first_chunk(t
     assert said["gen_ai.response.time_to_first_chunk"] > 0
     assert said["gen_ai.usage.output_tokens"] == 2
     assert len(telemetry.points("gen_ai.client.operation.time_to_first_chunk")) == 1
+
+
+async def test_one_request_that_is_sent_several_times_at_once_has_several_spans(telemetry: Telemetry) -> None:
+    all_asked = asyncio.Barrier(3)
+
+    class Together:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            await all_asked.wait()
+            return ChatResponse(AiMessage("hi"))
+
+    container = Container(models={"default": Together()}).register_instance(telemetry.listener())
+    async with container:
+        model, request = await container.aget(ChatModel), ChatRequest([UserMessage("Hello")])
+        await asyncio.gather(*(model.chat(request) for _ in range(3)))
+
+    assert telemetry.tree == ["chat"] * 3
 
 
 @pytest.mark.parametrize(

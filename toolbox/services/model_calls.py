@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from contextvars import ContextVar
+from copy import copy
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol
@@ -81,7 +82,8 @@ class _OpenRequest(AbstractAsyncContextManager["_OpenRequest"]):
     _first: float | None = None  # seconds until the model began to answer
 
     def __init__(self, call: ModelCall, request: ChatRequest, *, streaming: bool) -> None:
-        self._call, self._request, self._streaming = call, request, streaming
+        # A copy for the events: a program can send one request several times at once, and listeners tell them apart.
+        self._call, self._request, self._streaming = call, copy(request), streaming
         self._model = call.model
 
     async def __aenter__(self) -> _OpenRequest:
