@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from fastapi import BackgroundTasks, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
@@ -100,8 +101,11 @@ def check_callers(
         if access is None or access.is_open or dependant is None:
             continue
         check, route = _make_dependant(role_check(access, where, resolve_identity), path), context.original_route
-        if isinstance(route, APIRoute) and not _checks_before(route, container):
-            route.handle = CheckedHandle(route, container, check)  # type: ignore[method-assign]
+        if isinstance(route, APIRoute):
+            handle: Any = route.handle
+            if not isinstance(handle, CheckedHandle):
+                route.handle = handle = CheckedHandle(route)  # type: ignore[method-assign]
+            handle.checks.setdefault(container, Dependant(dependencies=[check]))
         first = dependant.dependencies[0].call if dependant.dependencies else None
         if first is adopt_check or hasattr(first, CHECK_MARK):
             continue
@@ -131,25 +135,29 @@ async def _no_identity() -> None:
 
 
 class CheckedHandle:
-    """The `handle` of a route in one container: solves the check of roles, then lets the route go on."""
+    """The `handle` of a route with roles: solves the check of the container, then lets the route go on.
 
-    def __init__(self, route: APIRoute, container: Container, check: Dependant) -> None:
-        self.inner, self.container = route.handle, container
-        self._methods, self._check = frozenset(route.methods or ()), Dependant(dependencies=[check])
+    FastAPI shares the routes of a router between the applications that include it, so there is a check for each
+    container. The route does not keep the containers alive: a test can create one application after the other.
+    """
+
+    def __init__(self, route: APIRoute) -> None:
+        self.checks: WeakKeyDictionary[Container, Dependant] = WeakKeyDictionary()
+        self._inner, self._methods = route.handle, frozenset(route.methods or ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The route may be in the applications of several containers, and answers 405 by itself.
         messages = ReplayedReceive(receive)
         request = Request(scope, messages, send)
         exchange = exchange_of(request)
-        if exchange.container is not self.container or request.method not in self._methods:
-            await self.inner(scope, receive, send)
+        check = self.checks.get(exchange.container)
+        if check is None or request.method not in self._methods:  # the route answers 405 by itself
+            await self._inner(scope, receive, send)
             return
         async with _collect_generators(exchange) as stack:
             scope["fastapi_inner_astack"] = scope["fastapi_function_astack"] = stack
             exchange.checked = await solve_dependencies(
                 request=request,
-                dependant=self._check,
+                dependant=check,
                 dependency_overrides_provider=scope["app"],
                 async_exit_stack=stack,
                 embed_body_fields=False,
@@ -157,17 +165,7 @@ class CheckedHandle:
             if exchange.checked.errors:
                 raise RequestValidationError(exchange.checked.errors)
             messages.rewind()
-            await self.inner(scope, messages, send)
-
-
-def _checks_before(route: APIRoute, container: Container) -> bool:
-    """Return True if the route already checks callers in this container."""
-    handle: Any = route.handle
-    while isinstance(handle, CheckedHandle):
-        if handle.container is container:
-            return True
-        handle = handle.inner
-    return False
+            await self._inner(scope, messages, send)
 
 
 @asynccontextmanager

@@ -1,5 +1,7 @@
 """Roles on endpoints: who is refused, before what, and where a mark has no effect."""
 
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Protocol
 
@@ -215,6 +217,22 @@ def test_a_router_may_be_in_the_applications_of_two_containers() -> None:
         assert first.post("/ask/1", json={"text": "x"}).status_code == 401
         assert second.post("/ask/1", json={"text": "x"}).json() == "root asks x"
         assert first.post("/ask/1", json={"text": "x"}, headers=as_user("boss")).json() == "boss asks x"
+
+
+def test_a_router_of_many_applications_does_not_keep_their_containers() -> None:
+    router, containers = router_with(), []
+    for _ in range(3):
+        app, container = FastAPI(), Container()
+        install(app, container, identity=current_user)
+        app.include_router(router)
+        with TestClient(app) as client:
+            assert client.post("/1", json={"text": "?"}, headers=as_user("ann")).status_code == 403
+            assert client.post("/1", json={"text": "?"}, headers=as_user("boss")).status_code == 200
+        containers.append(weakref.ref(container))
+        del app, container, client
+    gc.collect()
+
+    assert [each() for each in containers] == [None] * 3
 
 
 def test_an_application_that_is_mounted_in_two_applications_is_closed_in_both() -> None:
