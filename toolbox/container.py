@@ -530,7 +530,7 @@ class ContainerInternals:
         """Add tools that code outside of services offers to models, for tools that list them: by place."""
         self._container._offers.append(find)
 
-    def add_tool_finder(self, find: Callable[[], Mapping[str, Sequence[Tool]]]) -> None:
+    def add_tool_finder(self, find: Callable[[BeanGraph], Mapping[str, Sequence[Tool]]]) -> None:
         """Add the tools that code outside of services adds to calls, by the place that adds them, for stored runs."""
         self._container._program.tool_finders.append(find)
 
@@ -574,13 +574,13 @@ class ContainerInternals:
 
     def _bean_classes(self) -> dict[Any, None]:
         """Return the types of all beans, without decorators: lookups of the decorated types find those."""
-        graph = self._graph
+        graph = self.graph
         decorators = graph.decorations.inner_of
         return dict.fromkeys(each.provides for key, each in enumerate(graph.definitions) if key not in decorators)
 
     def describe(self) -> tuple[BeanDescription, ...]:
         """Return all beans in registration order, then the functions that get beans, for tools that show the graph."""
-        return (*describe(self._graph), *self._described_functions())
+        return (*describe(self.graph), *self._described_functions())
 
     def _described_functions(self) -> Iterator[BeanDescription]:
         """Yield the functions that the container calls or injects."""
@@ -600,10 +600,10 @@ class ContainerInternals:
 
     def left_out(self) -> tuple[LeftOut, ...]:
         """Return what `@only_if` left out, for tools that show the graph."""
-        return tuple(self._graph.left_out)
+        return tuple(self.graph.left_out)
 
     @property
-    def _graph(self) -> BeanGraph:
+    def graph(self) -> BeanGraph:
         """The beans of the started container; before the start, those that it would have."""
         wiring = self._container._wiring
         return self._container._program.read()[1].graph if wiring is None else wiring.graph

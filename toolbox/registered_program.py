@@ -80,7 +80,7 @@ class RegisteredProgram:
             # A request scope without an identity belongs to an anonymous caller.
             self.registry.declare_seed(SecurityIdentity, SecurityIdentity.anonymous)
         self.checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
-        self.tool_finders: list[Callable[[], Mapping[str, Sequence[Tool]]]] = []
+        self.tool_finders: list[Callable[[BeanGraph], Mapping[str, Sequence[Tool]]]] = []
         self.overrides: list[Override] = []
         self.injected: list[InjectedFunction] = []
         self._read_before: _ReadBefore | None = None
@@ -213,7 +213,7 @@ class RegisteredProgram:
         problems += tool_problems(graph, tools)
         problems += host.models.problems(problems)
         problems += key_function_problems(host.models, graph)
-        problems += host.registered.run_problems(graph, self._added_tools())
+        problems += host.registered.run_problems(graph, self._added_tools(graph))
         problems += listener_problems(graph)
         problems += global_interceptor_problems(graph)
         problems += request_hook_problems(graph)
@@ -241,11 +241,11 @@ class RegisteredProgram:
             failed += producer_problems(graph, host.settings, overridden)
         return CheckedProgram(host, graph, settings, start, observers, list(dict.fromkeys(problems + failed)))
 
-    def _added_tools(self) -> Iterator[Sequence[Tool]]:
+    def _added_tools(self, graph: BeanGraph) -> Iterator[Sequence[Tool]]:
         """Yield the tools that each endpoint adds to calls. Invalid ones are reported with their endpoint."""
         for find in self.tool_finders:
             with suppress(IllegalConfigurationError):
-                yield from find().values()
+                yield from find(graph).values()
 
 
 @dataclass(frozen=True, slots=True)

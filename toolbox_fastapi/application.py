@@ -42,12 +42,12 @@ from .endpoints import (
     complete_dependencies,
     endpoint_problems,
     entries_of,
+    find_implied_beans,
     identity_dependency,
     installed,
     mounted_in,
     offers_of_endpoints,
     tools_added_by_endpoints,
-    tools_of_endpoints,
 )
 from .exchanges import (
     EXCHANGE_KEY,
@@ -111,9 +111,9 @@ def install(
         internals.declare_seed(SecurityIdentity, current_identity)
         setattr(app.state, IDENTITY_DEPENDENCY, resolve_identity)
         app.router.dependencies.insert(0, Depends(resolve_identity))
-    internals.add_implied(lambda: tools_of_endpoints(app.routes))
+    internals.add_implied(lambda: find_implied_beans(app.routes))
     internals.add_offers(lambda: offers_of_endpoints(app.routes))
-    internals.add_tool_finder(lambda: tools_added_by_endpoints(app.routes))
+    internals.add_tool_finder(lambda graph: tools_added_by_endpoints(app.routes, graph))
     internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
     internals.add_check(lambda graph: role_problems(app.routes, graph, resolve_identity))
     setattr(app.state, ENTRIES, [lambda graph: entries_of(app.routes, graph)])

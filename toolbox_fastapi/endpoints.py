@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from types import CoroutineType
@@ -31,7 +31,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Host, Mount, Route
 
 from toolbox.bean_references import is_rest_client
-from toolbox.container import Offered, internals_of
+from toolbox.container import Container, Offered, internals_of
 from toolbox.di.decorators import scope_mark_of
 from toolbox.di.graph import BeanGraph
 from toolbox.di.injection_points import MISSING, InjectionPoint, point_of
@@ -284,7 +284,7 @@ def _problem_without_inject(where: str, parameter: str, bean: type[Any]) -> Prob
 
 
 def _call_with_beans(endpoint: Callable[..., Any], injected: Sequence[Injected], connection: str) -> Callable[..., Any]:
-    run = _as_coroutine(endpoint)
+    run, has_tools = _as_coroutine(endpoint), toolbox_of(endpoint) is not None
     wanted_by_itself = connection != CONNECTION
     beans = [(each.name, each.wanted, each.default) for each in injected]
 
@@ -296,7 +296,8 @@ def _call_with_beans(endpoint: Callable[..., Any], injected: Sequence[Injected],
                     values[name] = await exchange.container.aget(wanted)
                 elif (bean := await internals_of(exchange.container).find(wanted)) is not None:
                     values[name] = bean
-            value = await run(**values)
+            with activate_endpoint_tools(endpoint, exchange.container) if has_tools else nullcontext():
+                value = await run(**values)
             if type(value) is CoroutineType:
                 value.close()
                 raise IllegalConfigurationError([_problem_not_awaited(endpoint, value)])
@@ -323,50 +324,41 @@ def _problem_not_sent(endpoint: Callable[..., Any]) -> Problem:
 
 
 def _as_coroutine(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the endpoint as a coroutine function whose tools are active during the call."""
-    if not _is_coroutine(endpoint):
-
-        def call_here(values: dict[str, Any]) -> Any:
-            with tools_of_endpoint(endpoint):
-                return endpoint(**values)
-
-        async def on_thread(**values: Any) -> Any:
-            return await run_in_threadpool(call_here, values)
-
-        return on_thread
-    if toolbox_of(endpoint) is None:
+    """Return the endpoint as a coroutine function; `def` endpoints run on a thread, in the same context."""
+    if _is_coroutine(endpoint):
         return endpoint
 
-    async def with_tools(**values: Any) -> Any:
-        with tools_of_endpoint(endpoint):
-            return await endpoint(**values)
+    async def on_thread(**values: Any) -> Any:
+        return await run_in_threadpool(functools.partial(endpoint, **values))
 
-    return with_tools
+    return on_thread
 
 
 # --- @toolbox on an endpoint
 
-_tools_read: WeakKeyDictionary[Callable[..., Any], tuple[Tool, ...]] = WeakKeyDictionary()
+_tools_read: WeakKeyDictionary[BeanGraph, dict[Callable[..., Any], tuple[Tool, ...]]] = WeakKeyDictionary()
 
 
-def endpoint_tools(endpoint: Callable[..., Any]) -> tuple[Tool, ...]:
-    """Return the tools of the endpoint's `@toolbox`, as the check at start has read them.
+def read_endpoint_tools(endpoint: Callable[..., Any], graph: BeanGraph) -> tuple[Tool, ...]:
+    """Return the tools of the endpoint's `@toolbox` with the beans of `graph`, which reads them once.
 
     Raises `IllegalConfigurationError` for invalid tools.
     """
     plain = getattr(endpoint, "__func__", endpoint)
-    tools = _tools_read.get(plain)
-    if tools is None:
-        tools, problems = read_tools(toolbox_of(plain) or (), f"@toolbox of endpoint {plain.__name__}")
+    read = _tools_read.setdefault(graph, {})
+    if plain not in read:
+        where = f"@toolbox of endpoint {plain.__name__}"
+        tools, problems = read_tools(toolbox_of(plain) or (), where, graph.class_behind)
         if problems:
             raise IllegalConfigurationError(problems)
-        _tools_read[plain] = tools
-    return tools
+        read[plain] = tools
+    return read[plain]
 
 
-def tools_of_endpoint(endpoint: Callable[..., Any]) -> AbstractContextManager[None]:
+def activate_endpoint_tools(endpoint: Callable[..., Any], container: Container) -> AbstractContextManager[None]:
     """Add the tools of the endpoint's `@toolbox` inside the block."""
-    return tools_added(tools := endpoint_tools(endpoint), place_of(endpoint) if tools else "")
+    tools = read_endpoint_tools(endpoint, internals_of(container).graph)
+    return tools_added(tools, place_of(endpoint) if tools else "")
 
 
 def place_of(endpoint: Callable[..., Any]) -> str:
@@ -391,7 +383,7 @@ def enter_route(exchange: ClientExchange, connection: HTTPConnection) -> None:
     if callable(endpoint) and toolbox_of(endpoint) is not None:
         if _is_generator(endpoint):  # it runs until the response has been sent
             stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
-        stack.enter_context(tools_of_endpoint(endpoint))
+        stack.enter_context(activate_endpoint_tools(endpoint, exchange.container))
 
 
 def identity_dependency(identity: Any, where: str) -> Callable[..., Any]:
@@ -477,7 +469,7 @@ def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]
             yield entry
 
 
-def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type | Fallback]:
+def find_implied_beans(routes: Sequence[BaseRoute]) -> Iterator[type | Fallback]:
     """Yield the classes in the endpoints' `@toolbox`, and those that decorators name at them: beans by themselves."""
     for _, context in endpoints_of(routes):
         tools = toolbox_of(context.endpoint) or ()
@@ -494,10 +486,10 @@ def offers_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[Offered]:
             yield f"{where}, @toolbox", tuple(each.specification for each in tools)
 
 
-def tools_added_by_endpoints(routes: Sequence[BaseRoute]) -> dict[str, tuple[Tool, ...]]:
+def tools_added_by_endpoints(routes: Sequence[BaseRoute], graph: BeanGraph) -> dict[str, tuple[Tool, ...]]:
     """Return the tools that `@toolbox` adds to endpoints, by the name of the endpoint's function."""
     marked = [context.endpoint for _, context in endpoints_of(routes) if toolbox_of(context.endpoint) is not None]
-    return {place_of(each): endpoint_tools(each) for each in cast("list[Callable[..., Any]]", marked)}
+    return {place_of(each): read_endpoint_tools(each, graph) for each in cast("list[Callable[..., Any]]", marked)}
 
 
 def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:
@@ -521,9 +513,6 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
             what = "@toolbox is above the route decorator and has no effect"
             yield Problem(where, what, "put @toolbox below the route decorator, next to the function")
         tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox", graph.class_behind)
-        if tools and not problems:
-            plain: Any = getattr(context.endpoint, "__func__", context.endpoint)
-            _tools_read[plain] = tools
         yield from problems
         yield from identity_problems(graph, (f"{where}, tool {tool.name}" for tool in tools if tool.access is not None))
         for tool in tools:

@@ -475,3 +475,42 @@ async def test_the_class_of_an_added_method_becomes_a_bean(running: Any) -> None
         assert (await client.post("/shout")).json() == "done"
 
     assert model.requests[1].messages[-1].text == "HEY"
+
+
+class Till:
+    @tool
+    def pay(self) -> str:
+        """Pays."""
+        return "paid"
+
+
+class DayTill(Till):
+    @tool
+    def pay(self) -> str:
+        """Pays by day."""
+        return "paid by day"
+
+
+async def test_a_check_of_one_application_does_not_change_the_tools_of_another_with_the_same_router(
+    running: Any,
+) -> None:
+    router, model = APIRouter(), ScriptedChatModel(["done"])
+
+    @router.post("/pay")
+    @toolbox(Till.pay)
+    async def pay(assistant: Inject[Assistant]) -> str:
+        return await assistant.chat("Pay")
+
+    app, container = FastAPI(), Container(models={"default": model}).register(Assistant, DayTill)
+    install(app, container)
+    app.include_router(router)
+    other, other_container = FastAPI(), Container(models={"default": model}).register(Assistant, Till)
+    install(other, other_container)
+    other.include_router(router)
+
+    async with running(app) as client:
+        assert other_container.check() == []
+        assert (await client.post("/pay")).json() == "done"
+
+    [offer] = [each for each in model.requests[0].tool_specifications if each.name == "pay"]
+    assert offer.description == "Pays by day."

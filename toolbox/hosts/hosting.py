@@ -91,7 +91,7 @@ class ContainerHost(ServiceHosting):
         self._forked = ""
         self._observers: EventObservers | None = None
         self.registered = RegisteredServices(self)
-        self._find_added: Sequence[Callable[[], Mapping[str, Sequence[Tool]]]] = ()
+        self._find_added: Sequence[Callable[[BeanGraph], Mapping[str, Sequence[Tool]]]] = ()
         self._renew_workers()
 
     def _renew_workers(self) -> None:
@@ -115,18 +115,19 @@ class ContainerHost(ServiceHosting):
         if self.running_loop is not None:
             self.running_loop, self._forked = None, FORKED
 
-    def read_added_tools(self, find_added: Sequence[Callable[[], Mapping[str, Sequence[Tool]]]]) -> None:
+    def read_added_tools(self, find_added: Sequence[Callable[[BeanGraph], Mapping[str, Sequence[Tool]]]]) -> None:
         """Read the tools that endpoints add, by the names of their functions, and note if they may suspend a call."""
         self._find_added = find_added
-        added = [tool for find in find_added for tools in find().values() for tool in tools]
+        added = [tool for by_place in self._added_tools() for tools in by_place.values() for tool in tools]
         self.added_may_suspend = any(self.tool_may_suspend(tool) for tool in added)
 
     def tools_added_by(self, place: str) -> Sequence[Tool] | None:
         """Return the tools that an endpoint adds, by the name of its function; None for an unknown endpoint."""
-        for find in self._find_added:
-            if (tools := find().get(place)) is not None:
-                return tools
-        return None
+        return next((by_place[place] for by_place in self._added_tools() if place in by_place), None)
+
+    def _added_tools(self) -> Iterator[Mapping[str, Sequence[Tool]]]:
+        graph = self.registered.graph
+        return (find(graph) for find in self._find_added if graph is not None)
 
     async def find_listeners(self) -> None:
         """Find the `EventListener` beans and send them events from now on."""

@@ -32,7 +32,7 @@ from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.tool_calls import Tool
 
-from ..endpoints import IDENTITY_DEPENDENCY, endpoint_tools, endpoints_of
+from ..endpoints import IDENTITY_DEPENDENCY, endpoints_of, read_endpoint_tools
 from ..routers import AnswerBody, answer_pending, run_view
 from ..streaming import as_json, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
@@ -286,9 +286,10 @@ class DevUiApplication:
         return self._program
 
     def _find_endpoint_tools(self) -> Iterator[tuple[str, Tool]]:
+        graph = internals_of(self._container).graph
         for where, context in endpoints_of(self._app.routes):
             if callable(context.endpoint) and toolbox_of(context.endpoint) is not None:
-                for tool in endpoint_tools(context.endpoint):
+                for tool in read_endpoint_tools(context.endpoint, graph):
                     yield where, tool
 
     # --- calls
