@@ -17,13 +17,16 @@ from .context import InvocationContext
 from .errors import UnknownToolError
 from .events import (
     CompensatedEvent,
+    ConnectionReleasedEvent,
     EventListener,
+    FallbackUsedEvent,
     GuardrailExecutedEvent,
     InvocationEvent,
     MemoryWrittenEvent,
     ModelFailedEvent,
     ModelRequestEvent,
     ModelResponseEvent,
+    ModelSkippedEvent,
     RunAnsweredEvent,
     RunResumedEvent,
     RunStartedEvent,
@@ -33,8 +36,10 @@ from .events import (
     ServiceSuspendedEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
+    ToolProgressEvent,
     ToolStartedEvent,
     ToolSuspendedEvent,
+    UsageCountedEvent,
 )
 from .safe_text import for_line
 
@@ -102,9 +107,9 @@ class LoggingListener(EventListener):
 
     The records have the attributes `event`, those of `InvocationLogFilter`, and depending on the event `duration`
     (seconds), `input_tokens`, `output_tokens`, `finish_reason`, `model`, `messages` and `tool_calls` (counts),
-    `is_error`, `error_type`, `guardrail`, `outcome`, `run_id`, `pending` (count), `kind`, `answer`.
-    Messages, arguments, results and error texts are not logged. Failures are logged as warnings, cancellations at
-    `level`.
+    `is_error`, `error_type`, `guardrail`, `outcome`, `run_id`, `pending` (count), `kind`, `answer`, `model_calls`,
+    `cost`, `until`, `done`, `total`. Messages, arguments, results and error texts are not logged. Failures are logged
+    as warnings, cancellations at `level`, and the progress of tools at `DEBUG`.
     """
 
     def __init__(self, logger: logging.Logger | str = "toolbox.invocations", level: int = logging.INFO) -> None:
@@ -116,6 +121,8 @@ class LoggingListener(EventListener):
         name, facts = _collect_facts(event)
         failed = facts.get("error_type") not in (None, "CancelledError")
         level = max(self._level, logging.WARNING) if failed else self._level
+        if isinstance(event, ToolProgressEvent):  # a long tool reports often
+            level = min(self._level, logging.DEBUG)
         if not self._logger.isEnabledFor(level):
             return
         where = invocation_facts(event.context)
@@ -159,8 +166,20 @@ def _collect_facts(event: InvocationEvent) -> tuple[str, Facts]:
             return "model_response", {**facts, **_count_tokens(response.token_usage)}
         case ModelFailedEvent(error=error, duration=duration):
             return "model_failed", {"duration": duration, "error_type": type(error).__name__}
+        case ModelSkippedEvent(model=model, until=until):
+            return "model_skipped", {"model": model, "until": until.isoformat()}
+        case FallbackUsedEvent(error=error):
+            return "fallback_used", {"error_type": type(error).__name__}
+        case UsageCountedEvent(usage=usage):
+            counted = {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls}
+            cost = str(usage.cost) if usage.cost is not None else None
+            return "usage_counted", {**counted, **_count_tokens(usage.tokens), "cost": cost}
+        case ConnectionReleasedEvent():
+            return "connection_released", {}
         case ToolStartedEvent():
             return "tool_started", {}
+        case ToolProgressEvent(done=done, total=total):
+            return "tool_progress", {"done": done, "total": total}
         case ToolExecutedEvent(execution=execution, error=raised):
             failed = type(raised).__name__ if raised is not None else None
             return "tool_executed", {

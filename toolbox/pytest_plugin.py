@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
@@ -102,6 +102,7 @@ class _ModelRequestPolicy:
 
         self._before = model_requests.check, model_requests.stand_in
         self._named = {value.rstrip("/") for name, value in os.environ.items() if name.endswith("BASE_URL")}
+        self.scripted: dict[pytest.FixtureDef[Any], ScriptedChatModel] = {}
         self.begin_test()
         model_requests.check = self.check_request
 
@@ -118,7 +119,6 @@ class _ModelRequestPolicy:
         names = getattr(item, "fixturenames", ())
         self.is_allowed = item is not None and (item.get_closest_marker(ALLOW) is not None or ALLOW in names)
         self._is_scripted = "scripted_model" in names
-        self.scripted: ScriptedChatModel | None = None
         model_requests.stand_in = self.stand_in if self._is_scripted else None
 
     def check_request(self, url: str) -> None:
@@ -132,9 +132,9 @@ class _ModelRequestPolicy:
 
         if isinstance(given, ScriptedChatModel):
             return None
-        if self.scripted is None:
+        if not self.scripted:
             raise AssertionError("a model was called before the fixture scripted_model existed; request it earlier")
-        return self.scripted
+        return next(reversed(self.scripted.values()))
 
 
 _RULES = pytest.StashKey[_ModelRequestPolicy]()
@@ -162,12 +162,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Remember the scripted model of the test, also if the user overrides the fixture."""
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Remember the scripted model, also if the user overrides the fixture, with any scope."""
     made = yield
     if fixturedef.argname == "scripted_model":
-        request.config.stash[_RULES].scripted = made
+        request.config.stash[_RULES].scripted[fixturedef] = made
     return made
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Forget a scripted model when its fixture ends, which can be after many tests."""
+    if fixturedef.argname == "scripted_model":
+        request.config.stash[_RULES].scripted.pop(fixturedef, None)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Invocations in logs: facts as attributes of the records, and nothing of what was said."""
 
+import inspect
 import logging
 from contextlib import suppress
 from typing import Any, Protocol
@@ -11,10 +12,14 @@ from toolbox import (
     InvocationContext,
     InvocationLogFilter,
     LoggingListener,
+    Progress,
     UnknownToolError,
+    logs,
     register_ai_service,
     tool,
 )
+from toolbox.events import InvocationEvent
+from toolbox.limits import UsageLimits
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -98,6 +103,35 @@ async def test_names_of_unknown_tools_are_not_logged(
     records = [vars(each) for each in caplog.records if each.name == "toolbox.invocations"]
     assert "secret" not in str(records)
     assert "UnknownToolError" in str(records)
+
+
+OWN_EVENTS = {each.__name__ for each in InvocationEvent.__subclasses__() if each.__module__ == "toolbox.events"}
+
+
+@pytest.mark.parametrize("event", sorted(OWN_EVENTS))
+def test_each_kind_of_event_has_its_own_name_and_facts(event: str) -> None:
+    assert f"case {event}(" in inspect.getsource(logs)
+
+
+async def test_usage_and_progress_are_logged_with_their_facts(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def copy(progress: Progress) -> str:
+        await progress(2, 3, "a private text")
+        return "copied"
+
+    @register_ai_service(tools=copy, limits=UsageLimits(model_calls=5))
+    class Copier(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    with caplog.at_level(logging.DEBUG, "toolbox.invocations"):
+        async with container_with(tool_call("copy"), "done").register(Copier) as container:
+            await container.get(Copier).ask("Copy")
+
+    records: list[Any] = [each for each in caplog.records if each.name == "toolbox.invocations"]
+    [progress] = [each for each in records if each.event == "tool_progress"]
+    assert (progress.levelno, progress.done, progress.total, progress.tool) == (logging.DEBUG, 2, 3, "copy")
+    assert "private" not in str(vars(progress))
+    assert [each.model_calls for each in records if each.event == "usage_counted"] == [1, 2]
 
 
 async def test_failures_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:

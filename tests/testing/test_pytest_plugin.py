@@ -714,3 +714,32 @@ def test_containers_keep_their_own_scripted_models(served: pytest.Pytester) -> N
             assert asyncio.run(ask()) == "its own"
     """)
     run(served).assert_outcomes(passed=1)
+
+
+def test_an_overridden_scripted_model_works_in_all_tests_of_its_scope(served: pytest.Pytester) -> None:
+    served.makepyfile("""
+        import pytest
+        from toolbox.testing import ScriptedChatModel
+
+        @pytest.fixture(scope="module")
+        def scripted_model():
+            return ScriptedChatModel(["one", "two", "three"])
+
+        def test_first(client, scripted_model):
+            assert client.get("/ask").json() == "one"
+
+        def test_second(client, scripted_model):
+            assert client.get("/ask").json() == "two"
+
+        class TestOwn:
+            @pytest.fixture
+            def scripted_model(self):
+                return ScriptedChatModel(["its own"])
+
+            def test_own(self, client, scripted_model):
+                assert client.get("/ask").json() == "its own"
+
+        def test_third(client, scripted_model):
+            assert client.get("/ask").json() == "three"
+    """)
+    run(served).assert_outcomes(passed=4)
