@@ -1,18 +1,21 @@
 """Functions for `api_key=`: `def` and `async def`, with beans of the call, and their problems at start."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
 
 from tests.models import messages_api
-from tests.models.scripted_server import Serve, chunk, completion, stream
+from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
 from toolbox import (
     AnthropicChatModel,
     ChatRequest,
     Container,
     IllegalConfigurationError,
     Inject,
+    ModelHttpError,
     OpenAiChatModel,
     UserMessage,
     create_ai_service,
@@ -91,6 +94,44 @@ async def test_a_key_function_without_parameters_works_without_a_service(serve: 
     await model.aclose()
 
     assert [key_in(each) for each in server.headers] == ["key-1", "key-1"]
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_the_keys_of_concurrent_requests_are_all_hidden_in_errors(serve: Serve, kind: str) -> None:
+    keys = ["key-5f1c9a77d0e4b238", "key-61b8f3c2a94d07e5"]
+    others_wait, remaining = asyncio.Event(), iter(keys)
+    text = f"bad keys: {' '.join(keys)}"
+    refusal = Scripted(json.dumps({"error": {"message": text}}).encode(), status=401, wait=others_wait)
+    server = await serve([refusal] * 2)
+    model = model_of(kind, server.url, lambda: next(remaining))
+
+    calls = [asyncio.create_task(model.chat(ChatRequest([UserMessage("Hi")]))) for _ in keys]
+    await server.until(lambda: len(server.headers) == len(keys))
+    others_wait.set()
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    await model.aclose()
+
+    assert sorted(map(key_in, server.headers)) == keys
+    for error in errors:
+        assert isinstance(error, ModelHttpError)
+        assert error.message.count("***") == len(keys)
+        assert not any(part in f"{error} {error.body}" for part in ("5f1c9a77", "61b8f3c2"))
+
+
+@pytest.mark.parametrize("is_tried_again", [True, False], ids=["retry", "next request"])
+async def test_a_key_that_was_replaced_is_still_hidden(serve: Serve, is_tried_again: bool) -> None:
+    keys = iter(["key-5f1c9a77d0e4b238", "key-61b8f3c2a94d07e5"])
+    text = json.dumps({"error": {"message": "bad key: key-5f1c9a77d0e4b238"}}).encode()
+    first = Scripted(status=503, headers={"retry-after-ms": "1"}) if is_tried_again else completion({"content": "ok"})
+    server = await serve([first, Scripted(text, status=400)])
+    model = OpenAiChatModel("m", server.url, lambda: next(keys))
+
+    with pytest.raises(ModelHttpError, match=r"bad key: \*\*\*$"):
+        for _ in range(2):
+            await model.chat(ChatRequest([UserMessage("Hi")]))
+    await model.aclose()
+
+    assert [key_in(each)[-16:] for each in server.headers] == ["5f1c9a77d0e4b238", "61b8f3c2a94d07e5"]
 
 
 def test_beans_that_no_bean_provides_are_problems_at_start() -> None:

@@ -18,7 +18,7 @@ from ..json_text import compact_json
 from .anthropic_settings import AnthropicSettings
 from .anthropic_wire import CONTAINER, AnthropicInterpreter, AnthropicWire, closed_schema, tool_choice
 from .server_model import ServerChatModel, names_of
-from .server_settings import ServerSettings, key_provider, missing_package, taking
+from .server_settings import Key, ServerSettings, missing_package, taking
 from .wire_encoding import Fields, join_fields, json_bytes
 
 _logger = logging.getLogger("toolbox.models")
@@ -36,15 +36,14 @@ class AnthropicPackage:
             raise IllegalConfigurationError([missing_package("anthropic", "AnthropicChatModel")]) from error
         self.module: Any = anthropic
 
-    def client(self, settings: ServerSettings, **others: Any) -> Any:
-        key = settings.key if isinstance(settings.key, str) else "none"
-        return self.module.AsyncAnthropic(api_key=key, base_url=settings.address, open_telemetry=False, **others)
+    def client(self, settings: ServerSettings, key: Key, **others: Any) -> Any:
+        known = key if isinstance(key, str) else "none"
+        return self.module.AsyncAnthropic(api_key=known, base_url=settings.address, open_telemetry=False, **others)
 
-    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, str]:
-        if isinstance(settings.key, str):
+    async def key_headers(self, client: Any, key: Key) -> Mapping[str, str]:
+        if isinstance(key, str):
             return {}
-        key = await key_provider(settings.key, settings.model)()
-        headers: Mapping[str, str] = client.with_options(api_key=key).auth_headers
+        headers: Mapping[str, str] = client.with_options(api_key=await key()).auth_headers
         return headers
 
     def environment_headers(self, address: str | None) -> dict[str, str]:

@@ -22,7 +22,7 @@ from ..errors import (
 from .chat_wire import ChatWire
 from .openai_settings import OUTPUT_LIMITS, OpenAiSettings
 from .server_model import ServerChatModel, Wire, names_of
-from .server_settings import ServerSettings, key_provider, taking
+from .server_settings import Key, ServerSettings, taking
 from .sse import excerpt
 from .wire_encoding import Fields, join_fields, json_bytes
 
@@ -123,12 +123,11 @@ class OpenAiPackage:
 
         self.module: Any = openai
 
-    def client(self, settings: ServerSettings, **others: Any) -> Any:
-        key = settings.key if isinstance(settings.key, str) else key_provider(settings.key, settings.model)
+    def client(self, settings: ServerSettings, key: Key, **others: Any) -> Any:
         return self.module.AsyncOpenAI(api_key=key, base_url=settings.address, **others)
 
-    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, str]:
-        return {}  # the package calls a function itself
+    async def key_headers(self, client: Any, key: Key) -> Mapping[str, str]:
+        return {}  # the package calls a function itself, again for each retry
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
         return OpenAiSettings.environment_headers(address)

@@ -22,6 +22,8 @@ from .fallbacks import DEFAULT_COOLDOWN, cooldown_problem
 
 ApiKey: TypeAlias = "str | Callable[..., str] | Callable[..., Awaitable[str]]"
 """A key, or a function that returns it; `def` or `async def`, with `Inject[…]` parameters."""
+Key: TypeAlias = "str | Callable[[], Awaitable[str]]"
+"""A key, or a coroutine function that returns the one for the next request."""
 LARGEST_REPLY = 64 * 2**20
 """The default of `max_reply_bytes`."""
 

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -39,7 +39,7 @@ from .server_errors import (
     too_large,
     transport_error,
 )
-from .server_settings import ServerSettings, TransportChoice
+from .server_settings import Key, ServerSettings, TransportChoice, key_provider
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
@@ -66,11 +66,11 @@ class ClientPackage(Protocol):
     module: Any
     options: Mapping[str, Any]
 
-    def client(self, settings: ServerSettings, **others: Any) -> Any:
+    def client(self, settings: ServerSettings, key: Key, **others: Any) -> Any:
         """Return an asynchronous client; `others` are its further arguments."""
         ...
 
-    async def key_headers(self, client: Any, settings: ServerSettings) -> Mapping[str, Any]:
+    async def key_headers(self, client: Any, key: Key) -> Mapping[str, Any]:
         """Return the headers with the key, if the package does not set them: for a function that gives the key, or an
         API with another header. A value `module.Omit()` removes a header.
         """
@@ -119,6 +119,7 @@ class Transport:
         self._headers = {_READ_TIMEOUT: package.module.Omit()}
         self.settings = settings
         self._given_keys: deque[str] = deque(maxlen=MOST_GIVEN_KEYS)
+        self._key = settings.key if isinstance(settings.key, str) else self._note_keys(settings.key)
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfContainers] = WeakKeyDictionary()
         register_for_fork(self)
 
@@ -167,6 +168,17 @@ class Transport:
                 if not each.is_shared:
                     await each.pool.close_from(here, loop)
 
+    def _note_keys(self, function: Callable[..., str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
+        """Return a coroutine function for keys, which hides all of them in errors: they may differ by tenant."""
+        provide = key_provider(function, self.settings.model)
+
+        async def provide_key() -> str:
+            key = await provide()
+            self._given_keys.append(key)
+            return key
+
+        return provide_key
+
     def hide_secrets(self, error: ModelError, sent: Iterable[object] = ()) -> None:
         """Hide secrets in an error, because a server or a transport may repeat them; then shorten the error's texts.
 
@@ -174,11 +186,8 @@ class Transport:
         """
         settings = self.settings
         headers = {**self._package.environment_headers(settings.address), **(settings.extra_headers or {})}
-        found = [settings.key, *map(str, (settings.extra_query or {}).values()), *sent]
+        found = [settings.key, *self._given_keys, *map(str, (settings.extra_query or {}).values()), *sent]
         found += [value for name, value in headers.items() if name.lower() not in _HARMLESS_HEADERS]
-        # Keys that functions gave: those of the latest requests may differ by tenant.
-        used = [each for of_loop in self._connections.values() for each in of_loop.values()]
-        found += [*(each.client.api_key for each in used), *self._given_keys]
         # A server may repeat a credential without its scheme ("Bearer …").
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
         hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})
@@ -222,6 +231,7 @@ class Transport:
             hide_queries(settings.address)
         return self._package.client(
             settings,
+            self._key,
             timeout=module.Timeout(read, connect=min(CONNECT_TIMEOUT, read or CONNECT_TIMEOUT)),
             max_retries=settings.max_retries,
             default_headers={
@@ -280,8 +290,7 @@ class Transport:
         """
         options: dict[str, Any] = {**self._package.options, "max_retries": max_retries}
         try:
-            key = await self._package.key_headers(client, self.settings)
-            self._given_keys.extend(key.values())
+            key = await self._package.key_headers(client, self._key)
             options["headers"] = {**self._headers, **key, **(headers or {})}
             response = await client.post(
                 f"{self._base}/{path.lstrip('/')}",  # absolute: the package would parse and join the parts each time
