@@ -30,7 +30,11 @@ class Encodable:
     _encoded: dict[object, bytes]
 
     def encoded_by(self, encode: Callable[[K], bytes], value: K) -> bytes:
-        """Return `encode(value)`, cached by `encode`, which must be the same object in every call."""
+        """Return `encode(value)`, cached by `encode`.
+
+        It must be the same object in every call, and outlive single models: a value that is kept, such as a tool, keeps
+        each encoder and whatever the encoder refers to.
+        """
         try:
             forms = self._encoded
         except AttributeError:
@@ -40,18 +44,6 @@ class Encodable:
         if form is None:
             form = forms[encode] = encode(value)
         return form
-
-    @staticmethod
-    def all_encoded_by(encode: Callable[[Any], bytes], values: Sequence[Encodable]) -> list[bytes]:
-        """Return `encoded_by` of each value; fast if only the last few have not been encoded before."""
-        for value in reversed(values):
-            if encode in getattr(value, "_encoded", ()):
-                break
-            value.encoded_by(encode, value)
-        try:
-            return [value._encoded[encode] for value in values]
-        except (AttributeError, KeyError):
-            return [value.encoded_by(encode, value) for value in values]
 
 
 # --- contents

@@ -36,6 +36,7 @@ from toolbox import (
 from toolbox.json_text import parse_json
 from toolbox.models.accumulator import ReplyAccumulator
 from toolbox.models.anthropic_wire import AnthropicWire
+from toolbox.models.anthropic_wire import encode_message as encode_with_role
 from toolbox.models.chat_wire import ChatWire, encode_message
 from toolbox.models.reply_reader import ReplyReader
 from toolbox.models.responses_wire import ResponsesWire, encode_items
@@ -46,7 +47,7 @@ WIRES: dict[str, Any] = {"chat": ChatWire(), "responses": ResponsesWire(), "anth
 ENCODE: dict[str, Any] = {
     "chat": encode_message,
     "responses": encode_items,
-    "anthropic": lambda message: AnthropicWire()._encode_with_role(message)[1:],  # the first byte is the role
+    "anthropic": lambda message: encode_with_role(message, keeps_unsigned=True)[1:],  # the first byte is the role
 }
 
 

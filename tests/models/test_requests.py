@@ -1,6 +1,8 @@
 """Requests have the format that strict servers accept."""
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -22,6 +24,9 @@ from toolbox import (
     ToolSpecification,
     UserMessage,
 )
+from toolbox.models.anthropic_wire import AnthropicWire
+from toolbox.models.chat_wire import ChatWire
+from toolbox.models.responses_wire import ResponsesWire
 
 pytestmark = pytest.mark.anyio
 
@@ -497,3 +502,27 @@ async def test_input_tokens_count_all_input(serve: Serve, usage: Any, expected: 
 
     assert found is not None
     assert (found.input_tokens, found.cached_input_tokens, found.cache_write_tokens) == expected
+
+
+# --- encoded forms
+
+
+@pytest.mark.parametrize("make", [ChatWire, ResponsesWire, AnthropicWire])
+def test_models_with_equal_settings_share_encoded_forms_and_are_released(make: type[Any]) -> None:
+    message = UserMessage("Hi")
+    tool = ToolSpecification("look", "Looks")
+    request = ChatRequest([message], [tool])
+
+    first = make()
+    first.fields(request)
+    counts = len(message._encoded), len(tool._encoded)
+    released = weakref.ref(first)
+    for _ in range(3):
+        make().fields(request)
+    make(strict_tools=True).fields(request)
+    del first
+    gc.collect()
+
+    assert counts == (1, 1)
+    assert (len(message._encoded), len(tool._encoded)) == (1, 2)
+    assert released() is None

@@ -38,6 +38,7 @@ from .wire_encoding import (
     function_name,
     is_any,
     json_bytes,
+    shared_encoder,
 )
 
 BLOCKS = "anthropic"
@@ -74,12 +75,9 @@ class AnthropicWire:
         keeps_unsigned: bool = True,
     ) -> None:
         self._cache = cache
-        self._send_tool_metadata = send_tool_metadata
-        self._strict_tools = strict_tools
         self._keeps_unsigned = keeps_unsigned
-        # Always the same function object, because encoded forms are cached by function.
-        self._encode_message = self._encode_with_role
-        self._tools = ToolBytes(self._encode_tool)
+        self._encode_message = shared_encoder(encode_message, keeps_unsigned=keeps_unsigned)
+        self._tools = ToolBytes(shared_encoder(_encode_tool, metadata=send_tool_metadata, strict=strict_tools))
 
     def fields(self, request: ChatRequest, said: bytes = b"", more_tools: bytes = b"") -> Fields:
         """Return the fields of a request as JSON.
@@ -128,60 +126,51 @@ class AnthropicWire:
         forms: list[bytes] = []
         for message in reversed(messages):
             is_marked = bool(message.attributes.get(CACHE_CONTROL))
-            forms.append(self._encode_with_role(message, marked=left > 0))
+            forms.append(encode_message(message, self._keeps_unsigned, marked=left > 0))
             left -= is_marked
         return forms[::-1]
-
-    def _encode_with_role(self, message: Message, marked: bool = True) -> bytes:
-        """Return a message after one byte for its role; upper case if it has a cache mark. Of system messages, only the
-        blocks follow.
-        """
-        match message:
-            case SystemMessage():
-                role, blocks = b"s", [{"type": "text", "text": message.text}] if message.text.strip() else []
-            case UserMessage():
-                role, blocks = b"u", _encode_contents(message.contents)
-            case ToolExecutionResultMessage():
-                role, blocks = b"u", [_encode_result(message)]
-            case AiMessage():
-                role, blocks = b"a", self._encode_reply(message)
-        if marked and blocks and (mark := message.attributes.get(CACHE_CONTROL)) and _can_be_marked(blocks[-1]):
-            role, blocks[-1] = role.upper(), {**blocks[-1], CACHE_CONTROL: mark}
-        if not blocks:
-            return b""
-        written = b",".join(map(json_bytes, blocks))
-        return role + (written if role in b"sS" else (_USER if role in b"uU" else _MODEL) + written + b"]}")
-
-    def _encode_reply(self, message: AiMessage) -> list[dict[str, Any]]:
-        """Return the blocks of a reply: the server's own while text and calls are unchanged."""
-        kept = message.attributes.get(BLOCKS)
-        if isinstance(kept, Sequence) and _says_the_same(kept, message):
-            return [dict(each) for each in kept if self._can_return(each)]
-        text = (message.text or "").strip() and [{"type": "text", "text": message.text}]
-        return [*(text or ()), *map(_encode_call, message.tool_execution_requests)]
-
-    def _can_return(self, block: Mapping[str, Any]) -> bool:
-        if block.get("type") == "thinking":
-            return self._keeps_unsigned or bool(block.get("signature"))
-        return not _is_blank(block)
-
-    def _encode_tool(self, tool: ToolSpecification) -> bytes:
-        form: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            form["description"] = tool.description
-        wanted = self._strict_tools if tool.strict is None else tool.strict
-        schema = closed_schema(tool.parameters) if wanted else None
-        form["input_schema"] = dict(tool.parameters) if schema is None else schema
-        if schema is not None:
-            form["strict"] = True
-        form |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
-        return json_bytes(form)
 
 
 # --- requests
 
 
 _USER, _MODEL = b'{"role":"user","content":[', b'{"role":"assistant","content":['
+
+
+def encode_message(message: Message, keeps_unsigned: bool, marked: bool = True) -> bytes:
+    """Return a message after one byte for its role; upper case if it has a cache mark. Of system messages, only the
+    blocks follow.
+    """
+    match message:
+        case SystemMessage():
+            role, blocks = b"s", [{"type": "text", "text": message.text}] if message.text.strip() else []
+        case UserMessage():
+            role, blocks = b"u", _encode_contents(message.contents)
+        case ToolExecutionResultMessage():
+            role, blocks = b"u", [_encode_result(message)]
+        case AiMessage():
+            role, blocks = b"a", _encode_reply(message, keeps_unsigned)
+    if marked and blocks and (mark := message.attributes.get(CACHE_CONTROL)) and _can_be_marked(blocks[-1]):
+        role, blocks[-1] = role.upper(), {**blocks[-1], CACHE_CONTROL: mark}
+    if not blocks:
+        return b""
+    written = b",".join(map(json_bytes, blocks))
+    return role + (written if role in b"sS" else (_USER if role in b"uU" else _MODEL) + written + b"]}")
+
+
+def _encode_reply(message: AiMessage, keeps_unsigned: bool) -> list[dict[str, Any]]:
+    """Return the blocks of a reply: the server's own while text and calls are unchanged."""
+    kept = message.attributes.get(BLOCKS)
+    if isinstance(kept, Sequence) and _says_the_same(kept, message):
+        return [dict(each) for each in kept if _can_return(each, keeps_unsigned)]
+    text = (message.text or "").strip() and [{"type": "text", "text": message.text}]
+    return [*(text or ()), *map(_encode_call, message.tool_execution_requests)]
+
+
+def _can_return(block: Mapping[str, Any], keeps_unsigned: bool) -> bool:
+    if block.get("type") == "thinking":
+        return keeps_unsigned or bool(block.get("signature"))
+    return not _is_blank(block)
 
 
 def _join_turns(forms: Sequence[bytes]) -> tuple[bytes, list[bytes], bytes]:
@@ -354,6 +343,19 @@ def _renumber_calls(messages: Sequence[Message]) -> list[Message]:
                 pass
         changed.append(message)
     return changed
+
+
+def _encode_tool(tool: ToolSpecification, metadata: Sequence[str], strict: bool) -> bytes:
+    form: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        form["description"] = tool.description
+    wanted = strict if tool.strict is None else tool.strict
+    schema = closed_schema(tool.parameters) if wanted else None
+    form["input_schema"] = dict(tool.parameters) if schema is None else schema
+    if schema is not None:
+        form["strict"] = True
+    form |= {key: tool.metadata[key] for key in metadata if key in tool.metadata}
+    return json_bytes(form)
 
 
 def tool_choice(request: ChatRequest, parallel: bool) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ Not here: assembling the fragments of a reply (`accumulator`), sending and recei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, assert_never
 
 from ..chat import (
@@ -59,6 +58,7 @@ from .wire_encoding import (
     is_any,
     json_bytes,
     offers_tools,
+    shared_encoder,
     strict_answer,
     strict_tool,
 )
@@ -104,11 +104,8 @@ class ChatWire:
         strict_tools: bool = False,
         send_reasoning: SendReasoning = "with_calls",
     ) -> None:
-        self._send_tool_metadata = send_tool_metadata
-        self._strict_tools = strict_tools
-        # Always the same function object, because encoded forms are cached by function.
-        self._encode_message = _ENCODERS[send_reasoning]
-        self._tools = ToolBytes(self._encode_tool)
+        self._encode_message = shared_encoder(encode_message, send_reasoning=send_reasoning)
+        self._tools = ToolBytes(shared_encoder(_encode_tool, metadata=send_tool_metadata, strict=strict_tools))
 
     def fields(self, request: ChatRequest) -> Fields:
         """Return the fields of a request as JSON, in the order of the API."""
@@ -137,16 +134,6 @@ class ChatWire:
         forms = b",".join(filter(None, encode_messages(self._encode_message, messages)))
         return forms if MEDIA_FOLLOW not in forms else b",".join(_move_media(messages, self._encode_message))
 
-    def _encode_tool(self, tool: ToolSpecification) -> bytes:
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            function["description"] = tool.description
-        function["parameters"], strict = strict_tool(tool, self._strict_tools)
-        if strict or tool.strict is False:
-            function["strict"] = strict
-        function |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
-        return json_bytes({"type": "function", "function": function})
-
 
 # --- requests
 
@@ -172,13 +159,6 @@ def encode_message(message: Message, send_reasoning: SendReasoning = "with_calls
             return form + MEDIA_FOLLOW
         case AiMessage():
             return _encode_reply(message, send_reasoning)
-
-
-_ENCODERS: dict[SendReasoning, Callable[[Message], bytes]] = {
-    "with_calls": encode_message,
-    "always": partial(encode_message, send_reasoning="always"),
-    "never": partial(encode_message, send_reasoning="never"),
-}
 
 
 def _make_content_field(content: str | list[dict[str, Any]], message: Message) -> dict[str, Any]:
@@ -273,6 +253,17 @@ def _encode_call(request: ToolExecutionRequest) -> dict[str, Any]:
     if extra := request.attributes.get(EXTRA_CONTENT):
         call[EXTRA_CONTENT] = extra
     return call
+
+
+def _encode_tool(tool: ToolSpecification, metadata: Sequence[str], strict: bool) -> bytes:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    function["parameters"], strict = strict_tool(tool, strict)
+    if strict or tool.strict is False:
+        function["strict"] = strict
+    function |= {key: tool.metadata[key] for key in metadata if key in tool.metadata}
+    return json_bytes({"type": "function", "function": function})
 
 
 def _encode_tool_choice(request: ChatRequest) -> bytes:

@@ -5,8 +5,7 @@ Not here: assembling the fragments of a reply (`accumulator`), sending and recei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 from typing_extensions import TypeIs
@@ -49,6 +48,7 @@ from .wire_encoding import (
     is_any,
     json_bytes,
     offers_tools,
+    shared_encoder,
     strict_answer,
     strict_tool,
 )
@@ -82,11 +82,8 @@ class ResponsesWire:
         strict_tools: bool = False,
         send_reasoning: SendReasoning = "always",
     ) -> None:
-        self._send_tool_metadata = send_tool_metadata
-        self._strict_tools = strict_tools
-        # Always the same function object, because encoded forms are cached by function.
-        self._encode_message = _ENCODERS[send_reasoning]
-        self._tools = ToolBytes(self._encode_tool)
+        self._encode_message = shared_encoder(encode_items, send_reasoning=send_reasoning)
+        self._tools = ToolBytes(shared_encoder(_encode_tool, metadata=send_tool_metadata, strict=strict_tools))
 
     def fields(self, request: ChatRequest) -> Fields:
         """Return the fields of a request as JSON, in the order of the API."""
@@ -114,15 +111,6 @@ class ResponsesWire:
         """Return an interpreter for one reply."""
         return ResponsesInterpreter(reply)
 
-    def _encode_tool(self, tool: ToolSpecification) -> bytes:
-        form: dict[str, Any] = {"type": "function", "name": tool.name}
-        if tool.description:
-            form["description"] = tool.description
-        # This API treats every schema as strict unless `strict` is false.
-        form["parameters"], form["strict"] = strict_tool(tool, self._strict_tools)
-        form |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
-        return json_bytes(form)
-
 
 # --- requests
 
@@ -143,13 +131,6 @@ def encode_items(message: Message, send_reasoning: SendReasoning = "always") -> 
             return json_bytes({"type": "function_call_output", "call_id": message.id, "output": output})
         case AiMessage():
             return b",".join(json_bytes(each) for each in _encode_reply(message, send_reasoning))
-
-
-_ENCODERS: dict[SendReasoning, Callable[[Message], bytes]] = {
-    "always": encode_items,
-    "with_calls": partial(encode_items, send_reasoning="with_calls"),
-    "never": partial(encode_items, send_reasoning="never"),
-}
 
 
 def _encode_part(content: Content) -> dict[str, Any]:
@@ -208,6 +189,16 @@ def _is_message(entry: object) -> TypeIs[Mapping[str, Any]]:
 
 def _text_of_message(item: Mapping[str, Any]) -> str:
     return "".join(str(part.get("text") or "") for part in _message_parts(item))
+
+
+def _encode_tool(tool: ToolSpecification, metadata: Sequence[str], strict: bool) -> bytes:
+    form: dict[str, Any] = {"type": "function", "name": tool.name}
+    if tool.description:
+        form["description"] = tool.description
+    # This API treats every schema as strict unless `strict` is false.
+    form["parameters"], form["strict"] = strict_tool(tool, strict)
+    form |= {key: tool.metadata[key] for key in metadata if key in tool.metadata}
+    return json_bytes(form)
 
 
 def _encode_tool_choice(request: ChatRequest) -> bytes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from ..chat import ChatRequest, Encodable, Message, ResponseFormat, ToolSpecification
+from ..chat import ChatRequest, Message, ResponseFormat, ToolSpecification
 from ..contents import Content, reason_against
 from ..errors import UnsupportedContentError
 from ..json_text import compact_json
@@ -85,6 +86,15 @@ def strict_answer(wanted: ResponseFormat) -> tuple[dict[str, Any], bool]:
     return (dict(wanted.schema), False) if form is None else (form, True)
 
 
+@cache
+def shared_encoder(encode: Callable[..., bytes], **settings: Any) -> Callable[[Any], bytes]:
+    """Return `encode` with these settings: one object for all models, because encoded forms are cached by it.
+
+    A bound method would keep its model as long as the tools and messages live.
+    """
+    return partial(encode, **settings)
+
+
 class PerTools(Generic[T]):
     """Caches a value by the identity of a tuple of tools, which a service reuses for every call."""
 
@@ -124,7 +134,7 @@ class ToolNames(PerTools[frozenset[str]]):
 def encode_messages(encode: Callable[[Message], bytes], messages: Sequence[Message]) -> list[bytes]:
     """Return the encoded messages. Raises `UnsupportedContentError` with the place of the part."""
     try:
-        return Encodable.all_encoded_by(encode, messages)
+        return [each.encoded_by(encode, each) for each in messages]
     except UnsupportedContentError as error:
         place = f"messages.{_find_unsupported(encode, messages)}.{error.place}"
         raise UnsupportedContentError(error.content, error.reason, place) from None
