@@ -23,6 +23,7 @@ import httpx2
 
 from .errors import FrameworkError
 from .models.model_providers import server_providers
+from .models.server_errors import HARMLESS_HEADERS
 from .models.sse import JSON_LINES, STREAM_TYPES
 from .safe_text import without_secrets
 from .tls import tls_context
@@ -488,7 +489,7 @@ def _find_layout(body: bytes) -> tuple[str, Json] | None:
 class Secrets:
     """Collects the secrets of requests, and hides them in replies that repeat one.
 
-    These values count as secrets: those in the address's query, in headers that are not standard, and in fields of the
+    These values count as secrets: those in the address's query, in headers that are not harmless, and in fields of the
     body that are not written.
     """
 
@@ -500,7 +501,9 @@ class Secrets:
     ) -> None:
         """Remember the secrets of one request. `fields` are written in addition to the known ones."""
         parts = urlsplit(url)
-        values = [value for name, value in headers if name.lower() not in _STANDARD and not _ABOUT_US.match(name)]
+        values = [
+            value for name, value in headers if name.lower() not in HARMLESS_HEADERS and not _ABOUT_US.match(name)
+        ]
         values += [value for _, value in parse_qsl(parts.query)]
         values += [parts.password or "", *_secrets_in(body, FIELDS | fields)]
         words = [word for value in values for word in re.split(r"[\s;=,]+", value)]
@@ -518,10 +521,6 @@ class Secrets:
         return replace(reply, chunks=tuple(each.encode("utf-8", "surrogateescape") for each in pieces))
 
 
-_STANDARD = frozenset(
-    {"accept", "accept-encoding", "accept-language", "connection", "content-length", "content-type", "host"}
-    | {"idempotency-key", "transfer-encoding", "user-agent"}
-)
 _ABOUT_US = re.compile(r"x-stainless-", re.IGNORECASE)
 
 

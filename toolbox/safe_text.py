@@ -23,6 +23,12 @@ SHOWN = 100
 COUNTED = 10_000
 """Above this number of validation errors, none is listed: the list would cost more than the validation."""
 HIDDEN = "***"
+SAFE_HEADERS = frozenset(
+    {"accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-encoding"}
+    | {"content-length", "content-type", "date", "etag", "expires", "host", "last-modified", "retry-after"}
+    | {"server", "traceparent", "tracestate", "transfer-encoding", "user-agent", "vary"}
+)
+"""Well-known headers that hold no secret, in lower case."""
 LONGEST = 500
 """Maximum characters of a path or message: both may contain input."""
 SHORTEST_SECRET = 4

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import httpx2
 import pytest
 
+from tests.models import messages_api
 from tests.models.scripted_server import Scripted, Serve, call, chunk, completion, sse, stream
 from toolbox import (
     AiMessage,
+    AnthropicChatModel,
     ChatRequest,
     Container,
     ModelHttpError,
@@ -188,6 +190,19 @@ async def test_secrets_are_hidden_in_the_pieces_of_a_stream(serve: Serve, tmp_pa
     assert "5f1c9a77d0" not in file.read_text(encoding="utf-8")
     assert "".join(again).endswith("!")
     assert "platform" not in "".join(again)
+
+
+async def test_texts_like_the_versions_in_headers_are_not_hidden(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    said = "on 2023-06-15 and 2025-06-30, context-management of example.com"
+    server = await serve([messages_api.message(messages_api.text(said))])
+    headers = {"anthropic-beta": "context-management-2025-06-27", "HTTP-Referer": "https://example.com/"}
+    address = server.url.removesuffix("/v1")
+    model = AnthropicChatModel("m", "key-5f1c9a77d0", address, transport=Recording(file), extra_headers=headers)
+    await model.chat(HI)
+    await model.aclose()
+
+    assert said in file.read_text(encoding="utf-8")
 
 
 async def test_compressed_replies_are_recorded_as_text_without_secrets(serve: Serve, tmp_path: Path) -> None:

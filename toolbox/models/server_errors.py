@@ -12,6 +12,7 @@ from urllib.parse import urljoin, urlsplit
 
 from ..errors import ModelConnectionError, ModelError, ModelHttpError, ModelProtocolError, ModelTimeoutError
 from ..json_text import compact_json, parse_json
+from ..safe_text import SAFE_HEADERS
 from .sse import EXCERPT, KEPT, EventReader, excerpt
 
 _TRANSPORTS = frozenset({"httpx2", "httpx", "httpcore2", "httpcore", "h11", "aiohttp", "anyio", "ssl"})
@@ -131,6 +132,10 @@ def redirect_error(status: int, headers: Mapping[str, str], address: str) -> Mod
     )
 
 
+HARMLESS_HEADERS = SAFE_HEADERS | frozenset(
+    {"anthropic-beta", "anthropic-version", "http-referer", "idempotency-key", "openai-beta", "referer", "x-title"}
+)
+"""Headers of a request whose values are not secret. Errors and recordings hide the values of all others."""
 _CREDENTIAL = re.compile(r"auth|key|token|secret|cookie|passw|session|credential|headers", re.IGNORECASE)
 
 

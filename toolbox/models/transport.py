@@ -31,6 +31,7 @@ from ..tls import tls_context
 from . import model_requests
 from .pools import ConnectionPool, ConnectionPools, current_pools
 from .server_errors import (
+    HARMLESS_HEADERS,
     compression_error,
     http_error,
     redirect_error,
@@ -51,10 +52,6 @@ MOST_GIVEN_KEYS = 1000
 """The latest keys that functions gave, which are hidden in errors."""
 SHORTEST_SECRET = 8
 """Shorter headers and keys are not hidden in errors: `none` and `true` may be part of any text."""
-_HARMLESS_HEADERS = frozenset(
-    {"accept", "accept-encoding", "accept-language", "content-type", "http-referer", "openai-beta", "referer"}
-    | {"user-agent", "x-title", "anthropic-beta", "anthropic-version"}
-)
 
 
 class ClientPackage(Protocol):
@@ -187,7 +184,7 @@ class Transport:
         settings = self.settings
         headers = {**self._package.environment_headers(settings.address), **(settings.extra_headers or {})}
         found = [settings.key, *self._given_keys, *map(str, (settings.extra_query or {}).values()), *sent]
-        found += [value for name, value in headers.items() if name.lower() not in _HARMLESS_HEADERS]
+        found += [value for name, value in headers.items() if name.lower() not in HARMLESS_HEADERS]
         # A server may repeat a credential without its scheme ("Bearer …").
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
         hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from pydantic import Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, SchemaSerializer, core_schema, to_jsonable_python
 
-from ..safe_text import HIDDEN
+from ..safe_text import HIDDEN, SAFE_HEADERS
 
 # Characters that the developer may use in a path. Arguments are always encoded.
 _PATH_LITERALS = "/!$&'()*+,;=:@%-._~"
@@ -31,11 +31,6 @@ _ANYTHING = SchemaSerializer(core_schema.any_schema())
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _COOKIE_VALUE = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*")
-_SAFE_HEADERS = frozenset(
-    {"accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-encoding"}
-    | {"content-length", "content-type", "date", "etag", "expires", "host", "last-modified", "retry-after"}
-    | {"server", "traceparent", "tracestate", "transfer-encoding", "user-agent", "vary"}
-)
 # Headers that control the target and the framing of a request. Arguments must not set them.
 PROTECTED_HEADERS = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "proxy-connection"}
@@ -212,7 +207,7 @@ def encode_cookie_value(text: str) -> str:
 
 def is_safe_header(name: str) -> bool:
     """Return True for well-known headers that hold no secret."""
-    return name.lower() in _SAFE_HEADERS
+    return name.lower() in SAFE_HEADERS
 
 
 def shown_header(name: str, value: str) -> str:
