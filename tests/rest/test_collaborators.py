@@ -87,6 +87,29 @@ async def test_a_required_value_that_cannot_be_computed_is_an_error_before_anyth
     assert server.received == []
 
 
+async def test_without_a_container_an_optional_bean_is_missing(server) -> None:
+    class Tenant:
+        name = "acme"
+
+    def headers(tenant: Tenant | None = None) -> dict[str, str]:
+        return {"X-Tenant": tenant.name if tenant is not None else "none"}
+
+    @rest.register_rest_client(headers=headers)
+    class Optional(Protocol):
+        @rest.get("/x")
+        async def find(self) -> str: ...
+
+        @rest.get("/x")
+        def find_now(self) -> str: ...
+
+    server.answer("ok")
+    client = rest.create_rest_client(Optional, url=server.url)
+
+    assert await client.find() == "ok"
+    assert await asyncio.to_thread(client.find_now) == "ok"
+    assert [each.header("X-Tenant") for each in server.received] == ["none", "none"]
+
+
 async def test_filters_see_the_request_and_the_response(server, api) -> None:
     await api.find()
 

@@ -5,12 +5,13 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
+import httpx2
 import pytest
 from pydantic import BaseModel
 
 from tests.rest.http_server import Answer
 from toolbox import rest
-from toolbox.errors import BlockingCallNotAllowedError, RestClientError, RestDecodeError
+from toolbox.errors import BlockingCallNotAllowedError, RestClientError, RestDecodeError, RestTimeoutError
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +138,60 @@ async def test_leaving_a_stream_ends_its_connection(server) -> None:
     await stream.aclose()
 
     assert await asyncio.to_thread(left.wait, 60)
+
+
+class Unread(httpx2.AsyncByteStream):
+    """A body that never ends."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_call_that_is_cancelled_in_a_response_filter_releases_its_connection() -> None:
+    waits = asyncio.Event()
+
+    async def wait(response: httpx2.Response) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    @rest.register_rest_client(response_filters=[wait])
+    class Filtered(Protocol):
+        @rest.get("/lines")
+        def lines(self) -> AsyncIterator[str]: ...
+
+    body = Unread()
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, stream=body))
+    client = rest.create_rest_client(Filtered, url="http://x.test", transport=transport)
+    reading = asyncio.create_task(collected(client.lines()))
+    await waits.wait()
+    reading.cancel()
+    await asyncio.wait([reading])
+
+    assert reading.cancelled()
+    assert body.is_closed
+
+
+async def test_the_timeout_of_a_method_limits_reading_the_body_of_a_failure() -> None:
+    @rest.register_rest_client
+    class Limited(Protocol):
+        @rest.get("/lines", timeout=0.05)
+        def lines(self) -> AsyncIterator[str]: ...
+
+    body = Unread()
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(400, stream=body))
+    client = rest.create_rest_client(Limited, url="http://x.test", transport=transport, timeout=3600)
+
+    async with asyncio.timeout(60):
+        with pytest.raises(RestTimeoutError):
+            await anext(client.lines())
+    assert body.is_closed
 
 
 async def test_a_synchronous_stream_on_the_thread_of_a_loop_is_refused(server) -> None:

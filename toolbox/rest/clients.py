@@ -225,6 +225,12 @@ class _StandaloneScope:
     async def aget(self, wanted: Any, name: str | None = None) -> Any:
         return self.get(wanted, name)
 
+    async def find(self, wanted: Any, name: str | None = None) -> None:
+        return None  # without a container, nothing provides a bean
+
+    def find_now(self, wanted: Any, name: str | None = None) -> None:
+        return None
+
 
 def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
     """Create a REST client without a container.
@@ -270,4 +276,4 @@ def _make_exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan
     from .exchange import RestExchange
 
     connection = RestConnection(read_endpoint(settings, base_url))
-    return RestExchange(connection, plan, cast("ActiveScope", _StandaloneScope()), read_auth(settings.auth, where))
+    return RestExchange(connection, plan, _StandaloneScope(), read_auth(settings.auth, where))

@@ -14,13 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import httpx2
 import stamina
 from pydantic_core import from_json
 
-from ..context import ActiveScope, InvocationContext
+from ..context import InvocationContext
 from ..di.injection_points import InjectionPoint
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from ..http_replies import BoundedBody, RefusedBody, read_retry_after
@@ -70,9 +70,10 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadBody:
-    """Read the body of a response that was left unread."""
+    """Read the body of a response that was left unread, within `limit` seconds."""
 
     response: httpx2.Response
+    limit: float
     where: str
 
 
@@ -109,13 +110,22 @@ class UnsuccessfulReply(Exception):  # noqa: N818 - never leaves an exchange
         self.response = response
 
 
+class CollaboratorScope(Protocol):
+    """The methods of `ActiveScope` that find collaborators. A client without a container has its own."""
+
+    def get(self, wanted: Any, name: str | None = None) -> Any: ...
+    async def aget(self, wanted: Any, name: str | None = None) -> Any: ...
+    async def find(self, wanted: Any, name: str | None = None) -> Any: ...
+    def find_now(self, wanted: Any, name: str | None = None) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RestExchange:
     """Makes the calls of one REST client: its connection, its plan, and the scope of its collaborators."""
 
     connection: RestConnection
     client: ClientPlan
-    scope: ActiveScope
+    scope: CollaboratorScope
     auth: Any = None
 
     def steps(self, plan: RequestPlan, values: Mapping[str, Any], unread: bool = False) -> Steps:
@@ -127,7 +137,7 @@ class RestExchange:
             except UnsuccessfulReply as refusal:
                 response = refusal.response
             if not response.is_success:
-                yield ReadBody(response, plan.where)
+                yield ReadBody(response, self._limit_of(plan), plan.where)
                 yield from self._raise_for_reply(plan, outgoing, response)
         except RestClientError as error:
             self.hide(error, outgoing)
@@ -179,7 +189,7 @@ class RestExchange:
             with attempt:
                 response = yield from self._attempt_once(plan, outgoing, unread)
                 if not response.is_success:
-                    yield ReadBody(response, plan.where)
+                    yield ReadBody(response, self._limit_of(plan), plan.where)
                     raise UnsuccessfulReply(response)
                 return response
 
@@ -187,7 +197,7 @@ class RestExchange:
         self, plan: RequestPlan, outgoing: Outgoing, unread: bool
     ) -> Generator[Effect, Any, httpx2.Response]:
         settings = self.connection.endpoint.settings
-        limit = plan.timeout or settings.timeout
+        limit = self._limit_of(plan)
         first = request = self.connection.request_for(outgoing, limit, plan.where)
         auth = yield from self._find_auth()
         for _ in range(settings.max_redirects + 1):
@@ -200,7 +210,7 @@ class RestExchange:
             )
             if not (response.has_redirect_location and settings.follow_redirects):
                 return response
-            yield ReadBody(response, plan.where)
+            yield ReadBody(response, limit, plan.where)
             following = redirected_request(
                 request, response, lambda text: without_secrets(text, list(self._secrets_of(outgoing)))
             )
@@ -209,6 +219,10 @@ class RestExchange:
             request = following
             outgoing.sent.append(request)
         raise RestClientError(f"{plan.where}: more than {settings.max_redirects} redirects", str(request.url))
+
+    def _limit_of(self, plan: RequestPlan) -> float:
+        """Return the seconds of a method for a reply, and for the body of a failure or a redirect."""
+        return plan.timeout or self.connection.endpoint.settings.timeout
 
     def _find_auth(self) -> Generator[Effect, Any, httpx2.Auth]:
         given = self.auth or self.client.auth
@@ -227,7 +241,7 @@ class RestExchange:
         try:
             for each in self.client.response_filters:
                 yield from self._call_collaborator(each, response)
-        except Exception:
+        except (Exception, asyncio.CancelledError):  # a cancelled call must release its connection too
             yield CloseResponse(response)
             raise
         return response
@@ -410,9 +424,9 @@ async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
                 async with asyncio.timeout(limit):
                     response = await client.send(request, auth=auth, stream=True, follow_redirects=False)
                     return response if unread else await _aread(response)
-        case ReadBody(response, where):
+        case ReadBody(response, limit, where):
             with translated_errors(where, str(response.request.url)):
-                async with asyncio.timeout(exchange.connection.endpoint.settings.timeout):
+                async with asyncio.timeout(limit):
                     return await _aread(response)
         case CloseResponse(response):
             return await response.aclose()
@@ -438,9 +452,9 @@ def _perform(exchange: RestExchange, effect: Effect) -> Any:
                 with deadline_for_network(deadline, request):
                     response = client.send(request, auth=auth, stream=True, follow_redirects=False)
                     return response if unread else _read_until(response, deadline)
-        case ReadBody(response, where):
+        case ReadBody(response, limit, where):
             with translated_errors(where, str(response.request.url)):
-                deadline = time.monotonic() + exchange.connection.endpoint.settings.timeout
+                deadline = time.monotonic() + limit
                 with deadline_for_network(deadline):
                     return _read_until(response, deadline)
         case CloseResponse(response):
