@@ -7,8 +7,10 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.conftest import Clock
@@ -25,6 +27,7 @@ from toolbox import (
     PartialResponse,
     StreamEvent,
 )
+from toolbox.models.pools import ConnectionPools
 
 pytestmark = pytest.mark.anyio
 
@@ -347,6 +350,38 @@ def test_an_event_loop_that_ends_without_aclose_causes_no_warnings(recwarn: pyte
     with pytest.raises(ModelConnectionError):
         asyncio.run(_fails())
     gc.collect()
+
+
+def test_closed_event_loops_are_forgotten() -> None:
+    reply = httpx2.Response(200, content=OK.body, headers={"content-type": "application/json"})
+    transport = httpx2.MockTransport(lambda request: reply)
+    model = OpenAiChatModel("m", "http://x.test/v1", transport=transport)
+    pools = ConnectionPools()
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def ask() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await model.chat(HI)
+        pools.pool("here", lambda: httpx2.AsyncHTTPTransport())
+
+    for _ in range(4):
+        asyncio.run(ask())
+    gc.collect()
+
+    assert [each() is None for each in loops] == [True, True, True, False]
+
+
+async def test_errors_that_are_not_converted_are_not_their_own_cause() -> None:
+    given = LookupError("the vault is down")
+
+    def key() -> str:
+        raise given
+
+    with pytest.raises(LookupError) as caught:
+        await OpenAiChatModel("m", "http://127.0.0.1:9/v1", key).chat(HI)
+
+    assert caught.value is given
+    assert caught.value.__cause__ is None
 
 
 async def _fails() -> ChatResponse:

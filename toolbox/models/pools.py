@@ -11,13 +11,16 @@ import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextvars import ContextVar
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 from ..execution.threads import keep_inherited, register_for_fork
 
 MOST_ADDRESSES = 100
 """So many pools are kept open for models to come. Pools that models use are kept in any case."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class ConnectionPool:
@@ -59,21 +62,34 @@ async def _until_the_loop_ends(connections: Any, pool: weakref.ref[ConnectionPoo
         await connections.aclose()
 
 
+def entry_of_loop(by_loop: dict[asyncio.AbstractEventLoop, dict[K, V]]) -> dict[K, V]:
+    """Return what is kept for the running loop; for a new loop, forget those that are closed.
+
+    Weak keys would forget no loop, because connections refer to theirs.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in by_loop:
+        for other in [other for other in by_loop.copy() if other.is_closed()]:
+            by_loop.pop(other, None)  # a thread with another loop may do the same
+        by_loop[loop] = {}
+    return by_loop[loop]
+
+
 class ConnectionPools:
     """The pools of one container, by event loop and by what must be equal to share one, such as the address."""
 
     def __init__(self) -> None:
-        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, ConnectionPool]] = WeakKeyDictionary()
+        self._pools: dict[asyncio.AbstractEventLoop, dict[Hashable, ConnectionPool]] = {}
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the pools without closing them: they belong to the event loops of the parent process."""
-        keep_inherited(dict(self._pools))
-        self._pools = WeakKeyDictionary()
+        keep_inherited(self._pools)
+        self._pools = {}
 
     def pool(self, key: Hashable, open_connections: Callable[[], Any]) -> ConnectionPool:
         """Return the pool of the running loop with this key; open it if necessary."""
-        pools = self._pools.setdefault(asyncio.get_running_loop(), {})
+        pools = entry_of_loop(self._pools)
         found = pools.pop(key, None)
         if found is None or found.is_closed:
             found = ConnectionPool(open_connections())
@@ -85,7 +101,7 @@ class ConnectionPools:
     async def aclose(self) -> None:
         """Close the pools of all running event loops."""
         here = asyncio.get_running_loop()
-        pools, self._pools = dict(self._pools), WeakKeyDictionary()
+        pools, self._pools = self._pools, {}
         for loop, of_loop in pools.items():
             for each in of_loop.values():
                 await each.close_from(here, loop)

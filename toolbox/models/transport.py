@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, NoReturn, Protocol, TypeAlias
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import httpx2
 
@@ -29,7 +28,7 @@ from ..logs import hide_queries
 from ..safe_text import hide_secrets
 from ..tls import tls_context
 from . import model_requests
-from .pools import ConnectionPool, ConnectionPools, current_pools
+from .pools import ConnectionPool, ConnectionPools, current_pools, entry_of_loop
 from .server_errors import (
     HARMLESS_HEADERS,
     compression_error,
@@ -117,13 +116,13 @@ class Transport:
         self.settings = settings
         self._given_keys: deque[str] = deque(maxlen=MOST_GIVEN_KEYS)
         self._key = settings.key if isinstance(settings.key, str) else self._note_keys(settings.key)
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfContainers] = WeakKeyDictionary()
+        self._connections: dict[asyncio.AbstractEventLoop, _OfContainers] = {}
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the connections without closing them: they belong to the event loops of the parent process."""
-        keep_inherited(dict(self._connections))
-        self._connections = WeakKeyDictionary()
+        keep_inherited(self._connections)
+        self._connections = {}
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Received:
         """Send a request and return the reply. Raises `ModelError`."""
@@ -159,7 +158,7 @@ class Transport:
     async def aclose(self) -> None:
         """Close the connections of all running event loops, except those that other models of a container share."""
         here = asyncio.get_running_loop()
-        connections, self._connections = dict(self._connections), WeakKeyDictionary()
+        connections, self._connections = self._connections, {}
         for loop, of_loop in connections.items():
             for each in of_loop.values():
                 if not each.is_shared:
@@ -199,7 +198,7 @@ class Transport:
     def _find_connection(self) -> _Connection:
         """Return the client for the running loop, and for the container whose request this is."""
         pools = current_pools.get() if not self.settings.has_own_transport else None
-        of_loop = self._connections.setdefault(asyncio.get_running_loop(), {})
+        of_loop = entry_of_loop(self._connections)
         connection = of_loop.get(pools)
         if connection is None or connection.pool.is_closed:
             for each in [each for each, earlier in of_loop.items() if earlier.pool.is_closed]:
