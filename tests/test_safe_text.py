@@ -134,3 +134,13 @@ def test_errors_show_no_secrets_in_arguments_attributes_notes_or_causes() -> Non
     assert error.args == ("failed: ***", ["***"])
     assert vars(error) == {"__notes__": ["note: ***"], "body": ("***",)}
     assert error.__cause__ is None
+
+
+def test_errors_that_are_their_own_cause_are_searched_once() -> None:
+    error, other = ValueError("contains secret-5f1c9a77"), ValueError("harmless")
+    error.__cause__, other.__cause__ = other, error
+
+    hide_secrets(error, ["secret-5f1c9a77"])
+
+    assert error.args == ("contains ***",)
+    assert error.__cause__ is other

@@ -81,12 +81,14 @@ def hide_secrets(error: BaseException, secrets: Collection[str]) -> None:
     for name, value in list(vars(error).items()):
         setattr(error, name, _hide_in(value, sought))
     shown: BaseException = error
-    while (below := shown.__cause__ or shown.__context__) is not None:
+    seen = {id(error)}  # an error may be its own cause
+    while (below := shown.__cause__ or shown.__context__) is not None and id(below) not in seen:
         text = f"{below!r} {below}"
         if len(text) > LONGEST_CAUSE or sought.hide_in(text) != text:
             shown.__cause__ = shown.__context__ = None
             return
         shown = below
+        seen.add(id(below))
 
 
 def _hide_in(value: Any, sought: _SecretSearch) -> Any:

@@ -309,6 +309,16 @@ async def test_failures_are_errors_of_models(reply: Any, error: type[ModelError]
         assert (caught.value.status, caught.value.message) == (418, "teapot")
 
 
+@pytest.mark.parametrize("failure", [ModelHttpError(400, "no"), LookupError("a bug")])
+async def test_errors_that_are_not_converted_are_not_their_own_cause(failure: Exception) -> None:
+    for ask in (PydanticAiChatModel.chat, events_of):
+        with pytest.raises(type(failure)) as caught:
+            await ask(PydanticAiChatModel(Function(failure).model, max_retries=0), HI)
+
+        assert caught.value is failure
+        assert caught.value.__cause__ is None
+
+
 async def test_errors_of_a_program_stay_as_they_are() -> None:
     with pytest.raises(ZeroDivisionError):
         await PydanticAiChatModel(Function(ZeroDivisionError()).model).chat(HI)

@@ -420,3 +420,16 @@ async def test_framework_errors_while_encoding_a_result_reach_the_caller(bench: 
     with pytest.raises(type(error)) as caught:
         await bench.run(look)
     assert caught.value is error
+
+
+async def test_an_error_while_encoding_a_result_may_be_its_own_cause(bench: Bench) -> None:
+    class Looping(BaseModel):
+        @model_serializer
+        def written(self) -> dict[str, str]:
+            error = ValueError("no")
+            raise error from error
+
+    async def look() -> list[Looping]:
+        return [Looping()]
+
+    assert (await bench.run(look)).execution.is_error

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import MappingProxyType
-from typing import Any, TypeVar, assert_never
+from typing import Any, NoReturn, TypeVar, assert_never
 
 from ..chat import (
     AiMessage,
@@ -157,7 +157,7 @@ class PydanticAiChatModel(ChatModel):
                     if bridge.is_complete(reply):
                         return bridge.finish()
         except Exception as error:
-            raise self._convert_error(error, request) from error
+            self._fail(error, request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
@@ -179,7 +179,7 @@ class PydanticAiChatModel(ChatModel):
                         yield each
                     return
         except Exception as error:
-            raise self._convert_error(error, request) from error
+            self._fail(error, request)
 
     async def aclose(self) -> None:
         """Close the connections, if the library opened them. The model can be used again."""
@@ -244,12 +244,15 @@ class PydanticAiChatModel(ChatModel):
         async with asyncio.timeout_at(deadline):
             return await self._retry(open_once)
 
-    def _convert_error(self, error: Exception, request: ChatRequest) -> Exception:
+    def _fail(self, error: Exception, request: ChatRequest) -> NoReturn:
+        """Raise the error of this library for one that pydantic-ai raised; another error unchanged."""
         found = model_error(error, self.base_url or "", self._timeout, request)
         if isinstance(found, ModelError):
             hide_secrets(found, {each for each in secrets_in([self._parameters, request.parameters]) if len(each) > 7})
             shorten_texts(found)
-        return found
+        if found is error:
+            raise error
+        raise found from error
 
 
 _RENAMED = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}

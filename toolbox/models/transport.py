@@ -312,7 +312,10 @@ class Transport:
         if type(error) is TimeoutError:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"no complete reply within {limit:g} s; raise timeout=") from error
-        raise transport_error(error, self.settings.address, begun) or error from error
+        found = transport_error(error, self.settings.address, begun)
+        if found is None:
+            raise error
+        raise found from error
 
 
 async def _limit_reply(max_reply_bytes: int | None, response: Any) -> None:

@@ -139,9 +139,11 @@ def _raise_passed_on(value: Any) -> None:
         to_jsonable_python(value)
     except Exception as error:
         below: BaseException | None = error
-        while below is not None:
+        seen = set[int]()  # an error may be its own cause
+        while below is not None and id(below) not in seen:
             if isinstance(below, PASSED_ON):
                 raise below from None
+            seen.add(id(below))
             below = below.__cause__ or below.__context__
 
 
