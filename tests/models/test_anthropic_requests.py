@@ -340,6 +340,23 @@ async def test_the_last_turn_of_the_user_is_marked_before_a_prefix(serve: Serve)
     assert marks_in(sent[1]) == 0
 
 
+@pytest.mark.parametrize("marked", range(1, 6))
+@pytest.mark.parametrize("cache", [True, False])
+async def test_marked_system_messages_are_counted_with_several_results_in_a_row(
+    serve: Serve, marked: int, cache: bool
+) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    calls = [ToolExecutionRequest(each, "add", '{"a":1}') for each in ("c1", "c2")]
+    results = [ToolExecutionResultMessage.of(each, "5") for each in calls]
+    system = [SystemMessage(f"rule {number}", attributes=mark) for number in range(marked)]
+    request = ChatRequest([*system, UserMessage("Hi"), AiMessage(None, calls), *results], [ADD])
+
+    body = await body_of(serve, request, cache=cache)
+
+    assert marks_in(body) == (3 if cache else min(marked, 4))
+    assert "cache_control" in body["system"][-1]
+
+
 async def test_a_request_never_has_more_than_four_cache_marks(serve: Serve) -> None:
     hour = {"type": "ephemeral", "ttl": "1h"}
     said = [UserMessage(f"{number}", attributes={"cache_control": hour}) for number in range(7)]

@@ -91,12 +91,9 @@ class AnthropicWire:
             forms[-1] = self._encode_message(_without_trailing_space(last))
         roles, turns, system = _join_turns(forms)
         tools = self._tools.of(request.tool_specifications)[1:-1] if request.tool_specifications else b""
-        if roles and not roles.islower():
-            roles, turns, system = _join_turns([form[:1].lower() + form[1:] for form in forms])
-            automatic = 1 + bool(system) + bool(tools or more_tools) if self._cache is not None else 0
-            if sum(form[:1].isupper() for form in forms) > MOST_MARKS - automatic:
-                forms = self._encode_with_marks(messages, MOST_MARKS - automatic)
-                roles, turns, system = _join_turns([form[:1].lower() + form[1:] for form in forms])
+        automatic = 1 + bool(system) + bool(tools or more_tools) if self._cache is not None else 0
+        if sum(form[:1].isupper() for form in forms) > MOST_MARKS - automatic:
+            roles, turns, system = _join_turns(self._encode_with_marks(messages, MOST_MARKS - automatic))
         if self._cache is not None:
             mark = b',"%s":%s}' % (CACHE_CONTROL.encode(), json_bytes(self._cache))
             if (last_of_user := roles.rfind(b"u")) >= 0:
@@ -175,25 +172,18 @@ def _can_return(block: Mapping[str, Any], keeps_unsigned: bool) -> bool:
 
 def _join_turns(forms: Sequence[bytes]) -> tuple[bytes, list[bytes], bytes]:
     """Join encoded messages to turns of user and model; return their roles, the turns, and the system blocks."""
-    roles = b"".join([form[:1] for form in forms])
-    if len(roles) < len(forms):
-        forms = [form for form in forms if form]
-    of_user = roles.lstrip(b"s")
-    first = len(roles) - len(of_user)
-    if b"uu" not in of_user and b"aa" not in of_user and b"s" not in of_user:
-        return of_user, [form[1:] for form in forms[first:]], b",".join([form[1:] for form in forms[:first]])
-    turns: list[bytes] = []
-    kept = b""
-    for form in forms:
-        role = form[:1]
-        if role not in b"sS":
-            if role == kept[-1:]:
-                start = _USER if role == b"u" else _MODEL
-                turns[-1] = turns[-1][:-2] + b"," + form[1 + len(start) :]
-            else:
-                turns.append(form[1:])
-                kept += role
-    return kept, turns, b",".join([form[1:] for form in forms if form[:1] in b"sS"])
+    roles, turns, system = b"", list[bytes](), list[bytes]()
+    for form in filter(None, forms):
+        role, written = form[:1].lower(), form[1:]
+        if role == b"s":
+            system.append(written)
+        elif role == roles[-1:]:
+            start = _USER if role == b"u" else _MODEL
+            turns[-1] = turns[-1][:-2] + b"," + written[len(start) :]
+        else:
+            turns.append(written)
+            roles += role
+    return roles, turns, b",".join(system)
 
 
 def _without_trailing_space(message: AiMessage) -> AiMessage:
