@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -419,6 +420,30 @@ async def test_a_higher_level_has_a_larger_budget(serve: Serve) -> None:
         budgets.append((await body_of(serve, request, "claude-sonnet-4-5"))["thinking"]["budget_tokens"])
 
     assert budgets == sorted(set(budgets))
+
+
+@pytest.mark.parametrize("level", ["xhigh", "max"])
+async def test_other_levels_are_sent_or_get_the_largest_budget(
+    serve: Serve, level: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    high = ChatRequest([HI], reasoning="high", max_output_tokens=32_000)
+    budget = (await body_of(serve, high, "claude-sonnet-4-5"))["thinking"]
+    for request in (
+        replace(high, reasoning=level),
+        replace(high, reasoning=None, parameters={"reasoning_effort": level}),
+    ):
+        assert (await body_of(serve, request, "claude-sonnet-4-6"))["output_config"] == {"effort": level}
+        assert not caplog.records
+
+        assert (await body_of(serve, request, "claude-sonnet-4-5"))["thinking"] == budget
+        assert f"has no level '{level}'" in caplog.text
+        caplog.clear()
+
+
+async def test_a_budget_without_a_token_limit_fits_the_limit_of_the_model(serve: Serve) -> None:
+    request = ChatRequest([HI], reasoning="low", parameters={"max_tokens": None})
+
+    assert (await body_of(serve, request, "claude-sonnet-4-5"))["thinking"]["budget_tokens"] < 4096
 
 
 async def test_a_budget_that_does_not_fit_is_left_out(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

@@ -110,11 +110,14 @@ class AnthropicChatModel(ServerChatModel[AnthropicWire]):
         level = request.reasoning or values.pop("reasoning_effort", None) or self._settings.reasoning
         is_forced = request.tool_choice not in (None, "auto", "none")
         if level is not None and "thinking" not in values and not is_forced:
-            config = self._abilities.thinking(level, values["max_tokens"])
+            limit = values.get("max_tokens") or self._settings.max_tokens
+            config = self._abilities.thinking(level, limit)
             if config is None and level != "none":
-                self._warn(f"max_tokens={values['max_tokens']} leaves no room for reasoning={level!r}; it is left out")
+                self._warn(f"max_tokens={limit} leaves no room for reasoning={level!r}; it is left out")
             elif level == "none" and self._abilities.always_thinks:
                 self._warn("this model cannot reply without reasoning; it uses the least effort instead")
+            elif not self._abilities.knows(level):
+                self._warn(f"this model has no level {level!r} of reasoning; it uses 'high' instead")
             if config is not None:
                 values["thinking"] = config
             if (effort := self._abilities.effort(level)) is not None:
@@ -217,7 +220,7 @@ class Abilities:
             return None if self.off is None or self.always_thinks else {"type": self.off}
         if self.adaptive:
             return {"type": "adaptive"}
-        most, part = _BUDGETS[level]
+        most, part = _BUDGETS.get(level, _BUDGETS["high"])
         budget = max(_LEAST_BUDGET, min(most, int(max_tokens * part)))
         return {"type": "enabled", "budget_tokens": budget} if budget < max_tokens else None
 
@@ -225,4 +228,8 @@ class Abilities:
         """Return the effort of a level, if the model has efforts."""
         if not self.adaptive or (level == "none" and not self.always_thinks):
             return None
-        return level if level in ("low", "medium", "high") else "low"
+        return "low" if level in ("none", "minimal") else level
+
+    def knows(self, level: str) -> bool:
+        """Return False for a level without a budget. The server checks efforts, of which new models have more."""
+        return self.adaptive or level == "none" or level in _BUDGETS
