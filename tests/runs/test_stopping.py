@@ -1,12 +1,12 @@
-"""A container that stops: nothing of its runs uses the store afterwards."""
+"""A container that stops: its runs end, and nothing of them uses the store afterwards."""
 
 import asyncio
 from typing import Protocol
 
 import pytest
 
-from toolbox import Container, ToolboxSettings, register_ai_service, tool
-from toolbox.runs import InMemoryRunStore, RunId, RunStore, durable
+from toolbox import Container, ToolboxSettings, application_scoped, register_ai_service, tool
+from toolbox.runs import InMemoryRunStore, RunEngine, RunId, RunStore, durable
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -14,10 +14,12 @@ pytestmark = pytest.mark.anyio
 SETTINGS = ToolboxSettings(stop_timeout=0.01)
 
 
-class SlowStore(InMemoryRunStore):
-    """Renewing a lease never ends."""
-
+class Kept(InMemoryRunStore):
     persistent = True
+
+
+class SlowStore(Kept):
+    """Renewing a lease never ends."""
 
     def __init__(self) -> None:
         super().__init__(lease=0.03)
@@ -35,14 +37,25 @@ class SlowStore(InMemoryRunStore):
         return True
 
 
-@tool
-async def wait() -> str:
-    """Wait."""
-    await asyncio.Event().wait()
-    return "waited"
+@application_scoped
+class Room:
+    """Notes that its tool waits, and that it has ended."""
+
+    def __init__(self) -> None:
+        self.waits, self.has_ended = asyncio.Event(), False
+
+    @tool
+    async def wait(self) -> str:
+        """Wait."""
+        self.waits.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.has_ended = True
+        return "waited"
 
 
-@register_ai_service(tools=wait)
+@register_ai_service(tools=Room)
 class Waiter(Protocol):
     @durable
     async def ask(self, run: RunId, question: str) -> str: ...
@@ -53,7 +66,7 @@ async def test_renewals_have_ended_when_the_store_is_closed() -> None:
     container = Container(
         models={"default": ScriptedChatModel([tool_call("wait")])}, take_over_runs=False, settings=SETTINGS
     )
-    container.register(Waiter).register_instance(store, RunStore)
+    container.register(Waiter, Room).register_instance(store, RunStore)
 
     async with container:
         asking = asyncio.create_task(container.get(Waiter).ask("run", "Hi"))
@@ -63,3 +76,50 @@ async def test_renewals_have_ended_when_the_store_is_closed() -> None:
     assert store.in_use == 0
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
+
+
+class Nowhere(RunEngine):
+    """Executes nothing."""
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        pass
+
+
+def container(store: InMemoryRunStore) -> Container:
+    made = Container(
+        models={"default": ScriptedChatModel([tool_call("wait")])}, take_over_runs=False, settings=SETTINGS
+    )
+    made.register(Waiter, Room).register_instance(store, RunStore)
+    return made.register_instance(Nowhere(), RunEngine)
+
+
+async def test_a_run_that_the_program_executes_ends_with_the_container() -> None:
+    store = Kept()
+    async with container(store) as here:
+        room = here.get(Room)
+        await here.runs.start(Waiter.ask, "run", "Hi")
+        executing = asyncio.create_task(here.runs.execute("run"))
+        await room.waits.wait()
+
+    assert room.has_ended
+    stored = await store.load("run")
+    assert stored is not None
+    assert (stored.status, stored.owner) == ("running", None)
+    await asyncio.gather(executing, return_exceptions=True)
+
+
+async def test_a_caller_of_execute_that_is_cancelled_ends_the_execution() -> None:
+    store = Kept()
+    async with container(store) as here:
+        room = here.get(Room)
+        await here.runs.start(Waiter.ask, "run", "Hi")
+        executing = asyncio.create_task(here.runs.execute("run"))
+        await room.waits.wait()
+
+        executing.cancel()
+        await asyncio.wait([executing])
+
+        assert room.has_ended
+        stored = await store.load("run")
+    assert stored is not None
+    assert (stored.status, stored.owner) == ("running", None)

@@ -125,27 +125,33 @@ class RunExecution:
 
     async def _take(self, stored: StoredRun, put: PutEvent | None) -> Result[Any] | None:
         """Continue a run that no process runs; None while another process runs it."""
+        taken = await self._admit_and_acquire(stored)
+        if taken is None:
+            return None
+        owned, prepared = taken
+        return await self.continue_run(owned, put, prepared)
+
+    async def _admit_and_acquire(self, stored: StoredRun) -> tuple[StoredRun, PreparedRun | None] | None:
+        """Take a run with what was prepared for it, unless it has changed since; None while another process runs it."""
         # First: a run that does not fit, or may not continue, keeps its owner.
         prepared = await self._preparing.admit(stored.id, self._preparing.prepare(stored))
         owned = await self._runs.acquire(stored.id)
         if owned is None:
             return None
-        return await self.continue_run(owned, put, prepared if owned.document == stored.document else None)
+        return owned, prepared if owned.document == stored.document else None
 
     async def execute_or_wait(self, run_id: str, timeout: float | None) -> StoredRun:
         """Execute a run here, or wait while another process owns it; return it when it has ended or is suspended.
 
-        Raises `RunBusyError` after `timeout` seconds without owning it.
+        Raises `RunBusyError` after `timeout` seconds without owning it, and the errors of `execute_taken`.
         """
         until = None if timeout is None else time.monotonic() + timeout
         seen: RunLook | None = None
         while True:
-            if (owned := await self._runs.acquire(run_id)) is not None:
-                await self.execute_taken(owned)
-            stored = await self._runs.load(run_id)
-            if stored.status != "running":
-                return stored
-            if owned is not None:  # it was lost
+            look = await self._runs.look(run_id)
+            if look.status != "running":
+                return await self._runs.load(run_id)
+            if look.is_runnable and await self.spawn(run_id, self._execute_if_free(run_id)):
                 continue
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -154,6 +160,15 @@ class RunExecution:
                 async with asyncio.timeout(left):
                     seen = await self._until_free(run_id, seen)
 
+    async def _execute_if_free(self, run_id: str) -> bool:
+        """Take a run and execute it; False if another process has taken it."""
+        stored = await self._runs.load(run_id)
+        taken = await self._admit_and_acquire(stored)
+        if taken is None:
+            return False
+        await self.execute_taken(*taken)
+        return True
+
     async def _until_free(self, run_id: str, seen: RunLook | None) -> RunLook:
         """Wait for a look after `seen` at which no process executes the run, and return it."""
         while True:
@@ -161,25 +176,30 @@ class RunExecution:
             if seen.status != "running" or seen.is_runnable:
                 return seen
 
-    async def execute_taken(self, owned: StoredRun) -> None:
-        """Execute a run that this process has just acquired. An error of its method is written, not raised.
+    async def execute_taken(self, owned: StoredRun, prepared: PreparedRun | None = None) -> None:
+        """Execute a run that this process has just acquired. An error that has ended the run is written, not raised.
 
-        Returns also if the run was lost. Cancelling the caller cancels the execution.
+        Returns also if the run was lost. Raises the errors after which the run goes on elsewhere or later.
         """
         if self.report_to is not None:
             self.report_to("executes", owned)
         try:
-            await asyncio.create_task(self.continue_run(owned), context=context_of_a_run())
+            await self.continue_run(owned, prepared=prepared)
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
                 logger.warning("another process has taken over run %s", owned.id)
-            elif leaves_run_unchanged(error, owned.id):
+            elif leaves_run_unchanged(error, owned.id) or await self._is_still_running(owned):
                 raise
             else:
                 logger.info("run %s failed: %s: %s", owned.id, type(error).__name__, message_of(error))
         finally:
             if self.report_to is not None:
                 await self._report_end(self.report_to, owned)
+
+    async def _is_still_running(self, owned: StoredRun) -> bool:
+        """Return True if an error came before or after the method, so that no end of the run is written."""
+        now = await (await self._runs.open()).load(owned.id)
+        return now is not None and (now.status, now.generation) == ("running", owned.generation)
 
     async def _report_end(self, report_to: Callable[[str, StoredRun], None], owned: StoredRun) -> None:
         with suppress(Exception):  # the database is away
@@ -245,7 +265,8 @@ class RunExecution:
         log = None
         if document.follows:
             log = EventLog(store, run.id, run.generation, self._runs.looks)
-            await log.open()
+            with session.reading():
+                await log.open()
             session.new_events, session.write_events = log.taken, log.flush
         try:
             async with self._preparing.open_scope(prepared):

@@ -163,7 +163,8 @@ class Runs:
 
         Waits while another process owns the run. After `timeout` seconds without owning it, raises `RunBusyError`, so
         that a queue can deliver the run again. Safe to call any number of times, in any process. If the caller is
-        cancelled, the run stays `running` for another process. Raises `RunNotFoundError` and `RunIncompatibleError`.
+        cancelled, the run stays `running` for another process. Raises `RunNotFoundError`, and if the run cannot go on
+        here and stays as it is, `RunIncompatibleError`, `RunStoreError` or the error of the `IdentityLoader`.
         """
 
         async def execute() -> Run[Any]:

@@ -1,0 +1,128 @@
+"""Errors before, around and after the method of a run: it stays for another try, stays suspended, or has failed."""
+
+import asyncio
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import Container, application_scoped, register_ai_service
+from toolbox.errors import RunIncompatibleError
+from toolbox.runs import IdentityLoader, InMemoryRunStore, RunEngine, RunId, RunStore
+from toolbox.security import ForbiddenError, SecurityIdentity
+from toolbox.testing import ScriptedChatModel
+
+from .replies import says
+
+pytestmark = pytest.mark.anyio
+
+
+class Counting(InMemoryRunStore):
+    """Counts how often a run was taken."""
+
+    persistent = True
+    taken = 0
+
+    async def acquire(self, run_id: str, owner: str) -> Any:
+        if (found := await super().acquire(run_id, owner)) is not None:
+            self.taken += 1
+        return found
+
+
+class Nowhere(RunEngine):
+    """Executes nothing."""
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        pass
+
+
+@register_ai_service
+class Desk(Protocol):
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+def container(store: Any, *replies: Any, services: Any = (Desk,), **options: Any) -> Container:
+    made = Container(models={"default": ScriptedChatModel(replies)}, seeds=(SecurityIdentity,), **options)
+    return made.register(*services).register_instance(store, RunStore)
+
+
+async def started(store: Any) -> None:
+    """Start the run `r` of ann, which nobody executes."""
+    made = container(store, take_over_runs=False).register_instance(Nowhere(), RunEngine)
+    async with made as here, here.request_scope({SecurityIdentity: SecurityIdentity("ann")}):
+        await here.runs.start(Desk.ask, "r", "hi")
+
+
+# --- before the method
+
+
+@pytest.mark.parametrize("error", [ConnectionError("the directory is away"), None])
+async def test_a_run_whose_identity_cannot_be_loaded_is_not_taken_and_its_caller_gets_the_error(error: Any) -> None:
+    @application_scoped
+    class Directory(IdentityLoader):
+        def load(self, identity: Any) -> Any:
+            if error is not None:
+                raise error
+
+    store = Counting()
+    await started(store)
+    async with container(store, services=(Desk, Directory), take_over_runs=False) as here:
+        with pytest.raises(ForbiddenError if error is None else ConnectionError):
+            await here.runs.execute("r")
+        assert (await here.runs.get("r")).status == "running"
+    assert store.taken == 0
+    async with container(store, says("done"), take_over_runs=False) as here:
+        assert (await here.runs.execute("r")).status == "completed"
+
+
+async def test_a_run_that_cannot_begin_here_is_tried_again_by_a_later_look_for_lapsed_runs() -> None:
+    seen: list[str] = []
+    twice = asyncio.Event()
+
+    @application_scoped
+    class Directory(IdentityLoader):
+        async def load(self, identity: Any) -> Any:
+            if seen.count("tried") == 1:
+                twice.set()
+            seen.append("tried")
+            raise ConnectionError("the directory is away")
+
+    class Watched(Counting):
+        async def lapsed(self, limit: int = 100) -> list[str]:
+            seen.append("looked")
+            return await super().lapsed(limit)
+
+    store = Watched(lease=0.3)
+    await started(store)
+    async with container(store, services=(Desk, Directory)):
+        await twice.wait()
+    first = seen.index("tried")
+    assert "looked" in seen[first : seen.index("tried", first + 1)]
+
+
+async def test_a_run_whose_records_cannot_be_read_is_released_and_its_caller_gets_the_error() -> None:
+    class Away(Counting):
+        async def records(self, run_id: str) -> Any:
+            raise ConnectionError("the database is away")
+
+    store = Away()
+    await started(store)
+    async with container(store, take_over_runs=False) as here:
+        with pytest.raises(ConnectionError):
+            await here.runs.execute("r")
+    stored = await store.load("r")
+    assert stored is not None
+    assert (stored.status, stored.owner, store.taken) == ("running", None, 1)
+
+
+async def test_events_of_a_newer_release_stay_for_newer_workers() -> None:
+    store = Counting()
+    await started(store)
+    await store.acquire("r", "newer")
+    await store.add_events("r", 1, ['{"version": 99, "type": "Thought"}'])
+    await store.release("r", 1)
+    async with container(store, take_over_runs=False) as here:
+        with pytest.raises(RunIncompatibleError, match="99"):
+            await here.runs.execute("r")
+    stored = await store.load("r")
+    assert stored is not None
+    assert (stored.status, stored.owner) == ("running", None)
