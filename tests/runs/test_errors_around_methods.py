@@ -1,17 +1,18 @@
 """Errors before, around and after the method of a run: it stays for another try, stays suspended, or has failed."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, application_scoped, register_ai_service
+from toolbox import Container, application_scoped, produces, register_ai_service, tool
 from toolbox.errors import RunIncompatibleError
-from toolbox.runs import IdentityLoader, InMemoryRunStore, RunEngine, RunId, RunStore
+from toolbox.runs import IdentityLoader, InMemoryRunStore, RunEngine, RunId, RunStore, durable
 from toolbox.security import ForbiddenError, SecurityIdentity
-from toolbox.testing import ScriptedChatModel
+from toolbox.testing import ScriptedChatModel, tool_call
 
-from .replies import says
+from .replies import asks, says
 
 pytestmark = pytest.mark.anyio
 
@@ -126,3 +127,79 @@ async def test_events_of_a_newer_release_stay_for_newer_workers() -> None:
     stored = await store.load("r")
     assert stored is not None
     assert (stored.status, stored.owner) == ("running", None)
+
+
+# --- around the method
+
+
+class Connection:
+    """A bean of the request that a tool uses."""
+
+
+@produces(scope="request")
+async def connection() -> AsyncIterator[Connection]:
+    yield Connection()
+    raise ConnectionError("already closed")
+
+
+class Till:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    @tool
+    async def look(self) -> str:
+        """Look."""
+        return "seen"
+
+    @tool(requires_approval=True)
+    async def pay(self) -> str:
+        """Pay."""
+        return "paid"
+
+
+@register_ai_service(tools=Till)
+class Cashier(Protocol):
+    @durable
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+TILL = (Cashier, Till, connection)
+
+
+async def test_a_run_stays_suspended_if_a_bean_of_its_request_fails_to_close() -> None:
+    store = Counting()
+    replies = asks(tool_call("look")), asks(tool_call("pay"))
+    async with container(store, *replies, services=TILL, take_over_runs=False) as here:
+        with pytest.raises(ExceptionGroup, match="closing request scope failed"):
+            await here.get(Cashier).ask("r", "hi")
+        run = await here.runs.get("r")
+        assert (run.status, [each.tool_name for each in run.pending], run.error) == ("suspended", ["pay"], None)
+        assert (await here.runs.execute("r")).status == "suspended"
+
+
+async def test_executing_a_run_whose_request_fails_to_close_returns_the_suspended_run() -> None:
+    store = Counting()
+    made = container(store, services=TILL, take_over_runs=False).register_instance(Nowhere(), RunEngine)
+    async with made as here:
+        await here.runs.start(Cashier.ask, "r", "hi")
+    replies = asks(tool_call("look")), asks(tool_call("pay"))
+    async with container(store, *replies, services=TILL, take_over_runs=False) as here:
+        assert (await here.runs.execute("r")).status == "suspended"
+    assert store.taken == 1
+
+
+# --- after the method
+
+
+async def test_a_durable_run_whose_answer_cannot_be_stored_has_failed() -> None:
+    @register_ai_service(durable=True)
+    class Writer(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    store = Counting()
+    async with container(store, says("half \ud800"), services=(Writer,), take_over_runs=False) as here:
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            await here.get(Writer).ask("r", "hi")
+        run = await here.runs.get("r")
+        assert run.status == "failed"
+        assert "surrogates not allowed" in (run.error or "")

@@ -191,7 +191,9 @@ class RunExecution:
             elif leaves_run_unchanged(error, owned.id) or await self._is_still_running(owned):
                 raise
             else:
-                logger.info("run %s failed: %s: %s", owned.id, type(error).__name__, message_of(error))
+                logger.info(
+                    "the execution of run %s ended with %s: %s", owned.id, type(error).__name__, message_of(error)
+                )
         finally:
             if self.report_to is not None:
                 await self._report_end(self.report_to, owned)
@@ -280,7 +282,13 @@ class RunExecution:
                     event = RunStartedEvent if is_new else RunResumedEvent
                     self._host.listeners.tell(event(invocation.context, run.id, document.trace))
                 result = await self._run_method(invocation, log, put)
+            has_ended = not isinstance(invocation.end, Suspend)
+            if has_ended:
+                value = write_value(prepared.plan, result.content)
+                details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
         except Exception as error:
+            if session.has_left:  # it is suspended; then something around it failed, such as a bean that is closed
+                raise
             if leaves_run_unchanged(error, run.id):
                 raise
             if document.cancels:
@@ -291,9 +299,8 @@ class RunExecution:
             await session.write_end("failed", error_type=type_name_of(error), error_text=message_of(error))
             raise
         else:
-            if not isinstance(invocation.end, Suspend):
-                details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
-                await session.write_end("completed", result=write_value(prepared.plan, result.content), details=details)
+            if has_ended:
+                await session.write_end("completed", result=value, details=details)
             return result
         finally:
             held.has_left = session.has_left

@@ -430,6 +430,8 @@ class RunSession(RunRecords):
         """Write the end of the run into its header, with these facts, and all events. The lease ends with it."""
         assert self.document is not None
         assert self.generation is not None
+        # An owner that suspends its run keeps the generation: the store would let it overwrite the pending calls.
+        assert not self.has_left
         await self.flush_events()
         changes = RunChanges(status=status, document=self.document.changed(waiting=(), **facts).to_json())
         with self.using_store() as store:
