@@ -1,8 +1,13 @@
 """What listeners, traces and logs see of runs that are suspended and continue."""
 
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
 import pytest
 
-from toolbox import EventListener, InvocationEvent
+from toolbox import EventListener, InvocationEvent, register_ai_service, tool
+from toolbox.errors import RunStoreError
 from toolbox.events import (
     RunAnsweredEvent,
     RunResumedEvent,
@@ -11,9 +16,11 @@ from toolbox.events import (
     ServiceSuspendedEvent,
     ToolSuspendedEvent,
 )
-from toolbox.runs import RunSuspended, approve
+from toolbox.runs import InMemoryRunStore, RunEngine, RunId, RunSuspended, approve
+from toolbox.runs.event_log import event_from_json
+from toolbox.testing import tool_call
 
-from .approved_refunds import REFUND, Desk, container
+from .approved_refunds import REFUND, Desk, container, refund
 from .replies import asks, says
 
 pytestmark = pytest.mark.anyio
@@ -95,3 +102,61 @@ async def test_spans_of_a_suspended_call_end_and_name_the_run(caplog: pytest.Log
     assert [
         each for each in logged if each in ("tool_suspended", "service_suspended", "run_answered", "run_resumed")
     ] == ["tool_suspended", "service_suspended", "run_answered", "run_resumed"]
+
+
+class Nowhere(RunEngine):
+    """Executes nothing."""
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        pass
+
+
+class SlowEvents(InMemoryRunStore):
+    """Writing events takes longer than a suspension. It fails for events of the type `fails_on`."""
+
+    persistent = True
+    fails_on = "no type"
+
+    async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        if any(self.fails_on in each for each in events):
+            raise ConnectionError("the store is away")
+        await super().add_events(run_id, generation, events)
+
+
+@tool
+async def look(order: int) -> str:
+    return "seen"
+
+
+@register_ai_service(tools=[look, refund])
+class Looking(Protocol):
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+LOOK_AND_REFUND = asks(tool_call("look", {"order": 7}), REFUND)
+
+
+async def test_the_suspension_comes_after_all_events_before_it() -> None:
+    store = SlowEvents()
+    async with container(LOOK_AND_REFUND, store=store, services=(Looking,), take_over_runs=False) as here:
+        await here.runs.start(Looking.ask, "r", "hi")
+        assert (await here.runs.execute("r")).status == "suspended"
+
+    kinds = [type(event_from_json(each.data)).__name__ for each in await store.events("r", 0)]
+    assert kinds.index("ToolExecuted") < kinds.index("RunSuspended") == len(kinds) - 1
+
+
+async def test_a_run_is_not_suspended_while_its_events_cannot_be_stored() -> None:
+    store = SlowEvents()
+    made = container(LOOK_AND_REFUND, LOOK_AND_REFUND, store=store, services=(Looking,), take_over_runs=False)
+    made.register_instance(Nowhere(), RunEngine)
+    async with made as here:
+        await here.runs.start(Looking.ask, "r", "hi")
+        store.fails_on = "ToolExecuted"
+        with pytest.raises(RunStoreError, match="the store is away"):
+            await here.runs.execute("r")
+        assert (await here.runs.get("r")).status == "running"
+        store.fails_on = "no type"
+        assert (await here.runs.execute("r")).status == "suspended"

@@ -1,7 +1,9 @@
 """Events of runs are written as JSON, read by number in any process, and end with the run."""
 
 import asyncio
+import gc
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -194,6 +196,64 @@ async def test_an_event_log_of_a_lost_run_writes_nothing(store: InMemoryRunStore
     await log.flush()
 
     assert await store.events("run", 0) == []
+
+
+class Slow(InMemoryRunStore):
+    """Writing events takes a while, and fails as often as `fails` says."""
+
+    fails = 0
+    in_use = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.failed = asyncio.Event(), asyncio.Event()
+
+    async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
+        self.in_use += 1
+        self.writes.set()
+        try:
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            if self.fails:
+                self.fails -= 1
+                self.failed.set()
+                raise ConnectionError("the store is away")
+            await super().add_events(run_id, generation, events)
+        finally:
+            self.in_use -= 1
+
+
+async def test_a_closed_event_log_uses_the_store_no_more() -> None:
+    store = Slow()
+    await store_with_a_run(store)
+    log = EventLog(store, "run", 1, stored_in(store).looks)
+    log.put(BeforeToolExecution(REQUEST))
+    await store.writes.wait()
+
+    await log.close()
+
+    assert store.in_use == 0
+    assert await store.events("run", 0) == []
+
+
+async def test_events_are_written_again_after_an_error_of_the_store_which_asyncio_does_not_report() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    store = Slow()
+    store.fails = 1
+    await store_with_a_run(store)
+    log = EventLog(store, "run", 1, stored_in(store).looks)
+    log.put(BeforeToolExecution(REQUEST))
+    await store.failed.wait()
+    await asyncio.sleep(0)  # the writer has ended
+
+    log.put(IntermediateResponse(RESPONSE))
+    await log.flush()
+    gc.collect()
+
+    events = [event_from_json(each.data) for each in await store.events("run", 0)]
+    assert events == [BeforeToolExecution(REQUEST), IntermediateResponse(RESPONSE)]
+    assert reported == []
 
 
 class Counting(InMemoryRunStore):

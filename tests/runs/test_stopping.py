@@ -1,6 +1,7 @@
 """A container that stops: its runs end, and nothing of them uses the store afterwards."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 import pytest
@@ -123,3 +124,28 @@ async def test_a_caller_of_execute_that_is_cancelled_ends_the_execution() -> Non
         stored = await store.load("run")
     assert stored is not None
     assert (stored.status, stored.owner) == ("running", None)
+
+
+async def test_the_events_of_a_run_are_written_no_more_when_the_store_is_closed() -> None:
+    class WritesForEver(Kept):
+        def __init__(self) -> None:
+            super().__init__()
+            self.writes, self.in_use = asyncio.Event(), 0
+
+        async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
+            self.writes.set()
+            self.in_use += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.in_use -= 1
+
+    store = WritesForEver()
+    async with container(store) as here:
+        await here.runs.start(Waiter.ask, "run", "Hi")
+        executing = asyncio.create_task(here.runs.execute("run"))
+        await store.writes.wait()
+        assert store.in_use == 1
+
+    assert store.in_use == 0
+    await asyncio.gather(executing, return_exceptions=True)

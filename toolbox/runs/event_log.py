@@ -85,8 +85,8 @@ def event_from_json(text: str) -> ServiceEvent:
 class EventLog:
     """Writes the events of a run that this process executes.
 
-    Pieces of text are written a few times a second, everything else as soon as possible; nothing waits for them.
-    `taken` hands over what is not written yet, for a transaction that writes something else too.
+    Pieces of text are written a few times a second, everything else as soon as possible; nothing waits for them, until
+    `flush`. Close it when the execution ends.
     """
 
     def __init__(self, store: RunStore, run_id: str, generation: int, looks: RunLooks) -> None:
@@ -121,11 +121,7 @@ class EventLog:
         self._ready.append(event_to_json(event))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
-
-    def taken(self) -> list[str]:
-        """Return the events that are not written yet; the caller writes them."""
-        ready, self._ready = self._ready, []
-        return ready
+            self._writing.add_done_callback(_read_error)
 
     async def _write(self) -> None:
         while self._ready:
@@ -133,15 +129,15 @@ class EventLog:
                 async with asyncio.timeout(_EVENT_PAUSE):
                     await self._is_urgent.wait()
             self._is_urgent.clear()
-            if ready := self.taken():
-                try:
-                    await self._store.add_events(self._run_id, self._generation, ready)
-                except LeaseLostError:
-                    return
-                except BaseException:
-                    self._ready[:0] = ready
-                    raise
-                self._looks.announce(self._run_id)
+            ready, self._ready = self._ready, []
+            try:
+                await self._store.add_events(self._run_id, self._generation, ready)
+            except LeaseLostError:
+                return
+            except BaseException:
+                self._ready[:0] = ready
+                raise
+            self._looks.announce(self._run_id)
 
     async def flush(self) -> None:
         """Wait until all events are written. Raises the store's errors."""
@@ -150,6 +146,18 @@ class EventLog:
             await asyncio.shield(self._writing)
         if self._writing is not None and not self._writing.cancelled():
             self._writing.result()
+
+    async def close(self) -> None:
+        """Write nothing more. What is not written is lost: the next owner produces the events of the round again."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+
+def _read_error(done: asyncio.Task[None]) -> None:
+    """Tell asyncio that the error of a writer is known: `flush` raises it, unless the next writer succeeds."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _identity(event: ServiceEvent) -> str:

@@ -269,7 +269,7 @@ class RunExecution:
             log = EventLog(store, run.id, run.generation, self._runs.looks)
             with session.reading():
                 await log.open()
-            session.new_events, session.write_events = log.taken, log.flush
+            session.write_events = log.flush
         try:
             async with self._preparing.open_scope(prepared):
                 message = read_user_message(run.id, document)
@@ -304,6 +304,8 @@ class RunExecution:
             return result
         finally:
             held.has_left = session.has_left
+            if log is not None:
+                await log.close()
 
     async def _run_method(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
         if log is None and put is None:

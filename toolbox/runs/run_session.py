@@ -117,7 +117,6 @@ class RunSession(RunRecords):
         self.pending: tuple[PendingCall, ...] = ()
         self.wants_result = False
         self.has_left = False
-        self.new_events: Callable[[], Sequence[str]] | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
 
     @classmethod
@@ -392,16 +391,16 @@ class RunSession(RunRecords):
     async def _store_suspension(self, run: StoredRun | None) -> None:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
         assert self.document is not None
+        await self.flush_events()
         waiting = tuple(with_outer_calls(each, self) for each in collect_waiting(self).values())
         document = self.document = self.document.changed(waiting=waiting, trace=current_trace())
         self.pending = document.pending
         records = make_snapshots(self)
-        events = [*(self.new_events() if self.new_events is not None else ()), event_to_json(self.suspension)]
         with self.using_store() as store:
             if self.generation is not None:
                 text, since = document.to_json(), document.waiting_since
                 changes = RunChanges(status="suspended", document=text, waiting_since=since)
-                await store.append(self.id, self.generation, records, changes, events)
+                await store.append(self.id, self.generation, records, changes, [event_to_json(self.suspension)])
                 self.has_left = True
                 return
             assert run is not None
