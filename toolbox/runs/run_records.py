@@ -261,13 +261,22 @@ class RunRecords:
         except LeaseLostError:
             raise
         except Exception as error:
-            raise RunStoreError(self.id, describe_store_error(error)) from error
+            # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
+            cause = None if _error_of_database(error) is not None else error
+            raise RunStoreError(self.id, describe_store_error(error)) from cause
 
 
 def describe_store_error(error: BaseException) -> str:
     """Return the type and the text of an error of a store, without the statement and its values, such as documents."""
-    cause = getattr(error, "orig", None)  # of SQLAlchemy: the error of the database
-    return f"{type(error).__name__}: {error if cause is None else cause}"
+    inner = _error_of_database(error)
+    # PostgreSQL's error continues with a detail, which can be a whole row.
+    text = str(error) if inner is None else str(inner).split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}"
+
+
+def _error_of_database(error: BaseException) -> BaseException | None:
+    """Return the error of the database that an error of SQLAlchemy is about; None for other errors."""
+    return getattr(error, "orig", None)
 
 
 # --- usage
