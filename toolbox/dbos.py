@@ -7,10 +7,9 @@ result of it. What is written for DBOS is JSON. Not here: leases and taking over
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
-from .errors import IllegalConfigurationError, Problem, RunBusyError, RunIncompatibleError, RunNotFoundError
+from .errors import IllegalConfigurationError, Problem
 from .runs.run_engines import RunEngine
 
 __all__ = [
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from dbos import DBOSClient
 
     from .runs.runs_bean import Runs
-
-logger = logging.getLogger("toolbox.dbos")
 
 WORKFLOW = "toolbox.execute_run"
 """Name of the DBOS workflow; its arguments are the name of the queue and the id of the run."""
@@ -232,14 +229,7 @@ class DbosRunEngine(RunEngine):
             return
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        try:
-            await self._runs.execute(run_id, timeout=0)
-        except (RunBusyError, RunNotFoundError):
-            return  # another process executes it, or it was deleted
-        except RunIncompatibleError as error:
-            logger.error("cannot continue run %s: %s", run_id, error)
-        except Exception as error:
-            logger.error("run %s failed and will be retried: %s", run_id, error, exc_info=error)
+        await self._runs.execute_or_try_later(run_id)
 
 
 async def execute_run(queue: str, run_id: str) -> None:

@@ -244,7 +244,6 @@ LOGGERS = tuple(
         "",
         ".cli",
         ".container",
-        ".dbos",
         ".events",
         ".execution",
         ".fastapi",

@@ -1,14 +1,18 @@
 """Runs through a DBOS queue: one process adds to it, workers execute, and what a dead worker left goes on."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
-from toolbox import IllegalConfigurationError
+from toolbox import Container, IllegalConfigurationError, register_ai_service
 from toolbox.dbos import DbosRunEngine
+from toolbox.runs import InMemoryRunStore, RunEngine, RunId, RunStore
+from toolbox.testing import ScriptedChatModel
 
 from . import transfers
 from .forge import LEASE, Forge, check_books, create_tables, rows, until
@@ -108,6 +112,73 @@ def test_what_is_written_for_dbos_is_json(forge: Forge, sqlite_url: str) -> None
     assert {output for [output] in rows(system, "SELECT output FROM workflow_output")} <= {"null", None}
 
 
+class AtOnce(DbosRunEngine):
+    """Delivers each run when it is submitted, without a database of DBOS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submitted: list[str] = []
+
+    async def attach(self, runs: Any, executes: bool) -> None:
+        self._runs, self._loop = runs, asyncio.get_running_loop()
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        self.submitted.append(run_id)
+        await self.execute(run_id)
+
+
+class Nowhere(RunEngine):
+    """Executes nothing."""
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        pass
+
+
+class Watched(InMemoryRunStore):
+    """Counts the looks for lapsed runs."""
+
+    persistent = True
+
+    def __init__(self) -> None:
+        super().__init__(lease=0.05)
+        self.looks, self.has_looked = 0, asyncio.Event()
+
+    async def lapsed(self, limit: int = 100) -> list[str]:
+        self.looks += 1
+        if self.looks == 4:
+            self.has_looked.set()
+        return await super().lapsed(limit)
+
+
+@register_ai_service
+class Old(Protocol):
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+@register_ai_service
+class New(Protocol):
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+def test_a_run_that_no_worker_can_continue_is_delivered_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = AtOnce()
+
+    async def deploy() -> None:
+        store, models = Watched(), {"default": ScriptedChatModel([])}
+        before = Container(models=models, take_over_runs=False).register(Old).register_instance(store, RunStore)
+        async with before.register_instance(Nowhere(), RunEngine) as here:
+            await here.runs.start(Old.ask, "r", "hi")
+        after = Container(models=models).register(New).register_instance(store, RunStore)
+        async with after.register_instance(engine, RunEngine):
+            await store.has_looked.wait()
+
+    with caplog.at_level(logging.ERROR, "toolbox"):
+        asyncio.run(deploy())
+
+    assert engine.submitted == ["r"]
+    assert len([each for each in caplog.records if "has no service" in each.getMessage()]) == 1
+
+
 def test_mistakes_are_named() -> None:
     for mistake, options in (
         ("concurrency", {"concurrency": 0}),
@@ -119,9 +190,6 @@ def test_mistakes_are_named() -> None:
 
 
 def test_a_store_in_memory_has_no_database_for_dbos() -> None:
-    from toolbox import Container
-    from toolbox.runs import InMemoryRunStore, RunEngine, RunStore
-
     async def begin() -> None:
         container = Container()
         container.register_instance(InMemoryRunStore(), RunStore)

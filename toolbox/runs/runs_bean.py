@@ -258,6 +258,13 @@ class Runs:
         """Execute the run in a task, unless it already has one."""
         await self._take_over.execute_in_background(run_id)
 
+    async def execute_or_try_later(self, run_id: str) -> None:
+        """Execute the run, and return also if another process has it, or it cannot go on here.
+
+        What keeps it from going on is logged. It is then submitted again after a pause, or only by other processes.
+        """
+        await self._take_over.execute_or_try_later(run_id)
+
     def report_to(self, report: Callable[[str, StoredRun], None]) -> None:
         """Call `report` at each start and end of an execution here, for the worker."""
         self._execution.report_to = report

@@ -77,15 +77,15 @@ class TakeOver:
         if (detach := getattr(engine, "detach", None)) is not None:
             await detach()
 
-    # --- executing what the local engine takes
+    # --- executing what an engine delivers
 
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""
         if run_id not in self._execution.kept_ids():
-            self._execution.spawn(run_id, self._execute_or_try_later(run_id))
+            self._execution.spawn(run_id, self.execute_or_try_later(run_id))
 
-    async def _execute_or_try_later(self, run_id: str) -> None:
-        """Execute a run; log what keeps it from continuing here, and when to try again."""
+    async def execute_or_try_later(self, run_id: str) -> None:
+        """Execute a run; log what keeps it from continuing here, and note when to submit it again."""
         try:
             await self._execution.execute_or_wait(run_id, 0)
             self._refused.discard(run_id)
