@@ -14,6 +14,7 @@ from toolbox.runs import (
     RunNotFoundError,
     RunStateError,
     RunStore,
+    StoredRecord,
     approve,
     reject,
 )
@@ -156,3 +157,23 @@ async def test_a_run_that_runs_here_ends_at_once_when_it_is_cancelled() -> None:
             await ended.wait()
         with pytest.raises(RunCancelledError, match="enough"):
             await here.runs.result(run)
+
+
+async def test_a_run_that_is_cancelled_and_loses_its_records_while_its_result_is_read_is_cancelled() -> None:
+    """As with `records_of_ended_runs="delete"`."""
+
+    class Deletes(InMemoryRunStore):
+        deletes = False
+
+        async def records(self, run_id: str) -> list[StoredRecord]:
+            if self.deletes:
+                await here.runs.cancel(run_id, "too late")
+                self._runs[run_id].records.clear()
+            return await super().records(run_id)
+
+    store = Deletes()
+    async with container(asks(REFUND), store=store) as here:
+        run_id = (await here.get(Desk).chat("room", "refund")).run_id or ""
+        store.deletes = True
+        with pytest.raises(RunCancelledError, match="too late"):
+            await here.runs.resume(run_id, {})

@@ -150,7 +150,10 @@ class StoredRuns:
             store = await self.open()
             session = RunSession.of(stored, document, await store.records(stored.id), store)
             restored = session.restored(session.root.path)
-            assert restored is not None, "the suspension is stored with the state"
+            if restored is None:  # the run has ended since the header was read, and its store has deleted the records
+                changed = await self.load(stored.id)
+                assert changed.version != stored.version, "the suspension is stored with the state"
+                return await self.result_of(changed)
             return with_restored_results(plan, restored.state).result_while_suspended(document.pending, stored.id)
         try:
             return read_details(plan, read_value(plan, document.result), document.details)
