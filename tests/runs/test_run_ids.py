@@ -10,16 +10,18 @@ from toolbox import (
     EventListener,
     InvocationEvent,
     MemoryId,
+    Result,
     ServiceFailedEvent,
     application_scoped,
     invocation_attributes,
     register_ai_service,
 )
-from toolbox.runs import RunConflictError, RunId, RunStore
+from toolbox.runs import RunConflictError, RunId, RunStore, StoredRun
 from toolbox.security import ForbiddenError, SecurityIdentity, UnauthenticatedError, roles_allowed
 from toolbox.testing import ScriptedChatModel
 
-from .replies import ANN, BOB, says
+from .approved_refunds import REFUND, refund
+from .replies import ANN, BOB, asks, says
 from .test_durable import Kept
 
 pytestmark = pytest.mark.anyio
@@ -139,3 +141,26 @@ async def test_the_kept_seeds_of_an_anonymous_caller_count(starts: bool) -> None
 def test_the_names_of_attributes_are_a_collection_of_texts(names: Any) -> None:
     with pytest.raises(TypeError, match="run_identity="):
         Container(run_identity=names)
+
+
+class LosesConnections(Kept):
+    """Creates a run, and loses the connection: a second try finds the run."""
+
+    async def create(self, run: StoredRun, *args: Any, **options: Any) -> bool:
+        await super().create(run, *args, **options)
+        return await super().create(run, *args, **options)
+
+
+@register_ai_service(tools=refund)
+class Clerk(Protocol):
+    async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+
+async def test_a_suspension_that_was_stored_before_its_connection_was_lost_is_no_conflict() -> None:
+    store = LosesConnections()
+    made = Container(models={"default": ScriptedChatModel([asks(REFUND), asks(REFUND)])}, take_over_runs=False)
+    async with made.register(Clerk).register_instance(store, RunStore) as here:
+        result = await here.get(Clerk).ask("r", "hi")
+        assert (result.run_id, [each.id for each in result.pending]) == ("r", ["0"])
+        with pytest.raises(RunConflictError):  # the same call again, whose run is another one
+            await here.get(Clerk).ask("r", "hi")

@@ -405,8 +405,12 @@ class RunSession(RunRecords):
                 return
             assert run is not None
             run = replace(run, status="suspended", document=document.to_json())
-            is_new = await store.create(run, [*collect_unstored_results(self), *records])
-        if not is_new:
+            if await store.create(run, [*collect_unstored_results(self), *records]):
+                return
+            # A connection that was lost after the commit has let the store try again, and find the run of the first
+            # try. No other call has the same document: its digest has a random salt.
+            found = await store.load(self.id)
+        if found is None or found.document != run.document:
             raise RunConflictError(self.id, "another call")
 
     def pending_below(self, path: str) -> tuple[PendingCall, ...]:
