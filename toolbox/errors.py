@@ -13,7 +13,7 @@ from inspect import Parameter, Signature
 from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 from .chat import Message, PendingCall, ToolExecutionRequest
-from .safe_text import brief
+from .safe_text import brief, faults_text
 
 __all__ = [
     "AmbiguousBeanError",
@@ -328,8 +328,7 @@ class ToolArgumentsError(_WithFacts, ToolboxError):
     problems: list[tuple[Path, str]]
 
     def __str__(self) -> str:
-        problems = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
-        return f"invalid arguments for tool {self.request.name!r}: {problems}"
+        return f"invalid arguments for tool {self.request.name!r}: {faults_text(self.problems)}"
 
 
 class UnknownToolError(_WithFacts, ToolboxError):
@@ -429,7 +428,7 @@ class OutputParsingError(_WithFacts, ToolboxError):
     problems: list[tuple[Path, str]]
 
     def __str__(self) -> str:
-        problems = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
+        problems = faults_text(self.problems)
         excerpt = self.text if len(self.text) <= 200 else f"{self.text[:200]}…"
         fix = "simplify the type, describe its fields, or raise max_output_retries="
         return f"the model's reply does not match the declared type ({problems}); {fix}; the reply: {excerpt}"

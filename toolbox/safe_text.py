@@ -54,6 +54,11 @@ def faults_of(error: ValidationError) -> list[tuple[str, str]]:
     return [*faults, ("", f"and {count - SHOWN} more")] if count > SHOWN else faults
 
 
+def faults_text(faults: Iterable[tuple[str, str]]) -> str:
+    """Return (path, message) pairs in one line."""
+    return "; ".join([f"{path}: {message}" if path else message for path, message in faults])
+
+
 def brief(text: str, longest: int = LONGEST) -> str:
     """Return `text`, cut to `longest` characters and `…` if it is longer."""
     return text if len(text) <= longest else f"{text[:longest]}…"

@@ -4,15 +4,16 @@ import asyncio
 import json
 import logging
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from uuid import uuid4
 
 import pytest
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from toolbox import (
     Container,
     Result,
+    ToolRetry,
     application_scoped,
     compensate_for,
     register_ai_service,
@@ -574,6 +575,24 @@ async def test_an_answered_call_that_does_not_fit_another_worker_stays() -> None
         await continued(store, says("lost"), tools=other)
     assert (await continued(store, says("done"), tools=waits)).content == "done"
     assert ran == [("pay", 7)]
+
+
+def _refuse(euros: int) -> int:
+    raise ToolRetry("say it in cents")
+
+
+@tool(name="pay", requires_approval=True)
+async def refuses(euros: Annotated[int, AfterValidator(_refuse)]) -> str:
+    return "never"
+
+
+async def test_a_pending_call_that_a_type_refuses_with_an_error_of_tools_does_not_fit_and_can_be_cancelled() -> None:
+    store, call = await suspended(waits)
+    container, _ = program(store, tools=refuses, compensate_on_failure=True)
+    async with container as here:
+        with pytest.raises(RunIncompatibleError, match=r"no longer accepts the arguments .* \(say it in cents\)"):
+            await here.runs.resume("r", {call.id: approve()})
+        assert (await here.runs.cancel("r")).status == "cancelled"
 
 
 # --- output guardrails

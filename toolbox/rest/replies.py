@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_json
 
 from ..errors import RestClientError, RestDecodeError
 from ..introspection import class_of, plain, unwrapped
-from ..safe_text import brief, faults_of
+from ..safe_text import brief, faults_of, faults_text
 
 if TYPE_CHECKING:
     from httpx2 import Response as HttpResponse
@@ -217,9 +217,9 @@ def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int, where
 
 
 def _describe_faults(error: ValidationError) -> str:
-    faults = [f"{path}: {message}" if path else message for path, message in faults_of(error)[:5]]
+    faults = faults_of(error)[:5]
     more = error.error_count() - 5
-    return "; ".join(faults) + (f"; and {more} more" if more > 0 and len(faults) == 5 else "")
+    return faults_text(faults) + (f"; and {more} more" if more > 0 and len(faults) == 5 else "")
 
 
 def beginning(body: bytes | str) -> str:

@@ -16,7 +16,7 @@ from ..chat import PendingCall, ToolExecutionRequest
 from ..deferred_answers import TAKES_ANSWERS
 from ..errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
 from ..introspection import type_name
-from ..safe_text import faults_of, printable
+from ..safe_text import faults_of, faults_text, printable
 from ..services.answers import accepted_result
 from ..services.invocation import Invocation
 from ..services.methods import arguments_as_tool
@@ -150,8 +150,8 @@ class AnswerChecks:
         except ToolArgumentsError as error:
             unknown = [*error.problems, *unknown]
         if unknown:
-            faults = "; ".join(f"{path}: {message}" if path else message for path, message in unknown)
-            raise RunAnswerError(run_id, f"call {call.id}: invalid arguments for {call.tool_name}: {faults}", unknown)
+            fact = f"call {call.id}: invalid arguments for {call.tool_name}: {faults_text(unknown)}"
+            raise RunAnswerError(run_id, fact, unknown)
 
     async def _ask_providers(self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall) -> Tool | None:
         """Ask the tool providers of the call that waits for a tool. Returns None if they do not offer it now."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..chat import ToolExecutionRequest
 from ..context import current_invocation, restored_attributes
-from ..errors import RunIncompatibleError, ScopeNotActiveError, ToolArgumentsError
+from ..errors import RunIncompatibleError, ScopeNotActiveError
 from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
 from ..services.inner_plans import plan_behind
@@ -27,6 +27,7 @@ from .persons import read_identity
 from .places import invocation_of
 from .program_values import output_fingerprint, qualified, read_arguments, read_seeds
 from .store import StoredRun
+from .stored_calls import find_fault
 from .stored_runs import RunsHost, read_document
 
 
@@ -180,11 +181,6 @@ class PreparedRuns:
 
 def _refuse_misfit(run_id: str, tool: Tool | None, call_id: str, name: str, arguments: str) -> None:
     """Raise `RunIncompatibleError` if a tool no longer accepts the arguments of a call."""
-    if tool is None or tool.decode is None:
-        return
-    try:
-        tool.decode(ToolExecutionRequest(call_id, name, arguments))
-    except ToolArgumentsError as error:
-        faults = "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
-        reason = f"the tool {name!r} no longer accepts the arguments of call {call_id} ({faults})"
-        raise RunIncompatibleError(run_id, reason) from error
+    if tool is not None and (fault := find_fault(tool, ToolExecutionRequest(call_id, name, arguments))) is not None:
+        reason = f"the tool {name!r} no longer accepts the arguments of call {call_id} ({fault})"
+        raise RunIncompatibleError(run_id, reason)

@@ -20,7 +20,7 @@ from ..chat import AiMessage, FinishReason
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError, ScopeNotActiveError
 from ..introspection import type_name
-from ..safe_text import faults_of
+from ..safe_text import faults_of, faults_text
 from ..services.answers import restored_result
 from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan
@@ -86,7 +86,7 @@ def writable_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def reason_of(error: Exception) -> str:
     """Return pydantic's faults in one line."""
     if isinstance(error, ValidationError):
-        return "; ".join(f"{path}: {message}" if path else message for path, message in faults_of(error))
+        return faults_text(faults_of(error))
     return str(error).split("\n", 1)[0]
 
 

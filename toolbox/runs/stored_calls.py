@@ -13,6 +13,7 @@ from ..chat import ToolExecutionRequest, ToolSpecification
 from ..deferred_answers import TOOL_ORIGIN, ToolOrigin
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
 from ..execution.markers import COROUTINE
+from ..safe_text import faults_text
 from ..services.invocation import Invocation
 from ..tools.failures import message_of
 from ..tools.results import Encoded
@@ -74,7 +75,7 @@ def find_fault(tool: Tool, request: ToolExecutionRequest) -> str | None:
     try:
         tool.decode(request)
     except ToolArgumentsError as error:
-        return "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
+        return faults_text(error.problems)
     except Exception as error:  # of a type's own validators
         return message_of(error)
     return None
