@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.models.scripted_server import Scripted, Serve
@@ -134,6 +135,31 @@ async def test_parameters_of_the_model_and_of_a_request_are_sent(serve: Serve) -
     assert server.headers[0]["x-tenant"] == "acme"
 
 
+async def test_headers_of_the_package_from_the_environment_are_not_sent_to_another_provider(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-5f1c9a77")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Gateway-Key: gw-5f1c9a77")
+    server = await serve([Scripted(b'{"text": "Hello", "done": true}')])
+    model = LinesChatModel("m", server.url)
+    await model.chat(HI)
+    await model.aclose()
+
+    assert "5f1c9a77" not in str(server.headers)
+
+
+def test_the_key_in_the_environment_is_not_for_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES_API_KEY", "key-of-the-environment")
+
+    for url, is_sent in (("http://localhost:1/", True), ("http://localhost:9999", False), ("http://localhost", False)):
+        assert (LinesSettings("m", base_url=url).with_environment().api_key is not None) == is_sent
+
+
+def test_schemas_are_supported_unless_a_provider_says_otherwise() -> None:
+    assert ServerChatModel.supports_response_format is True
+    assert LinesChatModel("m", "http://localhost:1").supports_response_format is False
+
+
 async def test_lines_of_json_are_events_while_they_arrive(serve: Serve) -> None:
     server = await serve([lines({"text": "first"}, {"error": "too busy"})])
     model = LinesChatModel("m", server.url)
@@ -177,7 +203,42 @@ def test_shared_settings_are_checked_for_each_provider() -> None:
     ]
 
 
-@pytest.mark.parametrize("provider", server_providers(), ids=[each for each in PROVIDERS if each != "pydantic-ai"])
+each_provider = pytest.mark.parametrize(
+    "provider", server_providers(), ids=[each for each in PROVIDERS if each != "pydantic-ai"]
+)
+
+
+@each_provider
+async def test_each_setting_reaches_the_body(provider: ServerProvider) -> None:
+    bodies: list[bytes] = []
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        bodies.append(request.content)
+        return httpx2.Response(400)
+
+    async def body_of(options: dict[str, Any], given: dict[str, Any]) -> bytes:
+        transport = httpx2.MockTransport(refuse)
+        fixed = {"api_key": "k", "transport": transport, **dict(provider.fixed)}
+        model = provider.load_model()("m", **fixed, **options)  # type: ignore[call-arg]
+        with pytest.raises(ModelHttpError):
+            await model.chat(ChatRequest(HI.messages, **given))
+        return bodies[-1]
+
+    plain = await body_of({}, {})
+    for setting, shown in (
+        ({"temperature": 0.125}, b"0.125"),
+        ({"parameters": {"top_p": 0.375}}, b"0.375"),
+        ({"reasoning": "high"}, b""),
+    ):
+        for body in (await body_of(setting, {}), await body_of({}, setting)):
+            assert body != plain
+            assert shown in body
+    assert b'"seed":77' in await body_of({"extra_body": {"seed": 77}}, {})
+    assert b'"seed":77' in await body_of({}, {"parameters": {"extra_body": {"seed": 77}}})
+    assert b"177" in await body_of({}, {"max_output_tokens": 177})
+
+
+@each_provider
 def test_the_classes_of_a_provider_belong_together(provider: ServerProvider) -> None:
     settings, wire = provider.load_settings(), provider.load_wire()
     model = provider.load_model()("m", api_key="k", **dict(provider.fixed))  # type: ignore[call-arg]

@@ -28,6 +28,7 @@ class AnthropicPackage:
     """Makes the clients of the `anthropic` package."""
 
     options: Mapping[str, Any] = MappingProxyType({})
+    reads: type[ServerSettings] = AnthropicSettings
 
     def __init__(self) -> None:
         try:
@@ -45,9 +46,6 @@ class AnthropicPackage:
             return {}
         headers: Mapping[str, str] = client.with_options(api_key=await key()).auth_headers
         return headers
-
-    def environment_headers(self, address: str | None) -> dict[str, str]:
-        return AnthropicSettings.environment_headers(address)
 
 
 class AnthropicChatModel(ServerChatModel[AnthropicWire]):

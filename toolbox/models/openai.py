@@ -116,6 +116,7 @@ class OpenAiPackage:
     """Makes the clients of the `openai` package."""
 
     options: Mapping[str, Any] = MappingProxyType({"security": {"bearer_auth": True}})
+    reads: type[ServerSettings] = OpenAiSettings
 
     def __init__(self) -> None:
         # The import takes half a second. It belongs in the start of the program, not in the first call.
@@ -128,9 +129,6 @@ class OpenAiPackage:
 
     async def key_headers(self, client: Any, key: Key) -> Mapping[str, str]:
         return {}  # the package calls a function itself, again for each retry
-
-    def environment_headers(self, address: str | None) -> dict[str, str]:
-        return OpenAiSettings.environment_headers(address)
 
 
 def _make_wire(settings: OpenAiSettings) -> OpenAiWire:

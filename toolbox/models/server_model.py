@@ -78,6 +78,8 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
     Secrets are hidden in all errors here, so that no provider can forget it.
     """
 
+    supports_response_format = True
+
     def __init__(
         self, settings: ServerSettings, package: Callable[[], ClientPackage], make_wire: Callable[[], W]
     ) -> None:

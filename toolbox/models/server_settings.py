@@ -140,8 +140,8 @@ class ServerSettings(AddressAndKey, ABC):
 
     @classmethod
     def is_public(cls, address: str) -> bool:
-        """Return True for the provider's public addresses: those with the scheme and host of `public_url`."""
-        return _read_origin(address) == _read_origin(cls.public_url)
+        """Return True for the provider's public addresses: those with the scheme, host and port of `public_url`."""
+        return _normalize_address(address)[:3] == _normalize_address(cls.public_url)[:3]
 
     @classmethod
     def environment_headers(cls, address: str | None) -> dict[str, str]:
@@ -234,15 +234,6 @@ def _normalize_address(url: str) -> tuple[str, str | None, int | None, str]:
     except ValueError:
         return ("", None, None, url)
     return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
-
-
-def _read_origin(url: str) -> tuple[str, str] | None:
-    """Return the scheme and the host of a URL, or None if they cannot be read."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme.lower(), parts.hostname or ""
-    except ValueError:
-        return None
 
 
 def key_provider(function: Callable[..., str | Awaitable[str]], model: str) -> Callable[[], Awaitable[str]]:

@@ -56,10 +56,13 @@ SHORTEST_SECRET = 8
 class ClientPackage(Protocol):
     """A provider's package and the parts in which the packages differ.
 
-    `module` is the package, imported. `options` are sent with every request.
+    `module` is the package, imported. `options` are sent with every request. `reads` are the settings of the provider
+    that the package is made for: its clients read headers from the variables of that provider, which no other server
+    must get.
     """
 
     module: Any
+    reads: type[ServerSettings]
     options: Mapping[str, Any]
 
     def client(self, settings: ServerSettings, key: Key, **others: Any) -> Any:
@@ -70,10 +73,6 @@ class ClientPackage(Protocol):
         """Return the headers with the key, if the package does not set them: for a function that gives the key, or an
         API with another header. A value `module.Omit()` removes a header.
         """
-        ...
-
-    def environment_headers(self, address: str | None) -> dict[str, str]:
-        """Return the headers that the package reads from the environment for an address (None: for any address)."""
         ...
 
 
@@ -181,7 +180,7 @@ class Transport:
         `sent` are the secrets of this request, besides those of the settings.
         """
         settings = self.settings
-        headers = {**self._package.environment_headers(settings.address), **(settings.extra_headers or {})}
+        headers = {**self._package.reads.environment_headers(settings.address), **(settings.extra_headers or {})}
         found = [settings.key, *self._given_keys, *map(str, (settings.extra_query or {}).values()), *sent]
         found += [value for name, value in headers.items() if name.lower() not in HARMLESS_HEADERS]
         # A server may repeat a credential without its scheme ("Bearer …").
@@ -243,10 +242,9 @@ class Transport:
 
     def _omit_environment_headers(self) -> dict[str, Any]:
         """Remove headers that the package reads from the environment, if they belong to another server."""
-        own = self._package.environment_headers(self.settings.address)
-        return {
-            name: self._package.module.Omit() for name in self._package.environment_headers(None) if name not in own
-        }
+        reads = self._package.reads
+        own = reads.environment_headers(self.settings.address)
+        return {name: self._package.module.Omit() for name in reads.environment_headers(None) if name not in own}
 
     def _make_http_client(self, connections: Any) -> Any:
         """Return the HTTP client of this model, with its own cookies. It sends over `connections`."""
