@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
+from toolbox.chat import PendingCall
 from toolbox.errors import (
     AnswerForbiddenError,
     ConversationSuspendedError,
@@ -159,7 +160,8 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
                 await connection.close(code=1008 if refused else 1011, reason=problem["title"])
             return None
     if isinstance(error, RunSuspendedError) and not error.is_abandoned:
-        return Response(json.dumps(suspension(error)), status_code=problem["status"], media_type="application/json")
+        content = suspension(error.run_id, error.pending)
+        return Response(json.dumps(content), status_code=problem["status"], media_type="application/json")
     return Response(
         json.dumps(problem),
         status_code=problem["status"],
@@ -215,9 +217,14 @@ def challenge(status: int, exchange: ClientExchange | None) -> dict[str, str]:
     return {"WWW-Authenticate": ANY_CHALLENGE if find is None else find()}
 
 
-def suspension(error: RunSuspendedError) -> dict[str, Any]:
-    """Return the body of the response for a call that was suspended."""
-    return {"run_id": error.run_id, "pending": [fields_to_dict(each) for each in error.pending]}
+def suspension(run_id: str | None, pending: Sequence[PendingCall]) -> dict[str, Any]:
+    """Return what a client gets for a call that was suspended."""
+    return {"run_id": run_id, "pending": [pending_view(each) for each in pending]}
+
+
+def pending_view(call: PendingCall) -> dict[str, Any]:
+    """Return the fields of a pending call as JSON values."""
+    return fields_to_dict(call)
 
 
 def is_async_handler(handler: Handler) -> bool:

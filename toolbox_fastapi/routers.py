@@ -27,7 +27,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from toolbox.chat import PendingCall
 from toolbox.container import Container, internals_of
 from toolbox.errors import ContainerNotStartedError, RunAnswerError, RunNotFoundError, RunSuspendedError
 from toolbox.execution.markers import BLOCKING, is_async
@@ -40,7 +39,7 @@ from toolbox.security import SecurityIdentity, caller_of_request, identity_from,
 
 from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK, exchange_of
 from .exchanges import ReplayedReceive, current_exchange, current_identity
-from .problems import challenge, problem_details
+from .problems import challenge, pending_view, problem_details, suspension
 from .streaming import as_json, sse
 
 logger = logging.getLogger("toolbox.fastapi")
@@ -205,7 +204,9 @@ _MAX_LOOKED_AT = 10_000  # runs for which `may_see` is called for one list
 
 
 class PendingCallView(BaseModel):
-    """A call that waits for an answer."""
+    """A call that waits for an answer. `call_id` is the model's own id of the call, which a model may repeat."""
+
+    model_config = ConfigDict(extra="forbid")  # a new field of `PendingCall` must not be left out here
 
     id: str
     tool_name: str
@@ -215,6 +216,7 @@ class PendingCallView(BaseModel):
     reason: str | None
     attributes: dict[str, Any]
     started_by: str | None
+    call_id: str
 
 
 class HistoryEntryView(BaseModel):
@@ -428,9 +430,9 @@ async def answer_pending(container: Container, run_id: str, answers: Mapping[str
     except RunAnswerError as error:
         return _refusal_response(error)
     except RunSuspendedError as error:
-        return _suspended_response(error.run_id, error.pending)
+        return _json_response(202, suspension(error.run_id, error.pending))
     if result.pending:
-        return _suspended_response(run_id, result.pending)
+        return _json_response(202, suspension(run_id, result.pending))
     status = (await container.runs.get(run_id)).status
     return _json_response(200, {"run_id": run_id, "status": status, "content": result.content})
 
@@ -463,15 +465,6 @@ def run_view(run: Run[Any]) -> RunView:
         started_by=run.started_by,
         memory_id=run.memory_id,
     )
-
-
-def pending_view(call: PendingCall) -> dict[str, Any]:
-    """Return the fields of a pending call."""
-    return {name: getattr(call, name) for name in PendingCall.__slots__}
-
-
-def _suspended_response(run_id: str, pending: Sequence[PendingCall]) -> Response:
-    return _json_response(202, {"run_id": run_id, "pending": [pending_view(each) for each in pending]})
 
 
 def _refusal_response(error: RunAnswerError) -> Response:

@@ -11,7 +11,7 @@ from toolbox import AiMessage, ChatResponse, Container, MemoryId, application_sc
 from toolbox.runs import Run, RunSuspended, ToolDeferred
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox_fastapi import install, runs_router
+from toolbox_fastapi import Inject, install, runs_router
 
 pytestmark = pytest.mark.anyio
 
@@ -321,6 +321,24 @@ async def test_the_list_is_filled_with_older_runs_that_the_caller_may_see(runnin
 
     assert [each["id"] for each in newest] == ids[4:1:-1]
     assert [each["id"] for each in everything] == ids[4::-1]
+
+
+async def test_a_pending_call_has_the_same_fields_wherever_it_is_shown(running: Callable[..., Any]) -> None:
+    app, _ = made(asks(tool_call("refund", {"order": 7}, id="c7"), tool_call("ask_bank", {"question": "?"})))
+
+    @app.get("/chat")
+    async def chat(desk: Inject[Desk]) -> str:
+        return await desk.chat("hello")
+
+    async with running(app) as client:
+        body = (await client.get("/chat")).json()
+        shown = (await client.get(f"/open/{body['run_id']}")).json()["pending"]
+        answers = {body["pending"][1]["id"]: {"kind": "respond", "value": {}}}
+        left = (await client.post(f"/runs/{body['run_id']}/answers", json={"answers": answers}, headers=MIA)).json()
+
+    assert body["pending"][0]["call_id"] == "c7"
+    assert shown == body["pending"]
+    assert left["pending"] == body["pending"][:1]
 
 
 async def test_runs_and_pending_calls_say_who_asked(running: Callable[..., Any]) -> None:

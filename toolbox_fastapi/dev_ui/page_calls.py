@@ -25,7 +25,7 @@ from toolbox.services.outputs import Result
 from toolbox.tools.failures import ToolErrors, return_to_model
 from toolbox.tools.tool_calls import Tool
 
-from ..routers import pending_view
+from ..problems import suspension
 from ..streaming import EVENTS, close_stream, iterate
 from .journal import Entry, entry_callback, make_failure_entry, media_entry, plain
 from .program import Method
@@ -70,7 +70,7 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
 
 
 def _suspended_entry(run_id: str | None, pending: Sequence[PendingCall]) -> Entry:
-    return {"type": "suspended", "run_id": run_id, "pending": [pending_view(each) for each in pending]}
+    return {"type": "suspended", **suspension(run_id, pending)}
 
 
 async def ask(container: Container, method: Method, arguments: Mapping[str, Any]) -> AsyncGenerator[Entry, None]:
