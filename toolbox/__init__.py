@@ -211,14 +211,16 @@ if TYPE_CHECKING:
         ChatMemoryKey,
         ChatMemoryStore,
         InMemoryChatMemoryStore as InMemoryChatMemoryStore,
-        MessageWindow,
-        TokenWindow,
-        estimate_tokens as estimate_tokens,
     )
     from .services.outputs import (
         Compensation as Compensation,
         Result,
         TokenStream,
+    )
+    from .services.windows import (
+        MessageWindow,
+        TokenWindow,
+        estimate_tokens as estimate_tokens,
     )
     from .hosts.standalone import create_ai_service
     from .settings import ToolboxSettings
@@ -281,14 +283,16 @@ _HOMES = {
         "ChatMemoryKey",
         "ChatMemoryStore",
         "InMemoryChatMemoryStore",
-        "MessageWindow",
-        "TokenWindow",
-        "estimate_tokens",
     ),
     ".services.outputs": (
         "Compensation",
         "Result",
         "TokenStream",
+    ),
+    ".services.windows": (
+        "MessageWindow",
+        "TokenWindow",
+        "estimate_tokens",
     ),
     ".hosts.standalone": ("create_ai_service",),
     ".settings": ("ToolboxSettings",),

@@ -1,6 +1,6 @@
 """Stores conversations in Redis (extra `redis`): two keys each, for the messages and for the lease of the current call.
 
-The home of the redis client. Not here: holding leases (`toolbox.services.memory`), the JSON of messages
+The home of the redis client. Not here: holding leases (`toolbox.services.conversation_leases`), the JSON of messages
 (`toolbox.transcripts`).
 """
 
@@ -21,7 +21,8 @@ from .chat import Message
 from .di.conditions import only_if
 from .di.decorators import application_scoped, checks_settings, produces
 from .errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
-from .services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
+from .services.conversation_leases import LEASE, Leases
+from .services.memory import ChatMemoryKey, ChatMemoryStore
 from .settings import RedisSettings, ToolboxSettings
 from .transcripts import messages_from_json, messages_to_json
 

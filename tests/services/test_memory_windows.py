@@ -26,7 +26,8 @@ from toolbox import (
     UserMessage,
     register_ai_service,
 )
-from toolbox.services.memory import ChatMemories, estimate_tokens, repaired
+from toolbox.services.memory import ChatMemories
+from toolbox.services.windows import estimate_tokens, repaired
 from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio

@@ -48,11 +48,11 @@ from ..overview import SCOPES, Node
 from ..safe_text import for_json, for_terminal
 from ..security import Reach, SecurityIdentity
 from ..services.declaration import service_options_of
-from ..services.memory import estimate_tokens
 from ..services.outputs import Kind
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..services.streams import watched_call
+from ..services.windows import estimate_tokens
 
 _reports_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
 

@@ -25,8 +25,8 @@ from ..models.routing import ModelRouter
 from ..safe_text import did_you_mean
 from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import SERVICE_MARK, UnknownOutcome, toolbox
-from .memory import Window
 from .outputs import OutputMode
+from .windows import Window
 
 C = TypeVar("C", bound=type[Any])
 D = TypeVar("D", bound=Callable[..., Any])

@@ -1,37 +1,26 @@
-"""Conversations: stores, windows, the order of calls, leases, and `ChatMemory`, the access to one conversation.
+"""Conversations: stores, the order of calls, and `ChatMemory`, the access to one conversation.
 
-Not here: stores in databases (`sql`, `redis`), loading and storing a call's messages (`layers`).
+Not here: which messages are kept (`windows`), the order of calls of several processes (`conversation_leases`), stores
+in databases (`sql`, `redis`), loading and storing a call's messages (`layers`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-import re
-import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import dropwhile
 from threading import Lock, current_thread
-from typing import Any, Protocol, TypeAlias, TypeVar, assert_never
+from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
-from ..chat import (
-    AiMessage,
-    Message,
-    SystemMessage,
-    ToolExecutionResultMessage,
-    UserMessage,
-)
-from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, bytes_of
+from ..chat import Message
 from ..errors import InvalidMemoryIdError, MemoryInUseError
-from ..execution.cancellation import CancellationsHere
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
+from .windows import Window, repaired
 
 T = TypeVar("T")
 
@@ -118,124 +107,6 @@ class InMemoryChatMemoryStore(ChatMemoryStore):
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
         self._conversations.pop(key, None)
-
-
-# --- windows
-
-
-def _without_orphans(messages: Iterable[Message]) -> tuple[Message, ...]:
-    # Model servers refuse a conversation that contains a result without its request.
-    return tuple(dropwhile(lambda each: isinstance(each, ToolExecutionResultMessage), messages))
-
-
-@dataclass(frozen=True, slots=True)
-class MessageWindow:
-    """Keeps the last `max_messages` messages: `@register_ai_service(chat_memory=MessageWindow(50))`."""
-
-    max_messages: int = 20
-
-    @property
-    def limit(self) -> int:
-        """Return `max_messages`, which must be 1 or more at startup."""
-        return self.max_messages
-
-    def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages to keep, oldest first."""
-        return _without_orphans(messages[-self.max_messages :])
-
-
-def estimate_tokens(message: Message) -> int:
-    """Estimate the tokens of a message without a tokenizer.
-
-    1 per 4 bytes of text, 85 per image, 1500 per page of a PDF document, 1 per 1600 bytes of audio, plus 4.
-    """
-    match message:
-        case SystemMessage(text):
-            texts = [text]
-        case UserMessage(contents):
-            return _estimate_tokens(message.text) + sum(map(_beside_text, contents)) + 4
-        case AiMessage(text, requests):
-            texts = [text or "", *(f"{each.name}{each.arguments}" for each in requests)]
-        case ToolExecutionResultMessage():
-            besides = sum(map(_beside_text, message.contents)) if message.contents else 0
-            return _estimate_tokens(message.tool_name) + _estimate_tokens(message.text) + besides + 4
-    return sum(map(_estimate_tokens, texts)) + 4
-
-
-_PAGE = re.compile(rb"/Type\s*/Page\b")
-
-
-def _beside_text(content: Content) -> int:
-    match content:
-        case TextContent():
-            return 0
-        case ImageContent():
-            return 85
-        case PdfContent():
-            return 1500 * max(1, len(_PAGE.findall(bytes_of(content) or b"")))
-        case AudioContent():
-            return len(bytes_of(content) or b"") // 1600
-        case _:
-            assert_never(content)
-
-
-def _estimate_tokens(text: str) -> int:
-    return -(-len(text.encode(errors="surrogatepass")) // 4)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenWindow:
-    """Keeps the last messages that fit into `max_tokens`: `@register_ai_service(chat_memory=TokenWindow(8000))`.
-
-    `count` returns the tokens of one message; the default is an estimate from its length in bytes.
-    """
-
-    max_tokens: int
-    count: Callable[[Message], int] = estimate_tokens
-
-    @property
-    def limit(self) -> int:
-        """Return `max_tokens`, which must be 1 or more at startup."""
-        return self.max_tokens
-
-    def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages to keep, oldest first."""
-        left, first = self.max_tokens, len(messages)
-        while first > 0 and (left := left - self.count(messages[first - 1])) >= 0:
-            first -= 1
-        return _without_orphans(messages[first:])
-
-
-Window: TypeAlias = MessageWindow | TokenWindow
-
-
-def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with a result after every tool call, as model servers require.
-
-    After a crash, calls may have no results, or results no calls. Missing results are added as errors; results without
-    a call are removed.
-    """
-    kept: list[Message] = []
-    waiting: dict[str, str] = {}
-    for message in messages:
-        if isinstance(message, ToolExecutionResultMessage):
-            if message.id in waiting:
-                del waiting[message.id]
-                kept.append(message)
-            continue
-        kept += _answer_interrupted(waiting)
-        waiting = {}
-        if isinstance(message, SystemMessage):
-            continue  # the system message is created for each call
-        if isinstance(message, AiMessage):
-            waiting = {each.id: each.name for each in message.tool_execution_requests}
-        kept.append(message)
-    return (*kept, *_answer_interrupted(waiting))
-
-
-def _answer_interrupted(waiting: dict[str, str]) -> list[Message]:
-    text = "This call was interrupted; whether it had an effect is not known."
-    return [ToolExecutionResultMessage(id_, name, text, is_error=True) for id_, name in waiting.items()]
 
 
 # --- turns
@@ -458,123 +329,3 @@ class ChatMemory:
                 await memories.store.delete_messages(self._key)
 
         await self._host.on_own_loop(delete)
-
-
-logger = logging.getLogger("toolbox.memory")
-
-LEASE = 15.0
-"""Seconds until a lease expires if it is not renewed."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two attempts to take another process's lease
-_LAST_WORK = 5.0  # seconds to wait for releases when the store stops
-
-
-class LeaseKeeper(Protocol):
-    """Stores leases for all processes. Each method is atomic."""
-
-    async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """Take the lease for `seconds` if it is free. Returns True if `token` has it now."""
-        ...
-
-    async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """Extend the lease to `seconds` from now. Returns False if `token` has lost it."""
-        ...
-
-    async def give_back(self, key: ChatMemoryKey, token: str) -> None:
-        """Release the lease if `token` has it."""
-        ...
-
-
-class Leases:
-    """The leases of one process in one store. Calls in the same process get their turn in order of arrival."""
-
-    def __init__(self, keeper: LeaseKeeper, seconds: float) -> None:
-        if not seconds > 0:
-            raise ValueError(f"invalid lease={seconds!r}; use a number of seconds greater than 0")
-        self._keeper, self._seconds = keeper, seconds
-        self._turns = Turns()
-        self._tokens: dict[ChatMemoryKey, str] = {}
-        self._work: set[asyncio.Task[None]] = set()
-
-    def token(self, key: ChatMemoryKey) -> str | None:
-        """Return the token of this process's lease, which may have expired, or None without a lease."""
-        return self._tokens.get(key)
-
-    @asynccontextmanager
-    async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
-        """Lock the conversation for one caller at a time across all processes."""
-        token = secrets.token_hex(16)
-        keeping: asyncio.Task[None] | None = None
-        async with self._turns.turn(key):
-            try:
-                await self._take(key, token)
-                self._tokens[key] = token
-                given_back = asyncio.Event()
-                keeping = self._begin(self._keep(key, token, given_back))
-                try:
-                    yield
-                finally:
-                    given_back.set()
-                    del self._tokens[key]
-            finally:
-                # Release it even if taking it was interrupted, because it may have succeeded. A separate task does it:
-                # this task may be cancelled, and then the lease is released a moment later.
-                await asyncio.shield(self._begin(self._give_back(key, token, keeping)))
-
-    async def _take(self, key: ChatMemoryKey, token: str) -> None:
-        pause, cancellations = _FIRST_PAUSE, CancellationsHere()
-        while True:
-            taken = await self._keeper.take(key, token, self._seconds)
-            # In Python 3.11, `asyncio.wait_for` can lose a cancellation, and redis sends commands with it.
-            if cancellations.came:
-                raise asyncio.CancelledError
-            if taken:
-                return
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
-
-    async def _keep(self, key: ChatMemoryKey, token: str, given_back: asyncio.Event) -> None:
-        """Renew the lease three times per lease duration, until it is released or lost."""
-        pause = self._seconds / 3
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await given_back.wait()
-            if given_back.is_set():
-                return
-            try:
-                renewed = await self._keeper.renew(key, token, self._seconds)
-            except Exception as error:
-                logger.warning("cannot renew the lease on conversation %s, retrying: %s", key, error)
-                pause = self._seconds / 10
-                continue
-            if not renewed:
-                if not given_back.is_set():
-                    logger.error("the lease on conversation %s is lost; the current call will not be stored", key)
-                return
-            pause = self._seconds / 3
-
-    async def _give_back(self, key: ChatMemoryKey, token: str, keeping: asyncio.Task[None] | None) -> None:
-        if keeping is not None:  # a renewal that has begun uses a connection: nothing may be left of it afterwards
-            await asyncio.wait([keeping])
-        try:
-            await self._keeper.give_back(key, token)
-        except Exception as error:
-            # The call is already stored, and the lease expires by itself.
-            logger.warning("cannot release the lease on conversation %s, it expires by itself: %s", key, error)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        # Without the caller's context: the work may outlive the caller's request.
-        task = asyncio.create_task(work, context=Context())
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-        return task
-
-    async def stop(self) -> None:
-        """Wait for the pending releases, and cancel those that take too long."""
-        if self._work:
-            _, late = await asyncio.wait(self._work, timeout=_LAST_WORK)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=_LAST_WORK)  # they return their connections

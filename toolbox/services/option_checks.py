@@ -16,7 +16,7 @@ from ..introspection import takes
 from ..limits import UsageLimits
 from ..models.routing import router_in
 from .declaration import Default, ServiceOptions
-from .memory import MessageWindow, TokenWindow
+from .windows import MessageWindow, TokenWindow
 
 _LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
 _HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")

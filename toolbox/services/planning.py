@@ -52,7 +52,6 @@ from .declaration import (
 )
 from .declared_sources import as_sources, provider_problems, providers_of
 from .fallback_answers import read_fallback
-from .memory import MessageWindow
 from .method_marks import MethodMarks
 from .option_checks import option_problems, search_problems
 from .outputs import Output, read_output
@@ -60,6 +59,7 @@ from .parameter_roles import find_memory_id, is_call_options, read_roles
 from .plans import Layering, MethodPlan
 from .templates import Template, doubled_names, parse
 from .toolsets import Toolset, offer_problems
+from .windows import MessageWindow
 
 
 def plan_service(

@@ -24,10 +24,11 @@ from ..tools.tool_calls import Tool, ToolLayer
 from .call_messages import MethodMessages
 from .declaration import CallLimits, ServiceOptions
 from .loop import AnswerChecked, CallModel, CheckAnswer, ModelReplied, Rules, RunTool, ToolFinished, ToolSuspended
-from .memory import ChatMemoryKey, Window
+from .memory import ChatMemoryKey
 from .method_marks import MethodMarks
 from .outputs import Output, OutputMode
 from .toolsets import Provider, Toolset, offer_problems
+from .windows import Window
 
 MAX_VISIBLE_TOOLSETS = 256
 """So many different selections of a method's tools are kept, for identities with different roles."""

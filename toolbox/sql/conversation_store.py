@@ -1,7 +1,7 @@
 """Stores conversations in SQLite or PostgreSQL: one row each, with the lease of the current call; migrates its table.
 
 Each step is one short transaction: none is open while a model or a tool runs. Not here: holding leases
-(`toolbox.services.memory`), the JSON of messages (`toolbox.transcripts`).
+(`toolbox.services.conversation_leases`), the JSON of messages (`toolbox.transcripts`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from ..chat import Message
 from ..di.conditions import only_if
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
-from ..services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
+from ..services.conversation_leases import LEASE, Leases
+from ..services.memory import ChatMemoryKey, ChatMemoryStore
 from ..settings import SqlSettings, ToolboxSettings
 from ..transcripts import messages_from_json, messages_to_json
 from .dialects import INSERT_OF, DatabaseNow, has_ended

@@ -18,10 +18,10 @@ from toolbox.introspection import type_name
 from toolbox.models.routing import names_of_router, router_in
 from toolbox.overview import Node, nodes_of
 from toolbox.security import Reach
-from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.services.outputs import Output, Shape
 from toolbox.services.plans import MethodPlan
 from toolbox.services.toolsets import Provider
+from toolbox.services.windows import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.tools.sources import read_tools
 from toolbox.tools.tool_calls import Tool
 

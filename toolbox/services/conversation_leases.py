@@ -1,0 +1,137 @@
+"""Leases on conversations, with which a store lets one caller of all processes at a time into each conversation.
+
+Not here: the order of calls in one process (`memory`), stores in databases (`sql`, `redis`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context
+from typing import Any, Protocol
+
+from ..execution.cancellation import CancellationsHere
+from .memory import ChatMemoryKey, Turns
+
+logger = logging.getLogger("toolbox.memory")
+
+LEASE = 15.0
+"""Seconds until a lease expires if it is not renewed."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two attempts to take another process's lease
+_LAST_WORK = 5.0  # seconds to wait for releases when the store stops
+
+
+class LeaseKeeper(Protocol):
+    """Stores leases for all processes. Each method is atomic."""
+
+    async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """Take the lease for `seconds` if it is free. Returns True if `token` has it now."""
+        ...
+
+    async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """Extend the lease to `seconds` from now. Returns False if `token` has lost it."""
+        ...
+
+    async def give_back(self, key: ChatMemoryKey, token: str) -> None:
+        """Release the lease if `token` has it."""
+        ...
+
+
+class Leases:
+    """The leases of one process in one store. Calls in the same process get their turn in order of arrival."""
+
+    def __init__(self, keeper: LeaseKeeper, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"invalid lease={seconds!r}; use a number of seconds greater than 0")
+        self._keeper, self._seconds = keeper, seconds
+        self._turns = Turns()
+        self._tokens: dict[ChatMemoryKey, str] = {}
+        self._work: set[asyncio.Task[None]] = set()
+
+    def token(self, key: ChatMemoryKey) -> str | None:
+        """Return the token of this process's lease, which may have expired, or None without a lease."""
+        return self._tokens.get(key)
+
+    @asynccontextmanager
+    async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
+        """Lock the conversation for one caller at a time across all processes."""
+        token = secrets.token_hex(16)
+        keeping: asyncio.Task[None] | None = None
+        async with self._turns.turn(key):
+            try:
+                await self._take(key, token)
+                self._tokens[key] = token
+                given_back = asyncio.Event()
+                keeping = self._begin(self._keep(key, token, given_back))
+                try:
+                    yield
+                finally:
+                    given_back.set()
+                    del self._tokens[key]
+            finally:
+                # Release it even if taking it was interrupted, because it may have succeeded. A separate task does it:
+                # this task may be cancelled, and then the lease is released a moment later.
+                await asyncio.shield(self._begin(self._give_back(key, token, keeping)))
+
+    async def _take(self, key: ChatMemoryKey, token: str) -> None:
+        pause, cancellations = _FIRST_PAUSE, CancellationsHere()
+        while True:
+            taken = await self._keeper.take(key, token, self._seconds)
+            # In Python 3.11, `asyncio.wait_for` can lose a cancellation, and redis sends commands with it.
+            if cancellations.came:
+                raise asyncio.CancelledError
+            if taken:
+                return
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    async def _keep(self, key: ChatMemoryKey, token: str, given_back: asyncio.Event) -> None:
+        """Renew the lease three times per lease duration, until it is released or lost."""
+        pause = self._seconds / 3
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await given_back.wait()
+            if given_back.is_set():
+                return
+            try:
+                renewed = await self._keeper.renew(key, token, self._seconds)
+            except Exception as error:
+                logger.warning("cannot renew the lease on conversation %s, retrying: %s", key, error)
+                pause = self._seconds / 10
+                continue
+            if not renewed:
+                if not given_back.is_set():
+                    logger.error("the lease on conversation %s is lost; the current call will not be stored", key)
+                return
+            pause = self._seconds / 3
+
+    async def _give_back(self, key: ChatMemoryKey, token: str, keeping: asyncio.Task[None] | None) -> None:
+        if keeping is not None:  # a renewal that has begun uses a connection: nothing may be left of it afterwards
+            await asyncio.wait([keeping])
+        try:
+            await self._keeper.give_back(key, token)
+        except Exception as error:
+            # The call is already stored, and the lease expires by itself.
+            logger.warning("cannot release the lease on conversation %s, it expires by itself: %s", key, error)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # Without the caller's context: the work may outlive the caller's request.
+        task = asyncio.create_task(work, context=Context())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
+
+    async def stop(self) -> None:
+        """Wait for the pending releases, and cancel those that take too long."""
+        if self._work:
+            _, late = await asyncio.wait(self._work, timeout=_LAST_WORK)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_LAST_WORK)  # they return their connections
