@@ -51,8 +51,8 @@ class InterruptibleCall:
     def error_behind(self, error: BaseException) -> BaseException:
         """Return the error of the limit or the deadline that has cancelled the call; else `error` itself.
 
-        The code inside of the call sees only the cancellation. For the deadline of an outer call it is the right error:
-        that call ends with the `InvocationTimeoutError`, and cancels this one.
+        The code inside of the call sees only the cancellation. At the deadline of an outer call, the call is cancelled
+        and has no other error: the outer call raises the `InvocationTimeoutError`.
         """
         if not isinstance(error, asyncio.CancelledError):
             return error

@@ -76,11 +76,12 @@ class Running:
         Compensations are not cancelled. Returns the labels of the cancelled invocations, and of the compensations that
         have not ended.
         """
-        late = self._under_way()
+        under_way = self._under_way()
+        late = [each for each in under_way if each[1] not in self._undoing]
         for _, task in late:
-            if task is not None and task not in self._undoing:
+            if task is not None:
                 task.cancel()
-        if late:
+        if under_way:
             # Cancelled calls end at once, unless they undo their tools. That takes as long as calls of tools do, and
             # nobody else undoes them later: so it gets the same time again.
             await self.wait_for_end(max(timeout, 1.0))
