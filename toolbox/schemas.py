@@ -101,11 +101,6 @@ def admits_null(schema: Mapping[str, Any]) -> bool:
 # --- the strict form
 
 
-def is_strict_compatible(schema: Mapping[str, Any]) -> bool:
-    """Return True if the schema of a tool has a strict form, for servers that enforce it (`strict: true`)."""
-    return strict_parameters(schema) is not None
-
-
 def strict_parameters(schema: Mapping[str, Any]) -> Schema | None:
     """Return the strict form of tool parameters: all required, optional ones nullable. None if there is none."""
     return _make_strict_root(schema, optional_as_null=True)

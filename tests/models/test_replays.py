@@ -40,7 +40,9 @@ def outcome(reply: ChatResponse | ModelError) -> Any:
 
 def as_document(body: bytes) -> ChatResponse | ModelError:
     try:
-        return reader().read(body)
+        whole = reader()
+        whole.load(body)
+        return whole.end()
     except ModelError as error:
         return error
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from toolbox import ToolSpecification, tool
 from toolbox.hosts.executors import tool_specification_from
-from toolbox.schemas import is_strict_compatible, schema_of, strict_output, strict_parameters
+from toolbox.schemas import schema_of, strict_output, strict_parameters
 
 
 class Address(BaseModel):
@@ -147,8 +147,8 @@ def test_nested_optional_fields_have_no_strict_form_unless_null_is_allowed() -> 
 
     def take_address(address: Address) -> None: ...
 
-    assert not is_strict_compatible(parameters(take))
-    assert is_strict_compatible(parameters(take_address))
+    assert strict_parameters(parameters(take)) is None
+    assert strict_parameters(parameters(take_address)) is not None
 
 
 class Place(BaseModel):
@@ -172,7 +172,6 @@ def test_strict_schemas_require_every_property() -> None:
         "additionalProperties": False,
     }
 
-    assert is_strict_compatible(schema)
     assert strict_parameters(schema) == {
         "type": "object",
         "properties": {
@@ -193,7 +192,7 @@ def test_maps_tuples_and_unknown_types_have_no_strict_form(kind: Any) -> None:
     def take(value: Any) -> None: ...
 
     take.__annotations__["value"] = kind
-    assert not is_strict_compatible(parameters(take))
+    assert strict_parameters(parameters(take)) is None
 
 
 def test_tools_without_parameters_have_an_empty_strict_form() -> None:

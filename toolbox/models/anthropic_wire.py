@@ -633,11 +633,6 @@ class AnthropicInterpreter:
         self.answered = True
         kind = delta.get("type")
         block = self._at.get(index) if index is not None else self._latest
-        if kind == "text_delta" and block is not None and block.type == "text":  # as nearly all events
-            if type(text := delta.get("text")) is str and text:
-                block.fragments.append(text)
-                self.reply.text(text)
-            return
         if block is None:
             if not isinstance(kind, str) or kind not in _TEXTS:
                 return
@@ -645,7 +640,9 @@ class AnthropicInterpreter:
             block = self._blocks[-1]
         match kind:
             case "text_delta" if block.type == "text":
-                self._read_delta(index, delta)
+                if isinstance(text := delta.get("text"), str):
+                    block.fragments.append(text)
+                    self._read_text(text)
             case "thinking_delta" if block.type == "thinking":
                 if isinstance(thought := delta.get("thinking"), str):
                     block.fragments.append(thought)

@@ -335,7 +335,7 @@ class ChatInterpreter:
         self._lacks_message = False
         self._empty_thought: str | None = None
         self._others: dict[object, dict[str, Any]] = {}
-        self._repeated: tuple[object, ...] = (None, None, None)
+        self._repeated: list[object] = []
 
     @property
     def ended(self) -> bool:
@@ -365,7 +365,7 @@ class ChatInterpreter:
             self._read_usage(usage)
         elif (groq := value.get("x_groq")) and isinstance(groq, dict):
             self._read_usage(groq.get("usage"))
-        repeated = (value.get("created"), value.get("service_tier"), value.get("system_fingerprint"))
+        repeated = [value.get(name) for name in _REPEATED]
         if repeated != self._repeated or not _OF_CHUNK.issuperset(value):
             self._repeated = repeated
             replace_extras(self.reply.of_response, value, value.keys() - _OF_REPLY)

@@ -122,11 +122,6 @@ class ReplyReader:
         """Forget the bytes of a connection that broke before the first event: the request was sent again."""
         self._events = EventReader(self._stream_type)
 
-    def read(self, body: bytes) -> ChatResponse:
-        """Return the reply in a whole body. Raises any `ModelError`."""
-        self.load(body)
-        return self.end()
-
     def _pending_events(self) -> list[StreamEvent]:
         events = self._interpreter.reply.take_events()
         if not events:
