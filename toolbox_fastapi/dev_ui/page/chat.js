@@ -3,7 +3,7 @@
 
 import {at, block, showError, counted, duration, make, pretty, setDisabled, visible} from "./dom.js";
 import {stream} from "./events.js";
-import {schemaForm} from "./forms.js";
+import {isNumber, schemaForm} from "./forms.js";
 import {Timeline, feed, tokens} from "./timeline.js";
 
 const conversations = new Map();
@@ -55,8 +55,15 @@ function newConversation(method) {
   delete schema.properties[memory];
   const form = schemaForm(schema, {large: user ?? Object.keys(schema.properties)[0]});
   const turns = make("ol", {class: "turns", "aria-label": "Conversation"});
+  const memorySchema = method.schema.properties[memory];
   const memoryInput =
-    memory && make("input", {id: `memory ${method.id}`, value: "dev-1", autocomplete: "off", spellcheck: "false"});
+    memory &&
+    make("input", {
+      id: `memory ${method.id}`,
+      value: firstMemoryId(memorySchema),
+      autocomplete: "off",
+      spellcheck: "false",
+    });
   const send = make("button", {type: "submit"}, "Send");
   const stop = make(
     "button",
@@ -66,10 +73,6 @@ function newConversation(method) {
   const state = make("p", {role: "status", class: "state"});
   /** @type {AbortController | null} */
   let asking = null;
-  const memoryText = () => {
-    const {type} = method.schema.properties[memory];
-    return type === "integer" ? memoryInput.value : JSON.stringify(memoryInput.value);
-  };
   const element = make("form", {
     class: "talk",
     "aria-label": method.id,
@@ -90,7 +93,7 @@ function newConversation(method) {
     if (asking) return;
     showError(null);
     const typed = form.text();
-    const body = memory ? withMemory(typed, memory, memoryText()) : typed;
+    const body = memory ? withMemory(typed, memory, memoryJson(memorySchema, memoryInput.value)) : typed;
     const turn = newTurn(typed);
     turns.append(turn.element);
     turn.element.scrollIntoView({block: "nearest"});
@@ -181,6 +184,12 @@ const withMemory = (text, name, memory) => {
     .trim();
   return `{${JSON.stringify(name)}:${memory}${inside ? `,${inside}` : ""}}`;
 };
+
+export const firstMemoryId = ({type}) => (type === "integer" ? "1" : "dev-1");
+
+// Text that is no number is sent as text, so that the server can reject it with its reason.
+export const memoryJson = ({type}, text) =>
+  type === "integer" && isNumber(text.trim()) ? text.trim() : JSON.stringify(text);
 
 function nextMemoryId(input) {
   input.value = input.value.replace(/(\d+)?$/, number => String(Number(number || 0) + 1));

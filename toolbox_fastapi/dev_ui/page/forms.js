@@ -44,7 +44,7 @@ export function resolveSchema(schema, definitions) {
   return {schema, definitions, nullable};
 }
 
-const isNumber = text => /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/.test(text);
+export const isNumber = text => /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/.test(text);
 
 /** @param {any} schema */
 export function kindOf({type, enum: values, anyOf, oneOf, items, prefixItems, format}) {
