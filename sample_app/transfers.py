@@ -1,7 +1,7 @@
-"""Money transfers by an agent that survives a killed worker, and the page `/` that shows the ledger.
+"""Money transfers by an agent that survives a killed process, and the page `/` that shows the ledger.
 
     uvicorn sample_app.transfers:app
-    toolbox worker sample_app.transfers:container       # in other terminals; kill one
+    toolbox worker sample_app.transfers:container       # in another terminal; kill the page
 
 Not here: the other agents of the sample (`application`).
 """
@@ -132,7 +132,7 @@ def transfer_container(*, take_over_runs: bool = True) -> Container:
 
 container = transfer_container()
 
-# --- the web application, whose process only starts and shows transfers
+# --- the web application, whose process also executes the transfers that it starts
 
 
 class Order(BaseModel):
