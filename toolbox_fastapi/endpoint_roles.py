@@ -32,7 +32,7 @@ from toolbox.introspection import may_be_marked_in
 from toolbox.security import Access, class_access, identity_in, marked_access, nearest_access
 
 from .endpoints import endpoints_of, exchange_of
-from .exchanges import ClientExchange, ReplayedReceive, current_exchange
+from .exchanges import AFTER_ENDPOINT, AFTER_RESPONSE, ClientExchange, ReplayedReceive, current_exchange, exit_stack
 
 # --- checks at start
 
@@ -154,7 +154,7 @@ class CheckedHandle:
             await self._inner(scope, receive, send)
             return
         async with _collect_generators(exchange) as stack:
-            scope["fastapi_inner_astack"] = scope["fastapi_function_astack"] = stack
+            scope[AFTER_RESPONSE] = scope[AFTER_ENDPOINT] = stack
             exchange.checked = await solve_dependencies(
                 request=request,
                 dependant=check,
@@ -264,7 +264,7 @@ class SolvedBefore:
             dependant=self._dependant,
             dependency_overrides_provider=request.scope["app"],
             dependency_cache=checked.dependency_cache,
-            async_exit_stack=request.scope["fastapi_inner_astack"],
+            async_exit_stack=exit_stack(request, AFTER_RESPONSE),
             embed_body_fields=False,
         )
         if solved.errors:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from types import CoroutineType
@@ -54,7 +54,7 @@ from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, classes_of_methods, read_tools
 from toolbox.tools.tool_calls import Tool
 
-from .exchanges import ANY_CHALLENGE, EXCHANGE_KEY, ClientExchange
+from .exchanges import AFTER_ENDPOINT, AFTER_RESPONSE, ANY_CHALLENGE, EXCHANGE_KEY, ClientExchange, exit_stack
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
 
@@ -368,21 +368,16 @@ def place_of(endpoint: Callable[..., Any]) -> str:
 
 
 def enter_route(exchange: ClientExchange, connection: HTTPConnection) -> None:
-    """For routes of other classes: record the error that leaves the endpoint, and make the endpoint's tools active.
-
-    FastAPI has two exit stacks per request: one closes after the endpoint, the other after the response.
-    """
+    """For routes of other classes: record the error that leaves the endpoint, and make the endpoint's tools active."""
     endpoint = connection.scope.get("endpoint")
     if exchange.entered or hasattr(endpoint, ENDPOINT_MARK):
         return
     exchange.entered = True
-    stack: AsyncExitStack | None = connection.scope.get("fastapi_function_astack")
-    if stack is None:
-        return
+    stack = exit_stack(connection, AFTER_ENDPOINT)
     stack.push(exchange.note)
     if callable(endpoint) and toolbox_of(endpoint) is not None:
         if _is_generator(endpoint):  # it runs until the response has been sent
-            stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
+            stack = exit_stack(connection, AFTER_RESPONSE)
         stack.enter_context(activate_endpoint_tools(endpoint, exchange.container))
 
 

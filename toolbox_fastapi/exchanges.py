@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +31,13 @@ C = TypeVar("C", bound=HTTPConnection)
 
 EXCHANGE_KEY = "toolbox.exchange"
 """The key of the `ClientExchange` in an ASGI scope."""
+
+AFTER_ENDPOINT, AFTER_RESPONSE = "fastapi_function_astack", "fastapi_inner_astack"
+"""The keys in an ASGI scope of the exit stacks that FastAPI closes after the endpoint, and after its response.
+
+FastAPI has no public way to run code at these moments for an endpoint, other than a dependency with `yield`, which gets
+no error that an exception handler answers.
+"""
 
 ANY_CHALLENGE = "Bearer"
 """The `WWW-Authenticate` header if the identity comes from no security scheme of FastAPI: a 401 must have one."""
@@ -263,6 +271,14 @@ def current_identity() -> SecurityIdentity:
     exchange = current_exchange()
     found = None if exchange is None else exchange.identity
     return found or caller_of_request.get() or SecurityIdentity.anonymous()
+
+
+def exit_stack(connection: HTTPConnection, key: str) -> AsyncExitStack:
+    """Return the exit stack of FastAPI with this key. Raises `RuntimeError` if FastAPI has not set it."""
+    stack = connection.scope.get(key)
+    if not isinstance(stack, AsyncExitStack):
+        raise RuntimeError(f"FastAPI has set no exit stack {key!r}; use a version of FastAPI that toolbox supports")
+    return stack
 
 
 def current_exchange() -> ClientExchange | None:

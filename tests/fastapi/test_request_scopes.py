@@ -25,6 +25,7 @@ from starlette.routing import Mount, Route
 
 from toolbox import Container, MissingBeanError, ToolboxError, produces, request_scoped
 from toolbox_fastapi import ClientDisconnectedError, Inject, InjectRoute, install, send_stream, sse
+from toolbox_fastapi.exchanges import AFTER_ENDPOINT, exit_stack
 
 pytestmark = pytest.mark.anyio
 
@@ -510,3 +511,8 @@ async def test_a_stream_that_fails_on_a_websocket_rolls_back(connect) -> None:
         await connect(app, "/", "websocket").start()
 
     assert [each.log for each in sessions] == [["begun", "rolled back: ValueError"]]
+
+
+def test_a_missing_exit_stack_of_fastapi_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="use a version of FastAPI that toolbox supports"):
+        exit_stack(Request({"type": "http"}), AFTER_ENDPOINT)
