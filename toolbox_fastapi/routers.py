@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Path, Query, Request, Response
 from fastapi.params import Depends
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -37,8 +36,9 @@ from toolbox.runs.run_events import number_after
 from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, respond, retry
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from, identity_in
 
-from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK, exchange_of
-from .exchanges import ReplayedReceive, current_exchange, current_identity
+from .endpoints import IDENTITY_DEPENDENCY, exchange_of
+from .exchanges import current_exchange, current_identity
+from .passed_on_routes import PassedOnRoute
 from .problems import challenge, pending_view, problem_details, suspension
 from .streaming import as_json, sse
 
@@ -527,7 +527,8 @@ def mount_mcp(
     from toolbox.mcp import mcp_server_of
     from toolbox.mcp.serving import served_tools
 
-    endpoint = _McpApplication(container, tuple(tools), name, tuple(allowed_hosts))
+    has_own_identity = identity is not None
+    endpoint = _McpApplication(container, tuple(tools), name, tuple(allowed_hosts), has_own_identity)
     mcp_server_of(container, endpoint.tools, name)  # raises for invalid tools
     known = getattr(app.state, IDENTITY_DEPENDENCY, None)
     if identity is not None:
@@ -540,7 +541,8 @@ def mount_mcp(
     setattr(app.state, ENTRIES, [*getattr(app.state, ENTRIES, ()), lambda graph: [served]])
     # Two routes and no redirect: proxies and clients follow redirects of a POST incorrectly.
     for each in (bare, f"{bare}/") if bare else ("/",):
-        app.router.routes.append(_McpRoute(each, endpoint, dependencies, app, has_own_identity=identity is not None))
+        route = PassedOnRoute(app, each, endpoint, dependencies, methods=["POST"], has_own_identity=has_own_identity)
+        app.router.routes.append(route)
     app.router.lifespan_context = endpoint.wrap_lifespan(app.router.lifespan_context)
 
 
@@ -557,60 +559,22 @@ def _make_identity_dependency(identity: Callable[[Request], Any]) -> Callable[..
     return resolve_identity
 
 
-class _McpRoute(APIRoute):
-    """A FastAPI route that runs dependencies, then passes the request to an ASGI application."""
+class _McpApplication:
+    """Passes requests to an MCP server, which is created each time the application starts: it can run only once.
+
+    With its own identity, the calls of a request are those of its caller; else the application knows the caller.
+    """
 
     def __init__(
         self,
-        path: str,
-        application: ASGIApp,
-        dependencies: Sequence[Depends],
-        app: FastAPI,
-        *,
+        container: Container,
+        tools: tuple[Any, ...],
+        name: str,
+        allowed_hosts: tuple[str, ...],
         has_own_identity: bool,
     ) -> None:
-        async def mcp(request: Request) -> Response:
-            return _McpResponse(application, exchange_of(request).identity if has_own_identity else None)
-
-        if has_own_identity:
-            setattr(mcp, OWN_IDENTITY_MARK, True)
-        super().__init__(
-            path,
-            mcp,
-            methods=["POST"],
-            dependencies=list(dependencies),
-            response_model=None,
-            include_in_schema=False,
-            dependency_overrides_provider=app,
-        )
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; the application can read the body again after its dependencies have read it."""
-        await super().handle(scope, ReplayedReceive(receive), send)
-
-
-class _McpResponse(Response):
-    """A response that lets an ASGI application answer the request."""
-
-    def __init__(self, application: ASGIApp, caller: SecurityIdentity | None) -> None:
-        super().__init__()
-        self._application, self._caller = application, caller
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if isinstance(receive, ReplayedReceive):
-            receive.rewind()
-        token = caller_of_request.set(self._caller)
-        try:
-            await self._application(scope, receive, send)
-        finally:
-            caller_of_request.reset(token)
-
-
-class _McpApplication:
-    """Passes requests to an MCP server, which is created each time the application starts: it can run only once."""
-
-    def __init__(self, container: Container, tools: tuple[Any, ...], name: str, allowed_hosts: tuple[str, ...]) -> None:
         self._container, self.tools, self._name, self._hosts = container, tools, name, allowed_hosts
+        self._has_own_identity = has_own_identity
         self._app: ASGIApp | None = None
 
     def wrap_lifespan(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
@@ -649,4 +613,9 @@ class _McpApplication:
         if self._app is None:
             raise RuntimeError("the MCP server is not started; run the application with its lifespan")
         root = scope["path"].rstrip("/")
-        await self._app({**scope, "root_path": root, "path": f"{root}/"}, receive, send)
+        exchange = current_exchange() if self._has_own_identity else None
+        token = caller_of_request.set(None if exchange is None else exchange.identity)
+        try:
+            await self._app({**scope, "root_path": root, "path": f"{root}/"}, receive, send)
+        finally:
+            caller_of_request.reset(token)

@@ -236,6 +236,19 @@ async def test_dependencies_run_before_every_request_to_the_dev_ui(running: Any)
     assert "/dev-ui/api/tool" in guard.seen
 
 
+async def test_dependencies_may_read_the_body_of_a_call(running: Any) -> None:
+    seen: list[Any] = []
+
+    async def read_body(request: Request) -> None:
+        seen.append(await request.body())
+
+    async with running(restaurant("hello", dev_ui=DevUi(token=False, dependencies=[Depends(read_body)]))) as client:
+        reply = await called(client, "add", '{"dish": "soup"}')
+
+    assert b"soup" in seen[0]
+    assert reply["text"] == '["soup"]'
+
+
 async def test_dependencies_can_be_overridden_in_a_test(running: Any) -> None:
     guard = Guard()
     app = program(DevUi(token=False, dependencies=[Depends(guard)]))

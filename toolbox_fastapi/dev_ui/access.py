@@ -3,8 +3,7 @@
 A client of the dev UI can call every tool. So the client's address must be allowed, also the one that a proxy reports;
 the host name must be allowed, because another site's name could resolve to this machine; and pages of other sites may
 not send requests. A token is needed as well: behind a proxy on this machine that adds no headers, every client has a
-local address. A route runs the program's dependencies before the page, because `app.mount` runs none. Not here: the
-pages (`routes`).
+local address. Not here: the pages (`routes`), the program's dependencies that run before them (`passed_on_routes`).
 """
 
 from __future__ import annotations
@@ -14,22 +13,20 @@ import hmac
 import os
 import secrets
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
-from fastapi import FastAPI, params
+from fastapi import params
 from starlette.datastructures import Headers
-from starlette.requests import Request, cookie_parser
+from starlette.requests import cookie_parser
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from toolbox.errors import IllegalConfigurationError, Problem
-
-from ..endpoints import OWN_IDENTITY_MARK, InjectRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,61 +308,9 @@ def _read_private(file: Path) -> bytes | None:
     return secret if len(secret) == 32 else None
 
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-
-# --- a route that runs FastAPI dependencies before it passes a request to an ASGI application
-
-
 def dependency_problems(where: str, dependencies: Sequence[Any]) -> Iterator[Problem]:
     """Yield a problem for each of `dependencies` that is not made with `Depends` or `Security`."""
     for each in dependencies:
         if not isinstance(each, params.Depends):
             name = getattr(each, "__name__", repr(each))
             yield Problem(where, f"dependencies has {name!r}, which is not a dependency", f"write Depends({name})")
-
-
-class ForwardedResponse(Response):
-    """A response that lets the application `inner` answer the request."""
-
-    def __init__(self, inner: ASGIApp, below: str) -> None:
-        super().__init__()
-        self._inner, self._below = inner, below
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        root_path = scope.get("root_path", "") + self._below
-        await self._inner({**scope, "root_path": root_path}, receive, send)
-
-
-def guarded_route(
-    app: FastAPI,
-    path: str,
-    inner: ASGIApp,
-    dependencies: Sequence[params.Depends],
-    *,
-    below: str = "",
-    methods: Sequence[str] = METHODS,
-) -> InjectRoute:
-    """Return a route at `path` that runs `dependencies` and then passes the request to `inner`.
-
-    `below` is the part of the path that `inner` does not see, like the path of a mount. Dependencies may use
-    `Inject[…]`. They must not read the body: `inner` reads it.
-    """
-    return InjectRoute(
-        path,
-        _make_endpoint(inner, below),
-        methods=list(methods),
-        dependencies=list(dependencies),
-        dependency_overrides_provider=app,
-        include_in_schema=False,
-        response_model=None,
-        name=path.partition("{")[0].strip("/") or "guarded",
-    )
-
-
-def _make_endpoint(inner: ASGIApp, below: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    async def pass_on(request: Request) -> Response:
-        return ForwardedResponse(inner, below)
-
-    setattr(pass_on, OWN_IDENTITY_MARK, True)
-    return pass_on

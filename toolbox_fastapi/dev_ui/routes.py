@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote
@@ -33,9 +33,10 @@ from toolbox.tools.marks import toolbox_of
 from toolbox.tools.tool_calls import Tool
 
 from ..endpoints import IDENTITY_DEPENDENCY, endpoints_of, read_endpoint_tools
+from ..passed_on_routes import PassedOnRoute
 from ..routers import AnswerBody, answer_pending, run_view
 from ..streaming import as_json, sse
-from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
+from .access import TOKEN_KEY, DevUi, Token, print_address, server_address, take_token
 from .forms import BadInputError
 from .journal import DevUiListener, Entry, Journal, make_failure_entry
 from .page_calls import ask, call_tool
@@ -83,6 +84,7 @@ LOGIN_PAGE = """<!doctype html>
 RAW_SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
 
 KEPT = "private, max-age=31536000, immutable"  # for files whose address has the version of their content
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
@@ -118,13 +120,14 @@ def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApp
     container.register_instance(DevUiListener(journal), name="toolbox_dev_ui")
     app.add_route(options.path, redirect_to_page, include_in_schema=False)
     served = DevUiApplication(app, container, options, journal)
+    guard = partial(PassedOnRoute, app, inner=served, below=options.path, has_own_identity=True)
     if (resolve_identity := getattr(app.state, IDENTITY_DEPENDENCY, None)) is not None:
         # Only calls have an identity: a browser cannot send an Authorization header for the page itself.
         calls, dependencies = f"{options.path}/api/{{call}}", [*options.dependencies, Depends(resolve_identity)]
-        app.router.routes.append(guarded_route(app, calls, served, dependencies, below=options.path, methods=["POST"]))
+        app.router.routes.append(guard(calls, dependencies=dependencies, methods=["POST"]))
     if options.dependencies:
         below = f"{options.path}/{{rest:path}}"
-        app.router.routes.append(guarded_route(app, below, served, options.dependencies, below=options.path))
+        app.router.routes.append(guard(below, dependencies=options.dependencies, methods=METHODS))
     else:
         app.mount(options.path, served, name="toolbox dev UI")
     return served
