@@ -35,7 +35,7 @@ from .chat_streams import events_of, words
 from .context import InvocationContext
 from .events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
 from .json_text import compact_json, object_text
-from .runs.store import Answer, approve
+from .runs.run_answers import Answer, approve
 
 if TYPE_CHECKING:
     from .runs.runs_bean import Runs

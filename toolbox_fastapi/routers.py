@@ -32,8 +32,9 @@ from toolbox.execution.markers import BLOCKING, is_async
 from toolbox.execution.runners import LoopRunner
 from toolbox.introspection import takes
 from toolbox.overview import ENTRIES, Entry
+from toolbox.runs.run_answers import Answer, Run, approve, fail, reject, respond, retry
 from toolbox.runs.run_events import number_after
-from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, respond, retry
+from toolbox.runs.store import RunStatus
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from, identity_in
 
 from .endpoints import IDENTITY_DEPENDENCY, exchange_of

@@ -65,7 +65,7 @@ from toolbox.runs.record_contents import (
     snapshot_to_json,
     state_from_dict,
 )
-from toolbox.runs.store import Answer, HistoryEntry
+from toolbox.runs.run_answers import Answer, HistoryEntry
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
 from toolbox.services.state import PendingToolCall, State

@@ -31,16 +31,14 @@ if TYPE_CHECKING:
     from ..services.declaration import durable
     from .prepared_runs import IdentityLoader
     from .resuming import ResumedEvents
+    from .run_answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
     from .run_engines import LocalRunEngine, RunEngine
     from .run_events import RunEnded, RunEvent, RunEvents
     from .runs_bean import Runs, runs_of
     from .store import (
         KEEP,
-        Answer,
-        HistoryEntry,
         InMemoryRunStore,
         Ownership,
-        Run,
         RunChanges,
         RunLook,
         RunStatus,
@@ -48,12 +46,7 @@ if TYPE_CHECKING:
         StoredEvent,
         StoredRecord,
         StoredRun,
-        approve,
-        fail,
         ownership_after,
-        reject,
-        respond,
-        retry,
     )
 
 _HOMES = {
@@ -81,13 +74,11 @@ _HOMES = {
     ".prepared_runs": ("IdentityLoader",),
     ".resuming": ("ResumedEvents",),
     ".runs_bean": ("Runs", "runs_of"),
+    ".run_answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
     ".store": (
         "KEEP",
-        "Answer",
-        "HistoryEntry",
         "InMemoryRunStore",
         "Ownership",
-        "Run",
         "RunChanges",
         "RunLook",
         "RunStatus",
@@ -95,12 +86,7 @@ _HOMES = {
         "StoredEvent",
         "StoredRecord",
         "StoredRun",
-        "approve",
-        "fail",
         "ownership_after",
-        "reject",
-        "respond",
-        "retry",
     ),
 }
 

@@ -28,8 +28,9 @@ from .persons import person_name
 from .places import invocation_of
 from .prepared_runs import PreparedRun, PreparedRuns
 from .program_values import json_value, reason_of
+from .run_answers import KINDS, Answer, AnswerKind
 from .run_session import RunPlace, RunSession
-from .store import KINDS, Answer, AnswerKind, StoredRun
+from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, shortened
 
 MAX_REASON = 10_000

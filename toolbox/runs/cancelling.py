@@ -14,8 +14,9 @@ from ..safe_text import printable
 from ..services.inner_plans import services_below
 from .documents import RunDocument
 from .prepared_runs import PreparedRuns
+from .run_answers import HistoryEntry
 from .run_execution import RunExecution
-from .store import ENDED, HistoryEntry, RunChanges, StoredRun
+from .store import ENDED, RunChanges, StoredRun
 from .stored_runs import RunsHost, StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")

@@ -24,7 +24,7 @@ from ..limits import UsageLimits
 from ..services.state import State
 from ..services.stored_forms import fields_from_dict, fields_to_dict
 from ..transcripts import read_field
-from .store import Answer, HistoryEntry
+from .run_answers import Answer, HistoryEntry
 
 VERSION = 1
 

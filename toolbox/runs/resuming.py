@@ -21,8 +21,9 @@ from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall
 from .persons import person_name, write_person
 from .prepared_runs import PreparedRun, PreparedRuns
+from .run_answers import Answer, HistoryEntry
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
-from .store import Answer, HistoryEntry, RunChanges
+from .store import RunChanges
 from .stored_runs import RunsHost, StoredRuns
 
 

@@ -22,9 +22,10 @@ from .new_runs import NewRuns
 from .prepared_runs import PreparedRuns
 from .program_values import qualified
 from .resuming import ResumedEvents, Resuming
+from .run_answers import Answer, Run
 from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
-from .store import ENDED, Answer, Run, RunStatus, RunStore, StoredRun, position_of
+from .store import ENDED, RunStatus, RunStore, StoredRun
 from .stored_runs import RunsHost, StoredRuns, show_run
 from .take_over import TakeOver
 
@@ -97,7 +98,7 @@ class Runs:
                 status=status,
                 service=name,
                 limit=limit,
-                before=None if last is None else position_of(last),
+                before=None if last is None else (last.created_at, last.id),
                 waiting_longer_than=waiting_longer_than,
                 started_by=started_by,
             )

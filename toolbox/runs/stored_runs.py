@@ -25,10 +25,11 @@ from ..tools.tool_calls import Tool
 from .documents import RunDocument, UnreadableDocumentError
 from .new_documents import StoringHost, is_text
 from .program_values import read_details, read_value, with_restored_results
+from .run_answers import Run
 from .run_engines import RunEngine
 from .run_looks import RunLooks
 from .run_session import RunSession
-from .store import ENDED, Run, RunLook, RunStore, StoredRun
+from .store import ENDED, RunLook, RunStore, StoredRun
 
 T = TypeVar("T")
 

@@ -31,8 +31,8 @@ from .places import RecordKey, is_compensation, place_of_attempt
 from .program_values import qualified
 from .record_contents import has_run_in, result_from_dict, result_to_json
 from .recorder import RecorderInTransaction, recorder_of
+from .run_answers import Answer
 from .run_records import PlaceState, Recorded, RunRecords, Unjudged, describe_store_error
-from .store import Answer
 from .stored_calls import decode_arguments, json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")

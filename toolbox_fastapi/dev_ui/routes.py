@@ -27,7 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from toolbox.callers import WhileCallerWaits
 from toolbox.container import Container, internals_of
 from toolbox.json_text import parse_json
-from toolbox.runs.store import Answer, Run
+from toolbox.runs.run_answers import Answer, Run
 from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.tool_calls import Tool
