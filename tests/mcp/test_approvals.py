@@ -19,7 +19,7 @@ from toolbox import (
     register_ai_service,
     tool,
 )
-from toolbox.mcp import mcp_resource, mcp_server, mcp_toolbox, mcp_tools
+from toolbox.mcp import McpServers, mcp_resource, mcp_server, mcp_toolbox, mcp_tools
 from toolbox.runs import Answer, RunIncompatibleError, Runs, RunStore, approve, reject
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -123,6 +123,23 @@ async def test_an_approved_call_runs_only_on_the_server_that_its_person_saw(tmp_
     assert result.content == "done"
     assert own.burnt == ["toast" if answer.arguments is None else "bread"]
     assert other.burnt == []
+
+
+async def test_a_pending_call_has_the_declared_name_of_its_server_and_runs_under_each_spelling(tmp_path: Path) -> None:
+    own = Oven()
+    read = tool_call("get_resource", {"server": "my_oven", "uri": "oven://manual"})
+    calls = AiMessage(None, [*BURN.tool_execution_requests, read])
+    options: Any = {"expose_resources": True}
+    async with serving_mcp(own) as url:
+        servers = {"My-Oven": url, "other": url}
+        async with kitchen(tmp_path, servers, calls, **options) as container:
+            assert container.get(McpServers).server("my_oven").name == "My-Oven"
+            asked = await container.get(Cook).cook("Burn the toast.")
+        async with kitchen(tmp_path, {"my.oven": url, "other": url}, "done", **options) as container:
+            result = await container.runs.resume(asked.run_id or "", {each.id: approve() for each in asked.pending})
+
+    assert [each.attributes for each in asked.pending] == [{"mcp_server": "My-Oven"}] * 2
+    assert [each.result for each in result.tool_executions] == ["ashes of toast", "Do not touch."]
 
 
 async def test_an_approved_call_does_not_run_if_the_server_changed_the_tools_input(tmp_path: Path) -> None:

@@ -130,9 +130,10 @@ def mcp_server(
     return McpServer(name, settings, per_call)
 
 
-def _all_servers(settings: ToolboxSettings, registered: Sequence[McpServer]) -> dict[str, McpSettings]:
-    """Return the settings of all servers, by the key of the name; registered servers replace settings."""
-    return {**settings.mcp, **{settings_key(each.name): each.settings for each in registered}}
+def _all_servers(settings: ToolboxSettings, registered: Sequence[McpServer]) -> dict[str, McpServer]:
+    """Return all servers by the key of the name; registered servers replace settings."""
+    configured = {key: McpServer(key, each) for key, each in settings.mcp.items()}
+    return {**configured, **{settings_key(each.name): each for each in registered}}
 
 
 @application_scoped
@@ -150,8 +151,7 @@ class McpServers:
         listeners: list[McpListener],
         container: Container,
     ) -> None:
-        self._settings = _all_servers(settings, registered)
-        self._headers = {settings_key(each.name): each.headers for each in registered if each.headers is not None}
+        self._servers = _all_servers(settings, registered)
         self._container = container
         self._listeners = listeners
         self._connections: dict[str, McpConnection] = {}
@@ -161,15 +161,17 @@ class McpServers:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of all servers."""
-        return tuple(self._settings)
+        return tuple(self._servers)
 
     def server(self, name: str) -> McpConnection:
         """Return the connection to a server: tools, resources, prompts. Raises `KeyError` for an unknown name."""
         key = settings_key(name)
         if key not in self._connections:
+            server = self._servers[key]
             on_event = self._notify_listeners if self._listeners else None
-            headers = partial(self._headers_of, key) if key in self._headers else None
-            self._connections[key] = McpConnection(name, self._settings[key], on_event, headers)
+            headers = None if server.headers is None else partial(self._headers_of, server.headers, key)
+            # Always the declared name, because it is stored with calls that wait for approval.
+            self._connections[key] = McpConnection(server.name, server.settings, on_event, headers)
         return self._connections[key]
 
     async def add(self, server: McpServer) -> None:
@@ -179,11 +181,9 @@ class McpServers:
         Raises `ValueError` if the name is taken.
         """
         key = settings_key(server.name)
-        if key in self._settings:
+        if key in self._servers:
             raise ValueError(f"there is an MCP server {server.name!r}; use another name, or remove it first")
-        self._settings[key] = server.settings
-        if server.headers is not None:
-            self._headers[key] = server.headers
+        self._servers[key] = server
         if server.settings.required and server.headers is None:
             try:
                 await self.server(server.name).takes_input()
@@ -197,7 +197,7 @@ class McpServers:
         Raises `KeyError` for an unknown name, and `ValueError` for a server that a service names.
         """
         key = settings_key(name)
-        if key not in self._settings:
+        if key not in self._servers:
             raise KeyError(name)
         for methods in internals_of(self._container).host.plans.values():
             for plan in methods.values():
@@ -207,8 +207,7 @@ class McpServers:
 
     async def _forget_server(self, key: str) -> None:
         """Forget a server, wait for its running calls, and close its connection."""
-        del self._settings[key]
-        self._headers.pop(key, None)
+        del self._servers[key]
         connection = self._connections.pop(key, None)
         if connection is None:
             return
@@ -218,9 +217,8 @@ class McpServers:
         finally:
             self._removed.discard(connection)
 
-    async def _headers_of(self, key: str) -> dict[str, str]:
+    async def _headers_of(self, given: Callable[..., Any], key: str) -> dict[str, str]:
         """Return the headers of the current call."""
-        given = self._headers[key]
         if isinstance(given, type):
             given = await self._container.aget(given)
         if inspect.isroutine(given):
@@ -326,7 +324,7 @@ class McpTools:
                     "unknown server",
                     f"set TOOLBOX_MCP__{key.upper()}__COMMAND or __URL, or register_instance(mcp_server({name!r}, …))",
                 )
-            elif (known[key].command is None) == (known[key].url is None):
+            elif (known[key].settings.command is None) == (known[key].settings.url is None):
                 yield Problem(f"MCP server {name!r}", "needs either a command or a URL", "set exactly one of them")
 
     async def provide_tools(self, request: ToolProviderRequest) -> ToolProviderResult:
@@ -522,9 +520,12 @@ def _make_resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     metadata = {"annotations": {"readOnlyHint": True}}
     guarded = {each.name for each in servers if _guards_resources(each.settings)}
+    names = {settings_key(each): each for each in by_name}
 
     def server_in(arguments: Mapping[str, Any]) -> Any:
-        return arguments.get("server", servers[0].name)
+        """Return the server's name; a stored call can have it in another spelling."""
+        given = arguments.get("server", servers[0].name)
+        return names.get(settings_key(given), given) if isinstance(given, str) else given
 
     async def needs_approval(arguments: dict[str, Any], context: InvocationContext) -> bool:
         return server_in(arguments) in guarded

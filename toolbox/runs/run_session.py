@@ -17,6 +17,7 @@ from ..safe_text import printable
 from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..services.state import PendingToolCall, State
+from ..settings import settings_key
 from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import RunDocument
@@ -34,7 +35,7 @@ from .record_contents import (
 )
 from .run_records import OpenReply, RunRecords, read_usage, write_usage
 from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
-from .stored_calls import find_fault, find_misfit, find_stored_tool, origin_of, tool_that_gives
+from .stored_calls import find_fault, find_misfit, find_stored_tool, is_same_origin, origin_of, tool_that_gives
 from .suspensions import collect_unstored_results, collect_waiting, make_snapshots, with_outer_calls
 from .tool_records import CancelledInsideError, ToolRecords
 
@@ -322,15 +323,15 @@ class RunSession(RunRecords):
                 continue
             tool, seen = environment.tools.get(pending.request.name), given[-1].origin
             now = None if tool is None else origin_of(tool, pending.request)
-            if now == seen:
+            if is_same_origin(now, seen):
                 continue
             name = repr(pending.request.name)
             if seen is None:
                 reason = f"the tool {name} was not of an MCP server when its call was answered, and now is"
             else:
                 reason = f"MCP server {seen.mcp_server!r} does not offer the tool {name} now, or has changed it"
-            server = None if seen is None else seen.mcp_server
-            away = next((each for each in invocation.unreachable if each.server == server), None)
+            server = "" if seen is None else settings_key(seen.mcp_server)
+            away = next((each for each in invocation.unreachable if settings_key(each.server) == server), None)
             raise RunIncompatibleError(self.id, reason) from away
 
     def check_fits(self, invocation: Invocation) -> None:

@@ -15,6 +15,7 @@ from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, Too
 from ..execution.markers import COROUTINE
 from ..safe_text import faults_text
 from ..services.invocation import Invocation
+from ..settings import settings_key
 from ..tools.failures import message_of
 from ..tools.results import Encoded
 from ..tools.tool_calls import Tool, ToolCall
@@ -85,3 +86,10 @@ def origin_of(tool: Tool, request: ToolExecutionRequest) -> ToolOrigin | None:
     """Return where a call of the tool goes, if that is another server."""
     origin = getattr(tool.function, TOOL_ORIGIN, None)
     return None if origin is None else cast("ToolOrigin", origin(request))
+
+
+def is_same_origin(now: ToolOrigin | None, seen: ToolOrigin | None) -> bool:
+    """Return True for the same tool of the same server, whose name can be stored in another spelling."""
+    if now is None or seen is None:
+        return now is seen
+    return now.fingerprint == seen.fingerprint and settings_key(now.mcp_server) == settings_key(seen.mcp_server)
