@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests import programs
+from tests.mcp.test_hostile_servers import answered, handshake
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AiMessage,
@@ -349,6 +350,57 @@ async def test_pinned_tools_are_refused_when_they_change(caplog: pytest.LogCaptu
     assert tools.keys() >= {"add", "new"}
     assert McpToolChanged("far", "find", ("description",), True) in heard.events
     assert "'find' (it has changed since it was first listed: description)" in caplog.text
+
+
+@asynccontextmanager
+async def projects() -> AsyncIterator[str]:
+    """Serve a tool whose schema has the project of the user; `ann` and `ann 2` have the same one."""
+    app = FastAPI()
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        message = await request.json()
+        user = request.headers["authorization"].split()[1]
+        schema = {"type": "object", "properties": {"project": {"enum": [f"{user}-1"]}}}
+        if message.get("method") == "tools/list":
+            return answered(message, {"tools": [{"name": "find", "inputSchema": schema}]})
+        if message.get("method") == "tools/call":
+            return answered(message, {"content": [{"type": "text", "text": f"for {user}"}]})
+        return handshake(message)
+
+    async with serving(app) as base:
+        yield f"{base}/mcp"
+
+
+async def test_a_tool_that_another_user_sees_differently_stays_callable() -> None:
+    async with projects() as url:
+        container = using(mcp_server("far", url=url, headers=OnBehalf, pin_tools=True)).register(McpServers)
+        async with container:
+            server = container.get(McpServers).server("far")
+            async with container.request_scope({User: User("ann")}):
+                assert [each.name for each in await server.tools()] == ["find"]
+            async with container.request_scope({User: User("bob")}):
+                assert await server.tools() == ()
+                with pytest.raises(McpError, match="refused tool find: it has changed"):
+                    await server.call("find", {})
+            async with container.request_scope({User: User("ann")}):
+                found = await server.call("find", {})
+
+    assert found.content[0].text == "for ann"  # type: ignore[union-attr]  # a text
+
+
+async def test_a_changed_tool_is_also_refused_with_a_token_that_has_listed_no_tools() -> None:
+    async with projects() as url:
+        container = using(mcp_server("far", url=url, headers=OnBehalf, pin_tools=True)).register(McpServers)
+        async with container:
+            server = container.get(McpServers).server("far")
+            async with container.request_scope({User: User("ann")}):
+                await server.tools()
+            async with container.request_scope({User: User("ann 2")}):
+                await server.call("find", {})
+            async with container.request_scope({User: User("bob")}):
+                with pytest.raises(McpError, match="refused tool find: it has changed"):
+                    await server.call("find", {})
 
 
 # --- approval

@@ -86,12 +86,17 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(eq=False, slots=True)
 class _HeaderGroup:
-    """The session and the tools for the calls with the same headers. `running` counts their requests."""
+    """The session and the tools for the calls with the same headers.
+
+    `refused` names the tools that have changed since they were listed first; None before the first list. `running`
+    counts the requests.
+    """
 
     settings: McpSettings
     session: McpSession | None = None
     tools: tuple[Tool, ...] | None = None
     tools_version: int = 0
+    refused: frozenset[str] | None = None
     running: int = 0
 
     def tools_changed(self) -> None:
@@ -131,13 +136,18 @@ class McpConnection:
         or a tool that only runs as a task. With `pin_tools`, so are tools that have changed since they were listed
         first. Raises `McpError`.
         """
-        group = await self._choose_group()
+        return await self._tools_of(await self._choose_group())
+
+    async def _tools_of(self, group: _HeaderGroup) -> tuple[Tool, ...]:
         self._choose_session(group)  # a new session discards the tools of the previous one
         if group.tools is not None:
             return group.tools
         version = group.tools_version
         found = await self._send_request("list its tools", self._list_tools, group)
-        offered = self._choice.choose(found, group.session.output_schemas if group.session is not None else {})
+        schemas = group.session.output_schemas if group.session is not None else {}
+        offered, changed = self._choice.choose(found, schemas)
+        # A tool that is not listed any more stays refused: the server may still run it.
+        group.refused = changed | (group.refused or frozenset()).difference(each.name for each in found)
         if version == group.tools_version:  # they did not change in the meantime
             group.tools = offered
         return offered
@@ -165,10 +175,12 @@ class McpConnection:
         Raises `McpInputRequiredError` if the server needs input. Then call the tool again with `answers` by the keys of
         its requests, such as `{"action": "accept", "content": {…}}`, and with its `state`. Raises `McpError`.
         """
-        if self._choice.refuses(tool):
-            raise McpError(self.name, f"refused tool {tool}: it has changed since it was first listed")
-
         group = await self._choose_group()
+        if self.settings.pin_tools:
+            if group.refused is None:
+                await self._tools_of(group)
+            if tool in (group.refused or ()):
+                raise McpError(self.name, f"refused tool {tool}: it has changed since it was first listed")
         hide = partial(without_secrets, secrets=secrets_of(group.settings))
         report = current_progress.get()
 

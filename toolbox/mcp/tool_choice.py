@@ -47,20 +47,20 @@ class ToolChoice:
 
     def __init__(self, server: str, settings: McpSettings, notify: Callable[[McpEvent], None]) -> None:
         self._server, self._settings, self._notify = server, settings, notify
+        # Shared by all headers: a token that is renewed must not make a changed tool look new.
         self._pins: dict[str, dict[str, str]] = {}
         self._reported: set[tuple[str, tuple[str, ...]]] = set()
-        self._refused: frozenset[str] = frozenset()
         self._unmatched: set[str] = set()
 
-    def refuses(self, tool: str) -> bool:
-        """Return True if the tool has changed since it was first listed, and `pin_tools` is set."""
-        return tool in self._refused
+    def choose(self, found: list[Tool], output_schemas: Mapping[str, Any]) -> tuple[tuple[Tool, ...], frozenset[str]]:
+        """Return the tools to offer, with their output schemas, and the names of those that `pin_tools` refuses.
 
-    def choose(self, found: list[Tool], output_schemas: Mapping[str, Any]) -> tuple[Tool, ...]:
-        """Return the tools to offer, with their output schemas; each name occurs once. Logs the others."""
+        Each offered name occurs once. Logs the tools that are not offered.
+        """
         self._report_patterns([each.name for each in found])
         skipped = SkippedTools(self._server)
         tools: dict[str, Tool] = {}
+        refused: set[str] = set()
         for each in found:
             if not self._is_offered(each.name):
                 continue
@@ -74,16 +74,18 @@ class ToolChoice:
             elif len(tools) == MAX_TOOLS:
                 skipped.add(each.name, f"more than {MAX_TOOLS}")
             elif (changed := self._note_changes(each)) and self._settings.pin_tools:
+                refused.add(each.name)
                 skipped.add(each.name, f"it has changed since it was first listed: {', '.join(changed)}")
             else:
                 tools[name] = each
         skipped.log()
-        return tuple(
+        offered = tuple(
             each.model_copy(update={"output_schema": output_schemas[each.name]})
             if each.name in output_schemas
             else each
             for each in tools.values()
         )
+        return offered, frozenset(refused)
 
     def _report_patterns(self, names: list[str]) -> None:
         """Log each pattern of `approval` that matches no tool, once: a typing error would leave a tool unguarded."""
@@ -101,8 +103,6 @@ class ToolChoice:
             self._pins[tool.name] = now
         first = self._pins.get(tool.name, {})
         changed = tuple(part for part, value in now.items() if first.get(part) != value)
-        refused = self._refused - {tool.name}
-        self._refused = refused | {tool.name} if changed and self._settings.pin_tools else refused
         if changed and (tool.name, tuple(now.values())) not in self._reported:
             if len(self._reported) < MAX_REMEMBERED:
                 self._reported.add((tool.name, tuple(now.values())))
