@@ -15,7 +15,9 @@ from .application import install
 from .dev_ui.access import DevUi
 from .endpoints import InjectRoute
 from .exchanges import ClientDisconnectedError
-from .routers import health_router, mount_mcp, runs_router
+from .health_checks import health_router
+from .mcp_endpoint import mount_mcp
+from .run_endpoints import runs_router
 from .streaming import send_stream, sse
 
 __all__ = [

@@ -242,11 +242,11 @@ async def test_dependencies_may_read_the_body_of_a_call(running: Any) -> None:
     async def read_body(request: Request) -> None:
         seen.append(await request.body())
 
-    async with running(restaurant("hello", dev_ui=DevUi(token=False, dependencies=[Depends(read_body)]))) as client:
-        reply = await called(client, "add", '{"dish": "soup"}')
+    async with running(program(DevUi(token=False, dependencies=[Depends(read_body)]))) as client:
+        reply = await client.post("/dev-ui/api/tool", json=CALL, headers=HERE)
 
-    assert b"soup" in seen[0]
-    assert reply["text"] == '["soup"]'
+    assert b"open" in seen[0]
+    assert "gold" in reply.text
 
 
 async def test_dependencies_can_be_overridden_in_a_test(running: Any) -> None:

@@ -34,7 +34,7 @@ from toolbox.tools.tool_calls import Tool
 
 from ..endpoints import IDENTITY_DEPENDENCY, endpoints_of, read_endpoint_tools
 from ..passed_on_routes import PassedOnRoute
-from ..routers import AnswerBody, answer_pending, run_view
+from ..run_endpoints import AnswerBody, answer_pending, run_view
 from ..streaming import as_json, sse
 from .access import TOKEN_KEY, DevUi, Token, print_address, server_address, take_token
 from .forms import BadInputError
