@@ -35,20 +35,18 @@ from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
-from .endpoint_roles import check_callers, role_problems
-from .endpoints import (
-    IDENTITY_DEPENDENCY,
-    InjectRoute,
+from .endpoint_checks import (
     complete_dependencies,
     endpoint_problems,
     entries_of,
     find_implied_beans,
-    identity_dependency,
     installed,
     mounted_in,
     offers_of_endpoints,
     tools_added_by_endpoints,
 )
+from .endpoint_roles import check_callers, role_problems
+from .endpoints import InjectRoute
 from .exchanges import (
     EXCHANGE_KEY,
     ApplicationStoppingError,
@@ -59,6 +57,7 @@ from .exchanges import (
     record_failure,
     unwrapped_error,
 )
+from .identities import IDENTITY_DEPENDENCY, identity_dependency
 from .problems import answer_group, answer_with_problem, is_async_handler
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 FastAPI reads and parses a body before it runs the first dependency. So the check solves the dependency `identity=` when
 the route is reached, and FastAPI gets its results from there: each dependency still runs once. Not here: the marks
-(`toolbox.security`), finding the endpoints (`endpoints`), the response to a refused caller (`problems`).
+(`toolbox.security`), finding the endpoints (`endpoint_checks`), the response to a refused caller (`problems`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ from toolbox.hosts.bean_checks import identity_problems
 from toolbox.introspection import may_be_marked_in
 from toolbox.security import Access, class_access, identity_in, marked_access, nearest_access
 
-from .endpoints import endpoints_of, exchange_of
-from .exchanges import AFTER_ENDPOINT, AFTER_RESPONSE, ClientExchange, ReplayedReceive, current_exchange, exit_stack
+from .endpoint_checks import endpoints_of
+from .exchanges import (
+    AFTER_ENDPOINT,
+    AFTER_RESPONSE,
+    ClientExchange,
+    ReplayedReceive,
+    current_exchange,
+    exchange_of,
+    exit_stack,
+)
 
 # --- checks at start
 

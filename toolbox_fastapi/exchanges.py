@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 
 from toolbox.callers import current_caller
 from toolbox.di.injection_points import MISSING, Missing
-from toolbox.errors import ToolboxError
+from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
 from toolbox.execution.threads import call_on
 from toolbox.security import SecurityIdentity, caller_of_request
 
@@ -271,6 +271,26 @@ def current_identity() -> SecurityIdentity:
     exchange = current_exchange()
     found = None if exchange is None else exchange.identity
     return found or caller_of_request.get() or SecurityIdentity.anonymous()
+
+
+def exchange_of(connection: HTTPConnection) -> ClientExchange:
+    """Return the exchange of `connection`, and let it provide this same object to beans.
+
+    Raises `IllegalConfigurationError` if the application has no container.
+    """
+    exchange: ClientExchange | None = connection.scope.get(EXCHANGE_KEY)
+    if exchange is None:
+        raise IllegalConfigurationError(
+            [
+                Problem(
+                    "an endpoint with Inject[…]",
+                    "its application has no container",
+                    "call toolbox_fastapi.install(app, container) where you create the application",
+                )
+            ]
+        )
+    exchange.connection = connection
+    return exchange
 
 
 def exit_stack(connection: HTTPConnection, key: str) -> AsyncExitStack:

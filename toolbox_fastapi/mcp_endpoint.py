@@ -19,8 +19,8 @@ from toolbox.container import Container, internals_of
 from toolbox.overview import ENTRIES, Entry
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from
 
-from .endpoints import IDENTITY_DEPENDENCY, exchange_of
-from .exchanges import current_exchange, current_identity
+from .exchanges import current_exchange, current_identity, exchange_of
+from .identities import IDENTITY_DEPENDENCY
 from .passed_on_routes import PassedOnRoute
 
 

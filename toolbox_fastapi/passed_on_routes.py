@@ -11,8 +11,9 @@ from fastapi import FastAPI, params
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .endpoints import OWN_IDENTITY_MARK, InjectRoute
+from .endpoints import InjectRoute
 from .exchanges import ReplayedReceive
+from .identities import OWN_IDENTITY_MARK
 
 
 class PassedOnRoute(InjectRoute):

@@ -32,7 +32,9 @@ from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.tool_calls import Tool
 
-from ..endpoints import IDENTITY_DEPENDENCY, endpoints_of, read_endpoint_tools
+from ..endpoint_checks import endpoints_of
+from ..endpoints import read_endpoint_tools
+from ..identities import IDENTITY_DEPENDENCY
 from ..passed_on_routes import PassedOnRoute
 from ..run_endpoints import AnswerBody, answer_pending, run_view
 from ..streaming import as_json, sse

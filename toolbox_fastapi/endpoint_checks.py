@@ -1,0 +1,231 @@
+"""Reads the endpoints of an application at startup: the beans and tools that they need, and problems in them.
+
+Also completes routes with what FastAPI cannot know. Not here: injection into endpoints (`endpoints`), roles
+(`endpoint_roles`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ForwardRef, cast
+from weakref import WeakSet
+
+from fastapi import Depends, params
+from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_parameterless_sub_dependant, get_typed_signature
+from fastapi.routing import RouteContext, iter_route_contexts
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Host, Mount, Route
+
+from toolbox.container import Offered
+from toolbox.di.graph import BeanGraph
+from toolbox.di.injection_points import MISSING, InjectionPoint, point_of
+from toolbox.di.registry import Fallback
+from toolbox.errors import Problem
+from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
+from toolbox.introspection import EMPTY, metadata_of, names_around, resolve
+from toolbox.overview import Entry, entry_behind
+from toolbox.parameters import InjectMark
+from toolbox.security import nearest_access
+from toolbox.services.implied_beans import named_beans, registrable
+from toolbox.tools.marks import toolbox_of
+from toolbox.tools.sources import bean_types, classes_of_methods, read_tools
+from toolbox.tools.tool_calls import Tool
+
+from .endpoints import (
+    ENDPOINT_MARK,
+    BeanDependency,
+    enter_route_dependency,
+    is_marked_bean,
+    is_service,
+    place_of,
+    problem_without_inject,
+    read_endpoint_tools,
+    unresolved_inject,
+)
+from .identities import OWN_IDENTITY_MARK
+
+installed: WeakSet[Starlette] = WeakSet()
+"""The applications that have their own container."""
+
+
+def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, RouteContext]]:
+    """Yield each endpoint with its name, such as `POST /chat (chat)`.
+
+    Endpoints of mounted applications are included, unless the mounted application has its own container.
+    """
+    for context in iter_route_contexts(routes):
+        path = f"{prefix}{context.path or ''}"
+        inner = context.original_route
+        if isinstance(inner, (Mount, Host)):
+            mounted = mounted_in(inner)
+            if not (isinstance(mounted, Starlette) and mounted in installed):
+                yield from endpoints_of(getattr(mounted, "routes", ()), path)
+        elif context.endpoint is not None:
+            methods = "/".join(sorted(context.methods or ())) or ("HTTP" if isinstance(inner, Route) else "WebSocket")
+            yield f"{methods} {path} ({_name_function(context.endpoint)})", context
+
+
+def mounted_in(route: Mount | Host) -> Any:
+    """Return the application or router that a route mounts, without the middleware around it."""
+    mounted: Any = route.app
+    while not hasattr(mounted, "routes") and hasattr(mounted, "app"):
+        mounted = mounted.app
+    return mounted
+
+
+def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]:
+    """Yield the endpoints that can call AI services, also through other beans, with the tools that they add."""
+    for where, context in endpoints_of(routes):
+        name = where.rpartition(" (")[0]
+        points = [point_of(each.wanted, name) for each in getattr(context.endpoint, ENDPOINT_MARK, ())]
+        if (dependant := getattr(context, "dependant", None)) is not None:
+            points += _find_points(dependant, name)
+        tools, _ = read_tools(toolbox_of(context.endpoint) or (), name, graph.class_behind)
+        if entry := entry_behind(name, points, graph, tools, nearest_access(context.endpoint)):
+            yield entry
+
+
+def find_implied_beans(routes: Sequence[BaseRoute]) -> Iterator[type | Fallback]:
+    """Yield the classes in the endpoints' `@toolbox`, and those that decorators name at them: beans by themselves."""
+    for _, context in endpoints_of(routes):
+        tools = toolbox_of(context.endpoint) or ()
+        yield from registrable(bean_types(tools))
+        yield from map(Fallback, registrable(classes_of_methods(tools)))
+        yield from named_beans(tools)
+
+
+def offers_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[Offered]:
+    """Yield the tools that `@toolbox` adds to endpoints, by the endpoint's name."""
+    for where, context in endpoints_of(routes):
+        tools, _ = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
+        if tools:
+            yield f"{where}, @toolbox", tuple(each.specification for each in tools)
+
+
+def tools_added_by_endpoints(routes: Sequence[BaseRoute], graph: BeanGraph) -> dict[str, tuple[Tool, ...]]:
+    """Return the tools that `@toolbox` adds to endpoints, by the name of the endpoint's function."""
+    marked = [context.endpoint for _, context in endpoints_of(routes) if toolbox_of(context.endpoint) is not None]
+    return {place_of(each): read_endpoint_tools(each, graph) for each in cast("list[Callable[..., Any]]", marked)}
+
+
+def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield the problems of the `Inject[…]` parameters and the tools of all endpoints and their dependencies."""
+    for where, context in endpoints_of(routes):
+        for each in getattr(context.endpoint, ENDPOINT_MARK, ()):
+            default = MISSING if each.default is EMPTY else each.default
+            place = f"{where}, parameter {each.name!r}"
+            yield from graph.problems_of(point_of(each.wanted, place, parameter=each.name, default=default))
+        dependant = getattr(context, "dependant", None)
+        if dependant is None and callable(context.endpoint):
+            yield from _problems_of_plain_route(context.endpoint, where)
+        if dependant is not None:
+            yield from _problems_of_requested_beans(dependant, where)
+            for point in _find_points(dependant, where):
+                yield from graph.problems_of(point)
+        if (
+            toolbox_of(context.endpoint) is None
+            and toolbox_of(inspect.unwrap(cast("Any", context.endpoint))) is not None
+        ):
+            what = "@toolbox is above the route decorator and has no effect"
+            yield Problem(where, what, "put @toolbox below the route decorator, next to the function")
+        tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox", graph.class_behind)
+        yield from problems
+        yield from identity_problems(graph, (f"{where}, tool {tool.name}" for tool in tools if tool.access is not None))
+        for tool in tools:
+            yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
+
+
+def _problems_of_plain_route(endpoint: Callable[..., Any], where: str) -> Iterator[Problem]:
+    """Yield a problem for each `Inject[…]` of a view that Starlette calls: with the request only."""
+    views = vars(endpoint).values() if isinstance(endpoint, type) else (endpoint,)
+    for view in filter(inspect.isroutine, views):
+        for each in inspect.signature(view).parameters.values():
+            names = getattr(inspect.unwrap(view), "__globals__", {})
+            annotation = resolve(each.annotation, names, names_around(inspect.unwrap(view)))
+            dependencies = [mark.dependency for mark in metadata_of(annotation) if isinstance(mark, params.Depends)]
+            is_injected = any(isinstance(mark, InjectMark) for mark in metadata_of(annotation))
+            if is_injected or any(isinstance(dependency, BeanDependency) for dependency in dependencies):
+                what = "Inject has no effect here: Starlette calls the views of add_route with the request only"
+                fix = "use a route of FastAPI: app.add_api_route(…), @app.get(…) or @app.websocket(…)"
+                yield Problem(f"{where}, parameter {each.name!r}", what, fix)
+
+
+def _problems_of_requested_beans(dependant: Dependant, where: str) -> Iterator[Problem]:
+    """Yield a problem for each bean that FastAPI would read from the request, also in dependencies.
+
+    An `InjectRoute` refuses them when it is declared; other routes and dependencies are only seen here.
+    """
+    parameters = get_typed_signature(dependant.call).parameters if dependant.call is not None else {}
+    for field in (*dependant.query_params, *dependant.body_params):
+        parameter = parameters.get(field.name)  # None for a dependency that the check of roles has replaced
+        annotation = field.field_info.annotation if parameter is None else parameter.annotation
+        text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else None
+        if problem := unresolved_inject(where, field.name, text):
+            yield problem
+        elif is_marked_bean(annotation) and (parameter is None or parameter.default is EMPTY):
+            yield problem_without_inject(where, field.name, cast("type[Any]", annotation))
+    for each in dependant.dependencies:
+        if is_service(each.call):
+            yield problem_without_inject(where, each.name or "", cast("type[Any]", each.call))
+        elif not isinstance(each.call, BeanDependency):
+            yield from _problems_of_requested_beans(each, f"{where}, dependency {_name_function(each.call)}")
+
+
+def _find_points(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
+    for each, asking, place in _find_beans(dependant, where):
+        default = _find_default(asking, each)
+        yield point_of(
+            cast("BeanDependency", each.call).wanted,
+            f"{place}, parameter {each.name!r}",
+            parameter=each.name or "",
+            default=MISSING if default is EMPTY else default,
+        )
+
+
+def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callable[..., Any] | None = None) -> None:
+    """Add to FastAPI's own routes what they cannot know: the defaults of `Inject[…]` and the endpoints' tools.
+
+    `resolve_identity` is added to routes that do not have it, such as those of mounted applications.
+    """
+    for where, context in endpoints_of(routes):
+        dependant: Dependant | None = getattr(context, "dependant", None)
+        if dependant is None:
+            continue
+        beans = list(_find_beans(dependant, where))
+        for each, asking, _ in beans:
+            default = _find_default(asking, each)
+            if default is not EMPTY:
+                each.call = BeanDependency(cast("BeanDependency", each.call).wanted, default)
+        is_entered = beans or any(each.call is enter_route_dependency for each in dependant.dependencies)
+        if toolbox_of(context.endpoint) is not None and not is_entered and not hasattr(context.endpoint, ENDPOINT_MARK):
+            entering = get_parameterless_sub_dependant(depends=Depends(enter_route_dependency), path=context.path or "")
+            dependant.dependencies.insert(0, entering)
+        if resolve_identity is None or hasattr(context.endpoint, OWN_IDENTITY_MARK):
+            continue
+        # After a check of roles, which has solved it, another callable has its place.
+        if not any(getattr(each.call, "solves", each.call) is resolve_identity for each in dependant.dependencies):
+            identity = get_parameterless_sub_dependant(depends=Depends(resolve_identity), path=context.path or "")
+            dependant.dependencies.insert(0, identity)
+
+
+def _find_beans(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, Dependant, str]]:
+    """Yield each `Inject[…]` dependency of an endpoint, with its parent dependency and the place for messages."""
+    for each in dependant.dependencies:
+        if isinstance(each.call, BeanDependency):
+            yield each, dependant, where
+        else:
+            yield from _find_beans(each, f"{where}, dependency {_name_function(each.call)}")
+
+
+def _find_default(asking: Dependant, bean: Dependant) -> Any:
+    """Return the default of the parameter of `asking` that gets `bean`, or `EMPTY`."""
+    if asking.call is None or bean.name is None:
+        return EMPTY
+    parameter = inspect.signature(asking.call).parameters.get(bean.name)
+    return EMPTY if parameter is None else parameter.default
+
+
+def _name_function(function: object) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
