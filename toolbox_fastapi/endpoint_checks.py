@@ -159,12 +159,13 @@ def _problems_of_requested_beans(dependant: Dependant, where: str) -> Iterator[P
     """
     parameters = get_typed_signature(dependant.call).parameters if dependant.call is not None else {}
     for field in (*dependant.query_params, *dependant.body_params):
-        parameter = parameters.get(field.name)  # None for a dependency that the check of roles has replaced
-        annotation = field.field_info.annotation if parameter is None else parameter.annotation
+        annotation, is_required = field.field_info.annotation, field.field_info.is_required()
+        if (parameter := parameters.get(field.name)) is not None:  # the check of roles replaces dependencies
+            annotation, is_required = parameter.annotation, parameter.default is EMPTY
         text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else None
         if problem := unresolved_inject(where, field.name, text):
             yield problem
-        elif is_marked_bean(annotation) and (parameter is None or parameter.default is EMPTY):
+        elif is_required and is_marked_bean(annotation):
             yield problem_without_inject(where, field.name, cast("type[Any]", annotation))
     for each in dependant.dependencies:
         if is_service(each.call):

@@ -35,8 +35,7 @@ EXCHANGE_KEY = "toolbox.exchange"
 AFTER_ENDPOINT, AFTER_RESPONSE = "fastapi_function_astack", "fastapi_inner_astack"
 """The keys in an ASGI scope of the exit stacks that FastAPI closes after the endpoint, and after its response.
 
-FastAPI has no public way to run code at these moments for an endpoint, other than a dependency with `yield`, which gets
-no error that an exception handler answers.
+Private names of FastAPI: it has no public way for a dependency to add, while it runs, what ends at these moments.
 """
 
 ANY_CHALLENGE = "Bearer"
