@@ -57,7 +57,7 @@ async def started(store: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionError("the directory is away"), None])
-async def test_a_run_whose_identity_cannot_be_loaded_is_not_taken_and_its_caller_gets_the_error(error: Any) -> None:
+async def test_a_run_whose_identity_cannot_be_loaded_is_released_and_its_caller_gets_the_error(error: Any) -> None:
     @application_scoped
     class Directory(IdentityLoader):
         def load(self, identity: Any) -> Any:
@@ -69,8 +69,9 @@ async def test_a_run_whose_identity_cannot_be_loaded_is_not_taken_and_its_caller
     async with container(store, services=(Desk, Directory), take_over_runs=False) as here:
         with pytest.raises(ForbiddenError if error is None else ConnectionError):
             await here.runs.execute("r")
-        assert (await here.runs.get("r")).status == "running"
-    assert store.taken == 0
+    stored = await store.load("r")
+    assert stored is not None
+    assert (stored.status, stored.owner, store.taken) == ("running", None, 1)
     async with container(store, says("done"), take_over_runs=False) as here:
         assert (await here.runs.execute("r")).status == "completed"
 

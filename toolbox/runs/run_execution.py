@@ -30,6 +30,7 @@ from ..services.driver import run, stream
 from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Result, Shape
+from ..services.plans import MethodPlan
 from ..tools.failures import message_of
 from .event_log import EventLog
 from .new_documents import read_user_message
@@ -125,20 +126,12 @@ class RunExecution:
 
     async def _take(self, stored: StoredRun, put: PutEvent | None) -> Result[Any] | None:
         """Continue a run that no process runs; None while another process runs it."""
-        taken = await self._admit_and_acquire(stored)
-        if taken is None:
-            return None
-        owned, prepared = taken
-        return await self.continue_run(owned, put, prepared)
-
-    async def _admit_and_acquire(self, stored: StoredRun) -> tuple[StoredRun, PreparedRun | None] | None:
-        """Take a run with what was prepared for it, unless it has changed since; None while another process runs it."""
         # First: a run that does not fit, or may not continue, keeps its owner.
         prepared = await self._preparing.admit(stored.id, self._preparing.prepare(stored))
         owned = await self._runs.acquire(stored.id)
         if owned is None:
             return None
-        return owned, prepared if owned.document == stored.document else None
+        return await self.continue_run(owned, put, prepared if owned.document == stored.document else None)
 
     async def execute_or_wait(self, run_id: str, timeout: float | None) -> StoredRun:
         """Execute a run here, or wait while another process owns it; return it when it has ended or is suspended.
@@ -148,10 +141,11 @@ class RunExecution:
         until = None if timeout is None else time.monotonic() + timeout
         seen: RunLook | None = None
         while True:
-            look = await self._runs.look(run_id)
-            if look.status != "running":
-                return await self._runs.load(run_id)
-            if look.is_runnable and await self.spawn(run_id, self._execute_if_free(run_id)):
+            was_free = await self.spawn(run_id, self._execute_if_free(run_id))
+            stored = await self._runs.load(run_id)
+            if stored.status != "running":
+                return stored
+            if was_free:  # it was lost
                 continue
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -161,13 +155,13 @@ class RunExecution:
                     seen = await self._until_free(run_id, seen)
 
     async def _execute_if_free(self, run_id: str) -> bool:
-        """Take a run and execute it; False if another process has taken it."""
-        stored = await self._runs.load(run_id)
-        taken = await self._admit_and_acquire(stored)
-        if taken is None:
-            return False
-        await self.execute_taken(*taken)
-        return True
+        """Take a run and execute it; False if it is not runnable."""
+        # It is taken before anything is checked, so that each try has another generation: an engine may deliver a run
+        # only once in each generation.
+        owned = await self._runs.acquire(run_id)
+        if owned is not None:
+            await self.execute_taken(owned)
+        return owned is not None
 
     async def _until_free(self, run_id: str, seen: RunLook | None) -> RunLook:
         """Wait for a look after `seen` at which no process executes the run, and return it."""
@@ -176,7 +170,7 @@ class RunExecution:
             if seen.status != "running" or seen.is_runnable:
                 return seen
 
-    async def execute_taken(self, owned: StoredRun, prepared: PreparedRun | None = None) -> None:
+    async def execute_taken(self, owned: StoredRun) -> None:
         """Execute a run that this process has just acquired. An error that has ended the run is written, not raised.
 
         Returns also if the run was lost. Raises the errors after which the run goes on elsewhere or later.
@@ -184,7 +178,7 @@ class RunExecution:
         if self.report_to is not None:
             self.report_to("executes", owned)
         try:
-            await self.continue_run(owned, prepared=prepared)
+            await self.continue_run(owned)
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
                 logger.warning("another process has taken over run %s", owned.id)
@@ -282,10 +276,7 @@ class RunExecution:
                     event = RunStartedEvent if is_new else RunResumedEvent
                     self._host.listeners.tell(event(invocation.context, run.id, document.trace))
                 result = await self._run_method(invocation, log, put)
-            has_ended = not isinstance(invocation.end, Suspend)
-            if has_ended:
-                value = write_value(prepared.plan, result.content)
-                details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
+            written = None if isinstance(invocation.end, Suspend) else _write_result(prepared.plan, result)
         except Exception as error:
             if session.has_left:  # it is suspended; then something around it failed, such as a bean that is closed
                 raise
@@ -299,8 +290,8 @@ class RunExecution:
             await session.write_end("failed", error_type=type_name_of(error), error_text=message_of(error))
             raise
         else:
-            if has_ended:
-                await session.write_end("completed", result=value, details=details)
+            if written is not None:
+                await session.write_end("completed", **written)
             return result
         finally:
             held.has_left = session.has_left
@@ -330,6 +321,12 @@ class RunExecution:
         if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
             value = output.structure.read(reply.text or "").value
         return invocation.state.result(value, end.finish_reason)
+
+
+def _write_result(plan: MethodPlan, result: Result[Any]) -> dict[str, Any]:
+    """Return what the document of a completed run has of its result."""
+    details = write_details(result) if plan.output.shape is Shape.RESULT else None
+    return {"result": write_value(plan, result.content), "details": details}
 
 
 async def wait_unless_lost(task: asyncio.Task[Result[Any] | None], run_id: str) -> Result[Any] | None:
