@@ -23,7 +23,7 @@ import httpx2
 
 from .errors import FrameworkError
 from .models.model_providers import server_providers
-from .models.server_errors import HARMLESS_HEADERS
+from .models.server_errors import HARMLESS_HEADERS, SHORTEST_SECRET
 from .models.sse import JSON_LINES, STREAM_TYPES
 from .safe_text import without_secrets
 from .tls import tls_context
@@ -50,7 +50,6 @@ _AGAIN = frozenset({401, 403, 408, 409, 429})
 _INNER_KEY = re.compile(
     r"(proxy-)?authorization|(x-)?api[_-]?key|(access_)?token|secret|password|cookie", re.IGNORECASE
 )
-_SHORTEST_SECRET = 8
 _LINE = 100
 _EXCERPT_LENGTH = 40
 _MOST_DIFFERENCES = 12
@@ -507,7 +506,7 @@ class Secrets:
         values += [value for _, value in parse_qsl(parts.query)]
         values += [parts.password or "", *_secrets_in(body, FIELDS | fields)]
         words = [word for value in values for word in re.split(r"[\s;=,]+", value)]
-        self._values.update(each for each in (*values, *words) if len(each) >= _SHORTEST_SECRET)
+        self._values.update(each for each in (*values, *words) if len(each) >= SHORTEST_SECRET)
 
     def hidden_in(self, reply: RecordedReply) -> RecordedReply:
         """Return the reply without secrets. If a stream contained one, its chunks become one per event."""

@@ -19,7 +19,7 @@ from .anthropic_settings import AnthropicSettings
 from .anthropic_wire import CONTAINER, AnthropicInterpreter, AnthropicWire, closed_schema, tool_choice
 from .server_model import ServerChatModel, names_of
 from .server_settings import Key, ServerSettings, missing_package, taking
-from .wire_encoding import Fields, join_fields, json_bytes
+from .wire_encoding import OTHER_NAMES, Fields, join_fields, json_bytes
 
 _logger = logging.getLogger("toolbox.models")
 
@@ -84,7 +84,7 @@ class AnthropicChatModel(ServerChatModel[AnthropicWire]):
             said = interpreter.encode_paused_reply()
             interpreter.go_on()
         parameters, headers = self._read_parameters(request)
-        values = {_RENAMED.get(name, name): value for name, value in parameters.items() if value is not None}
+        values = {OTHER_NAMES.get(name, name): value for name, value in parameters.items() if value is not None}
         own_tools = values.pop("tools", None) or ()
         if request.max_output_tokens is not None:
             values["max_tokens"] = request.max_output_tokens
@@ -153,10 +153,6 @@ def _make_wire(settings: AnthropicSettings) -> AnthropicWire:
         settings.strict_tools,
         keeps_unsigned=not settings.is_public(settings.address),
     )
-
-
-# Names of the OpenAI APIs that have another name here.
-_RENAMED = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
 
 
 def _container_of(request: ChatRequest) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, assert_never
@@ -54,19 +54,25 @@ from ..json_text import compact_json, object_text, strict_arguments
 from ..safe_text import hide_secrets
 from . import model_requests
 from .accumulator import PartialCall, ReplyAccumulator
-from .fallbacks import DEFAULT_COOLDOWN, cooldown_problem
-from .server_errors import message_of, secrets_in, shorten_texts, transport_error
+from .fallbacks import DEFAULT_COOLDOWN
+from .server_errors import (
+    LONGEST_WAIT,
+    MOST_CONTINUATIONS,
+    SHORTEST_SECRET,
+    message_of,
+    paused_error,
+    secrets_in,
+    shorten_texts,
+    too_large,
+    transport_error,
+)
 from .server_model import names_of
-from .server_settings import LARGEST_REPLY, missing_package, reasoning_problems
+from .server_settings import LARGEST_REPLY, limit_problems, missing_package, reasoning_problems
 from .sse import excerpt
-from .wire_encoding import refuse_unsendable
+from .wire_encoding import OTHER_NAMES, refuse_unsendable
 
 PARTS = "pydantic_ai"
 """The attribute of a reply with the library's own messages, which are sent back while text and calls are unchanged."""
-MOST_CONTINUATIONS = 10
-"""Requests after the first one that continue a reply which the server paused."""
-LONGEST_WAIT = 120.0
-"""Seconds that a server may ask to wait before a retry. A longer wait is an error."""
 
 R = TypeVar("R")
 
@@ -109,7 +115,10 @@ class PydanticAiChatModel(ChatModel):
         cooldown: float = DEFAULT_COOLDOWN,
     ) -> None:
         where = f"PydanticAiChatModel({model if isinstance(model, str) else type(model).__name__!r})"
-        if problems := list(_problems_of_options(where, reasoning, timeout, max_retries, max_reply_bytes, cooldown)):
+        limits = limit_problems(
+            where, timeout=timeout, cooldown=cooldown, max_retries=max_retries, max_reply_bytes=max_reply_bytes
+        )
+        if problems := [*reasoning_problems(reasoning, where), *limits]:
             raise IllegalConfigurationError(problems)
         self._model = make_model(model, where)
         self.fallback, self.cooldown = names_of(fallback), cooldown
@@ -201,7 +210,7 @@ class PydanticAiChatModel(ChatModel):
         settings: dict[str, Any] = {**self._parameters, **request.parameters}
         tools = [*(self._parameters.get("tools") or ()), *(request.parameters.get("tools") or ())]
         settings.pop("tools", None)
-        settings = {_RENAMED.get(name, name): value for name, value in settings.items() if value is not None}
+        settings = {OTHER_NAMES.get(name, name): value for name, value in settings.items() if value is not None}
         if request.temperature is not None:
             settings["temperature"] = request.temperature
         if request.max_output_tokens is not None:
@@ -248,14 +257,14 @@ class PydanticAiChatModel(ChatModel):
         """Raise the error of this library for one that pydantic-ai raised; another error unchanged."""
         found = model_error(error, self.base_url or "", self._timeout, request)
         if isinstance(found, ModelError):
-            hide_secrets(found, {each for each in secrets_in([self._parameters, request.parameters]) if len(each) > 7})
+            hide_secrets(
+                found,
+                {each for each in secrets_in([self._parameters, request.parameters]) if len(each) >= SHORTEST_SECRET},
+            )
             shorten_texts(found)
         if found is error:
             raise error
         raise found from error
-
-
-_RENAMED = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
 
 
 async def _read_until(deadline: float | None, first: tuple[Any, Any], response: Any) -> AsyncIterator[Any]:
@@ -264,21 +273,6 @@ async def _read_until(deadline: float | None, first: tuple[Any, Any], response: 
         yield event
         async with asyncio.timeout_at(deadline):
             event = await anext(events, None)
-
-
-def _problems_of_options(
-    where: str, reasoning: object, timeout: object, max_retries: object, max_reply_bytes: object, cooldown: object
-) -> Iterator[Problem]:
-    yield from reasoning_problems(reasoning, where)
-    if (problem := cooldown_problem(cooldown, where)) is not None:
-        yield problem
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
-        yield Problem(where, f"invalid timeout={timeout!r}", "use seconds above 0, or None for no limit")
-    for name, count, least in (("max_retries", max_retries, 0), ("max_reply_bytes", max_reply_bytes, 1)):
-        if (count is not None or name == "max_retries") and (
-            isinstance(count, bool) or not isinstance(count, int) or count < least
-        ):
-            yield Problem(where, f"invalid {name}={count!r}", f"use an integer of at least {least}")
 
 
 def make_model(model: Any, where: str) -> Any:
@@ -371,8 +365,7 @@ class _Bridge:
         self._settings = settings
         self._replies: list[Any] = []
         self._calls: dict[object, PartialCall] = {}
-        self._left = largest
-        self._largest = largest
+        self._size, self._largest = 0, largest
         parameters: dict[str, Any] = {}
         if (wanted := request.response_format) is not None:
             parameters["output_mode"] = "native"
@@ -443,12 +436,11 @@ class _Bridge:
                 self._calls[index] = call
 
     def _count_piece(self, piece: object) -> None:
-        if self._left is None or not piece:
+        if self._largest is None or not piece:
             return
-        self._left -= len(piece.encode("utf-8", "replace")) if isinstance(piece, str) else len(compact_json(piece))
-        if self._left < 0:
-            what = f"the model's reply is larger than {self._largest} bytes"
-            raise ModelProtocolError(f"{what}; raise max_reply_bytes= if you expect replies of this size")
+        self._size += len(piece.encode("utf-8", "replace")) if isinstance(piece, str) else len(compact_json(piece))
+        if self._size > self._largest:
+            raise too_large(self._largest)
 
     def is_complete(self, response: Any) -> bool:
         """Keep a reply, and return False if the server wants to continue it. Raises `ModelProtocolError`."""
@@ -457,7 +449,7 @@ class _Bridge:
         if response.state != "suspended":
             return True
         if len(self._replies) > MOST_CONTINUATIONS:
-            raise ModelProtocolError(f"the server paused the reply again after {MOST_CONTINUATIONS} continuations")
+            raise paused_error()
         return False
 
     def finish(self) -> ChatResponse:

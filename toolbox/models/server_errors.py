@@ -154,6 +154,12 @@ def secrets_in(value: object, named: bool = False, depth: int = 0) -> Iterator[s
             yield from secrets_in(each, named, depth + 1)
 
 
+LONGEST_WAIT = 120.0
+"""Seconds that a server may ask to wait before a retry. A longer wait is an error."""
+MOST_CONTINUATIONS = 10
+"""Requests after the first one that continue a reply which the server paused."""
+SHORTEST_SECRET = 8
+"""Shorter headers and keys are not hidden in errors: `none` and `true` may be part of any text."""
 LONGEST_MESSAGE = 2000
 """Characters of a server's message that an error shows."""
 
@@ -233,6 +239,13 @@ def too_large(limit: int) -> ModelProtocolError:
     """Return the error for a reply with more than `limit` bytes."""
     what = f"the model server's reply is larger than {limit} bytes"
     return ModelProtocolError(f"{what}; raise max_reply_bytes= if you expect replies of this size")
+
+
+def paused_error() -> ModelProtocolError:
+    """Return the error for a reply that the server pauses too often."""
+    return ModelProtocolError(
+        f"the server paused the reply again after {MOST_CONTINUATIONS} continuations; ask for less in one reply"
+    )
 
 
 def compression_error(refusal: str, detail: str) -> ModelProtocolError:

@@ -14,18 +14,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
-from ..errors import IllegalConfigurationError, ModelError, ModelProtocolError
+from ..errors import IllegalConfigurationError, ModelError
 from .accumulator import ReplyAccumulator
 from .reply_reader import Interpreter, ReplyReader, receive_block
-from .server_errors import secrets_in, too_large, with_request
+from .server_errors import MOST_CONTINUATIONS, paused_error, secrets_in, too_large, with_request
 from .server_settings import ServerSettings
 from .wire_encoding import ToolNames
 
 if TYPE_CHECKING:
     from .transport import ClientPackage
-
-MOST_CONTINUATIONS = 10
-"""Requests after the first one that continue a reply which the server paused."""
 
 
 class Wire(Protocol):
@@ -137,7 +134,7 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
                         return reader.end()
                 except ModelError as error:
                     raise with_request(error, received.status, received.request_id) from error.__cause__
-            raise _make_paused_error()
+            raise paused_error()
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
@@ -156,7 +153,7 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
                     if said or not self._adapt_to(error):
                         raise
                     reply = self._start_reply(request)
-            raise _make_paused_error()
+            raise paused_error()
 
     async def _stream_part(self, request: ChatRequest, reply: _Reply) -> AsyncGenerator[StreamEvent, None]:
         """Send one request and yield its events; the last is `CompleteResponse` unless the reply is paused."""
@@ -241,9 +238,3 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
             given = [self._parameters, request.parameters] if request is not None else []
             self._transport.hide_secrets(error, secrets_in(given))
             raise
-
-
-def _make_paused_error() -> ModelProtocolError:
-    return ModelProtocolError(
-        f"the server paused the reply again after {MOST_CONTINUATIONS} continuations; ask for less in one reply"
-    )

@@ -172,7 +172,15 @@ class ServerSettings(AddressAndKey, ABC):
             yield Problem(where, "missing model name", "pass the server's name of the model")
         example = f"set base_url= or {self.variables}_BASE_URL, for example to {self.example_url}"
         yield from _problems_of_address(self.address, where, example)
-        yield from _problems_of_limits(self, where)
+        yield from limit_problems(
+            where,
+            timeout=self.timeout,
+            read_timeout=self.read_timeout,
+            cooldown=self.cooldown,
+            max_retries=self.max_retries,
+            max_concurrent_requests=self.max_concurrent_requests,
+            max_reply_bytes=self.max_reply_bytes,
+        )
         if isinstance(self.key, str):
             if not self.key.isascii() or not self.key.isprintable() or " " in self.key:
                 what = (
@@ -292,16 +300,26 @@ def _problems_of_address(address: str, where: str, example: str) -> Iterator[Pro
         yield Problem(where, "the base URL contains a query or fragment, and API paths cannot be added after it", fix)
 
 
-def _problems_of_limits(settings: ServerSettings, where: str) -> Iterator[Problem]:
-    for name, value in (("timeout", settings.timeout), ("read_timeout", settings.read_timeout)):
+def limit_problems(
+    where: str,
+    *,
+    timeout: object,
+    read_timeout: object = None,
+    cooldown: object,
+    max_retries: object,
+    max_concurrent_requests: object = None,
+    max_reply_bytes: object,
+) -> Iterator[Problem]:
+    """Yield the problems of a model's limits."""
+    for name, value in (("timeout", timeout), ("read_timeout", read_timeout)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
             yield Problem(where, f"invalid {name}={value!r}", "use seconds above 0, or None for no limit")
-    if (problem := cooldown_problem(settings.cooldown, where)) is not None:
+    if (problem := cooldown_problem(cooldown, where)) is not None:
         yield problem
     limits = (
-        ("max_retries", settings.max_retries, 0),
-        ("max_concurrent_requests", settings.max_concurrent_requests, 1),
-        ("max_reply_bytes", settings.max_reply_bytes, 1),
+        ("max_retries", max_retries, 0),
+        ("max_concurrent_requests", max_concurrent_requests, 1),
+        ("max_reply_bytes", max_reply_bytes, 1),
     )
     for name, count, least in limits:
         if name != "max_retries" and count is None:

@@ -31,6 +31,8 @@ from . import model_requests
 from .pools import ConnectionPool, ConnectionPools, current_pools, entry_of_loop
 from .server_errors import (
     HARMLESS_HEADERS,
+    LONGEST_WAIT,
+    SHORTEST_SECRET,
     compression_error,
     http_error,
     redirect_error,
@@ -49,8 +51,6 @@ AFTER_DONE = 0.1
 
 MOST_GIVEN_KEYS = 1000
 """The latest keys that functions gave, which are hidden in errors."""
-SHORTEST_SECRET = 8
-"""Shorter headers and keys are not hidden in errors: `none` and `true` may be part of any text."""
 
 
 class ClientPackage(Protocol):
@@ -441,8 +441,6 @@ LARGE = 2**20
 """Requests with more bytes are sent in parts: aiohttp warns about larger writes."""
 LARGEST_ERROR = 2**20
 """Bytes that are read of the body of an error or a redirect. The rest is ignored."""
-LONGEST_WAIT = 120.0
-"""Seconds that a server may ask to wait before a retry. A longer wait is an error."""
 
 
 _parse_address = functools.lru_cache(maxsize=100)(httpx2.URL)

@@ -32,6 +32,9 @@ SHARED_FIELDS = frozenset(
 )
 """The fields of all wires that a recording writes with their values; see `recorded_fields` of a wire."""
 
+OTHER_NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
+"""Names of parameters in the OpenAI APIs that have another name in the API of Anthropic and in pydantic-ai."""
+
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
 _KEPT_TOOL_SETS = 64
 
