@@ -1,8 +1,8 @@
 """Plans of a REST client as plain data, and reading annotations and signatures into them. A call only reads plans.
 
 Collaborators are the functions and beans that take part in a call: headers, authentication, filters, exception mappers;
-each is the class of a callable bean, or a function whose additional parameters are injected. Not
-here: building requests from plans (`connections`).
+each is the class of a callable bean, or a function whose additional parameters are injected. Not here: building
+requests from plans (`outgoing`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds the request of a call from its plan, the values of the call and an endpoint.
 
 For each text that is sent, building also makes the text that logs and errors may show. Not here: encoding values
-(`encoding`), computing them (`exchange`), sending the request (`connections`).
+(`encoding`), computing them (`exchange`), sending the request (`exchange`).
 """
 
 from __future__ import annotations

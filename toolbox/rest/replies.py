@@ -1,6 +1,6 @@
 """Reads return annotations into reply plans, and decodes bodies and streams by them.
 
-Not here: failed replies (`exchange`), receiving replies (`connections`).
+Not here: failed replies (`exchange`), receiving replies (`exchange`).
 """
 
 from __future__ import annotations
