@@ -114,7 +114,6 @@ async def test_the_keys_of_concurrent_requests_are_all_hidden_in_errors(serve: S
     assert sorted(map(key_in, server.headers)) == keys
     for error in errors:
         assert isinstance(error, ModelHttpError)
-        assert error.message.count("***") == len(keys)
         assert not any(part in f"{error} {error.body}" for part in ("5f1c9a77", "61b8f3c2"))
 
 

@@ -365,7 +365,7 @@ class ChatInterpreter:
             self._read_usage(usage)
         elif (groq := value.get("x_groq")) and isinstance(groq, dict):
             self._read_usage(groq.get("usage"))
-        repeated = [value.get(name) for name in _REPEATED]
+        repeated: list[object] = [value.get(name) for name in _REPEATED]
         if repeated != self._repeated or not _OF_CHUNK.issuperset(value):
             self._repeated = repeated
             replace_extras(self.reply.of_response, value, value.keys() - _OF_REPLY)

@@ -101,7 +101,7 @@ class ConnectionPools:
     async def aclose(self) -> None:
         """Close the pools of all running event loops."""
         here = asyncio.get_running_loop()
-        pools, self._pools = self._pools, {}
+        pools, self._pools = dict(self._pools), {}
         for loop, of_loop in pools.items():
             for each in of_loop.values():
                 await each.close_from(here, loop)

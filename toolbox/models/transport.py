@@ -157,7 +157,7 @@ class Transport:
     async def aclose(self) -> None:
         """Close the connections of all running event loops, except those that other models of a container share."""
         here = asyncio.get_running_loop()
-        connections, self._connections = self._connections, {}
+        connections, self._connections = dict(self._connections), {}
         for loop, of_loop in connections.items():
             for each in of_loop.values():
                 if not each.is_shared:
@@ -285,6 +285,7 @@ class Transport:
         options: dict[str, Any] = {**self._package.options, "max_retries": max_retries}
         try:
             key = await self._package.key_headers(client, self._key)
+            self._given_keys.extend(each for each in key.values() if isinstance(each, str))
             options["headers"] = {**self._headers, **key, **(headers or {})}
             response = await client.post(
                 f"{self._base}/{path.lstrip('/')}",  # absolute: the package would parse and join the parts each time
