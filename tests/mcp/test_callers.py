@@ -243,6 +243,32 @@ async def test_the_number_of_sessions_with_different_headers_is_limited(monkeypa
     ]
 
 
+async def test_a_session_that_a_call_still_waits_for_is_not_closed_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_GROUPS", 1)
+    began, go = asyncio.Event(), asyncio.Event()
+    app = FastAPI()
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        message = await request.json()
+        if request.headers["authorization"] == "Bearer ann":
+            began.set()
+            await go.wait()
+        return answered(message, {"tools": []}) if message.get("method") == "tools/list" else handshake(message)
+
+    async with serving(app) as base:
+        container = using(mcp_server("far", url=f"{base}/mcp", headers=OnBehalf)).register(McpServers)
+        async with container:
+            server = container.get(McpServers).server("far")
+            async with container.request_scope({User: User("ann")}):
+                waiting = asyncio.create_task(server.takes_input())
+                await began.wait()
+            async with container.request_scope({User: User("bob")}):
+                assert await server.tools() == ()
+            go.set()
+            assert await waiting is False
+
+
 async def test_readiness_does_not_ask_servers_whose_headers_depend_on_the_caller() -> None:
     container = using(mcp_server("far", url="http://127.0.0.1:1", headers=OnBehalf)).register(McpServers)
     async with container:

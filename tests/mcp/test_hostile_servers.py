@@ -463,6 +463,12 @@ async def test_too_long_messages_over_stdio_close_the_connection() -> None:
         assert await names_of(server) == ["good"]  # from the new connection
 
 
+async def test_a_too_long_message_while_connecting_is_the_reason_of_the_error() -> None:
+    async with connected(hostile({"server/discover": ["long"]}, max_reply_bytes=1_000_000)) as server:
+        with pytest.raises(McpConnectionError, match="larger than 1000000 bytes; raise max_reply_bytes"):
+            await server.tools()
+
+
 async def test_long_messages_over_stdio_are_read() -> None:
     text = "x" * 120_000
     async with connected(hostile({**LISTED, "tools/call": [{"content": [{"type": "text", "text": text}]}]})) as server:

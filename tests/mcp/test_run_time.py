@@ -1,6 +1,7 @@
 """MCP servers that a program adds and removes while its container runs."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -140,3 +141,15 @@ async def test_a_call_that_takes_longer_than_the_stop_timeout_ends_with_the_conn
 
     assert result.content == "sorry"
     assert result.tool_executions[0].is_error
+
+
+async def test_a_call_that_still_connects_reads_that_its_server_was_removed() -> None:
+    silent = mcp_server("silent", command=sys.executable, args=["-c", "import sys; sys.stdin.read()"])
+    async with office(stop_timeout=0.01) as container:
+        servers = container.get(McpServers)
+        await servers.add(silent)
+        asking = asyncio.create_task(servers.server("silent").takes_input())
+        await asyncio.sleep(0)  # it waits for the connection
+        await servers.remove("silent")
+        with pytest.raises(McpConnectionError, match="'silent': the server was removed"):
+            await asking

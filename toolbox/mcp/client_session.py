@@ -56,7 +56,7 @@ class McpSession:
     """One session with a server. It ends when the server closes it, when `end` is called, or when connecting fails.
 
     `is_unknown_to_server`: an HTTP server rejected the session id, for example after a restart; it ran nothing.
-    `end_reason`: why this side ended the session, if the server caused it.
+    `end_reason`: why this side ended the session, if it said so.
     `refusal`: the last reply of an HTTP server that refused a request.
     `output_schemas`: output schemas of the listed tools, by name.
     """
@@ -94,8 +94,12 @@ class McpSession:
         """Return the SDK's client once the server is ready. Raises `McpConnectionError` if connecting fails."""
         return await asyncio.shield(self._opened)
 
-    def end(self) -> None:
-        """Start closing the session, which also ends a stdio server. `wait_ended` waits until it is closed."""
+    def end(self, reason: str = "") -> None:
+        """Start closing the session, which also ends a stdio server. `wait_ended` waits until it is closed.
+
+        Calls that still wait for the connection read the first `reason`.
+        """
+        self.end_reason = self.end_reason or reason
         if not self._leave.is_set():
             self._leave.set()
             if not self._opened.done():
@@ -107,7 +111,7 @@ class McpSession:
 
     async def _run_client(self, previous: McpSession | None) -> None:
         """Open the client, wait for the end, close it: all in one task, because anyio's task groups require it."""
-        reason, refusal = "the container is stopped", None
+        reason, refusal = "", None
         try:
             if previous is not None:
                 await previous.wait_ended()  # two processes of one server could conflict
@@ -131,7 +135,9 @@ class McpSession:
         finally:
             self._leave.set()
             if not self._opened.done():
-                self._opened.set_exception(connection_error(self._name, reason, refusal))
+                # Without a reason of its own, `end` has cancelled this task.
+                text = reason or self.end_reason or "the connection was closed"
+                self._opened.set_exception(connection_error(self._name, text, refusal))
                 self._opened.exception()  # mark it as retrieved, because possibly no call waits for it
 
     async def _open_client(self, stack: AsyncExitStack) -> Any:
@@ -171,9 +177,8 @@ class McpSession:
         self.output_schemas.update(remove_unusable_tools(self._name, self._version, result))
 
     def _on_oversized_message(self, reason: str) -> None:
-        self.end_reason = reason
         logger.warning("closing the connection to MCP server %r: %s", self._name, reason)
-        self.end()
+        self.end(reason)
 
     async def _on_response(self, response: httpx2.Response) -> None:
         if response.status_code in (400, 404) and "mcp-session-id" in response.request.headers:

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -158,9 +158,11 @@ class McpConnection:
 
     async def takes_input(self) -> bool:
         """Return True if the server can return questions instead of results. Raises `McpError`."""
-        session = self._choose_session(await self._choose_group())
-        await session.wait_for_client()
-        return session.takes_input
+        group = await self._choose_group()
+        with self._counted(group):
+            session = self._choose_session(group)
+            await session.wait_for_client()
+            return session.takes_input
 
     async def call(
         self,
@@ -300,7 +302,7 @@ class McpConnection:
         self._closed = reason
         sessions = {*self._evicted, *(each.session for each in self._groups.values() if each.session is not None)}
         for session in sessions:
-            session.end()
+            session.end(reason)
         for session in sessions:
             await session.wait_ended()
 
@@ -331,7 +333,7 @@ class McpConnection:
             if not group.running:
                 del self._groups[headers]
                 if group.session is not None:
-                    group.session.end()
+                    group.session.end("closed, because calls with other headers need connections")
                     self._evicted.add(group.session)
 
     def _choose_session(self, group: _HeaderGroup) -> McpSession:
@@ -360,16 +362,15 @@ class McpConnection:
         """
         if group is None:
             group = await self._choose_group()
-        group.running += 1
-        self._running += 1
         try:
-            try:
-                return await self._send_in_session(self._choose_session(group), action, request)
-            except _SessionLostError:
+            with self._counted(group):
                 try:
                     return await self._send_in_session(self._choose_session(group), action, request)
-                except _SessionLostError as error:
-                    raise self._make_error(action, str(error)) from error
+                except _SessionLostError:
+                    try:
+                        return await self._send_in_session(self._choose_session(group), action, request)
+                    except _SessionLostError as error:
+                        raise self._make_error(action, str(error)) from error
         except McpInputRequiredError:
             raise  # its texts were hidden when they were read, and the state goes back to the server as it is
         except McpError as error:
@@ -377,6 +378,14 @@ class McpConnection:
             # The name can be equal to a value of `env`, and programs compare it.
             error.server, error.args = self.name, (self.name, *error.args[1:])
             raise
+
+    @contextmanager
+    def _counted(self, group: _HeaderGroup) -> Iterator[None]:
+        """Count a request, so that its session is not closed for others, and `finish` waits for it."""
+        group.running += 1
+        self._running += 1
+        try:
+            yield
         finally:
             group.running -= 1
             self._running -= 1
