@@ -86,7 +86,7 @@ class Wiring(Home):
             self._grow()
 
     def _grow(self) -> None:
-        beans = self.graph.beans  # other threads may add more meanwhile
+        beans = self.graph.beans  # other threads may add more during this
         self.providers.grow(beans)
         self._plan_again()
         self._followed = len(beans)  # last, so that no thread uses the old plan for a new bean

@@ -135,7 +135,7 @@ class McpSession:
         finally:
             self._leave.set()
             if not self._opened.done():
-                # Without a reason of its own, `end` has cancelled this task.
+                # Without a reason here, `end` has cancelled this task.
                 text = reason or self.end_reason or "the connection was closed"
                 self._opened.set_exception(connection_error(self._name, text, refusal))
                 self._opened.exception()  # mark it as retrieved, because possibly no call waits for it
