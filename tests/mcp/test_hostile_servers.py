@@ -168,6 +168,18 @@ async def test_unusable_tools_are_skipped_and_logged(bad: Any, caplog: pytest.Lo
     assert "\x1b" not in record.getMessage()
 
 
+async def test_an_unchanged_list_is_checked_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    bad, worse = ({"tools": [GOOD, {"name": name, "inputSchema": {"type": "array"}}]} for name in ("bad", "worse"))
+    async with connected(hostile({"tools/list": [bad, bad, bad, worse]})) as server:
+        for _ in range(2):
+            await server.check()
+        assert await names_of(server) == ["good"]
+        await server.check()
+
+    messages = [each.getMessage() for each in caplog.records if "not offered" in each.getMessage()]
+    assert [("'bad'" in each, "'worse'" in each) for each in messages] == [(True, False), (False, True)]
+
+
 async def test_tools_with_optional_task_support_are_offered() -> None:
     optional = {"name": "either", "inputSchema": EMPTY, "execution": {"taskSupport": "optional"}}
     async with connected(hostile({"tools/list": [{"tools": [optional]}]})) as server:

@@ -6,6 +6,8 @@ Not here: requests, and a new session after a failure (`connection`), processes 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,7 +20,7 @@ from ..errors import McpConnectionError
 from ..safe_text import brief, without_secrets
 from ..settings import McpSettings
 from .notifications import McpEvent, McpLog
-from .screening import remove_unusable_tools
+from .screening import lists_tools, remove_unusable_tools
 
 if TYPE_CHECKING:
     import httpx2
@@ -70,6 +72,8 @@ class McpSession:
         self.refusal: RefusedRequest | None = None
         self.output_schemas: dict[str, Any] = {}
         self._version: str | None = None
+        self._checked_list = b""  # the fingerprint of the last list of tools, and what can be used of it
+        self._usable_tools: list[Any] = []
         self._leave = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         # An empty context: later notifications must not appear to belong to the call that opened the session.
@@ -174,7 +178,15 @@ class McpSession:
     # --- messages of the server
 
     def _on_result(self, result: dict[str, Any]) -> None:
+        if not lists_tools(result):
+            return
+        # Each readiness check lists the same tools again, and checking 100 tools takes about 60 ms.
+        fingerprint = hashlib.sha256(json.dumps(result).encode()).digest()
+        if fingerprint == self._checked_list:
+            result["tools"] = self._usable_tools
+            return
         self.output_schemas.update(remove_unusable_tools(self._name, self._version, result))
+        self._checked_list, self._usable_tools = fingerprint, result["tools"]
 
     def _on_oversized_message(self, reason: str) -> None:
         logger.warning("closing the connection to MCP server %r: %s", self._name, reason)

@@ -70,15 +70,18 @@ class SkippedTools:
             )
 
 
+def lists_tools(result: dict[str, Any]) -> bool:
+    """Return True for a `tools/list` result."""
+    return isinstance(result.get("tools"), list) and "content" not in result
+
+
 def remove_unusable_tools(server: str, version: str | None, result: dict[str, Any]) -> dict[str, Any]:
-    """Remove unusable tools from a `tools/list` result and log them. Other results are not changed.
+    """Remove unusable tools from a `tools/list` result and log them.
 
     Returns the output schemas of the remaining tools, by name, and removes them from the result: the SDK would run the
     server's regular expressions and follow its references.
     """
-    tools = result.get("tools")
-    if not isinstance(tools, list) or "content" in result:
-        return {}
+    tools = result["tools"]
     skipped = SkippedTools(server)
     usable: list[Any] = []
     outputs: dict[str, Any] = {}
