@@ -300,7 +300,7 @@ async def test_invalid_progress_of_servers_is_ignored_and_long_texts_are_cut() -
     connection = McpConnection("counter", mcp_server("counter", url="http://127.0.0.1:1").settings, lambda _: None)
     sent = [(math.nan, None, None), (1, math.inf, None), (1, None, "x" * 5000)]
 
-    async def request(what: str, call: Any) -> Any:
+    async def request(what: str, call: Any, group: Any) -> Any:
         class Session:
             async def call_tool(self, *_: Any, progress_callback: Any, **__: Any) -> str:
                 for each in sent:

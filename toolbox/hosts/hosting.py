@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..capabilities import load, tool_layers
@@ -155,20 +154,22 @@ class ContainerHost(ServiceHosting):
 
         A cancellation ends this wait. It is raised after the rest.
         """
-        timeout, began = self.settings.stop_timeout, monotonic()
+        timeout, now = self.settings.stop_timeout, asyncio.get_running_loop().time
+        began = now()
         host_stopped(self)
         try:
             if self._runs is not None:
                 await self._runs.stop_taking_over()
             await self.running.wait_for_end(timeout)
         finally:
-            waited = min(monotonic() - began, timeout)
+            waited = min(now() - began, timeout)
             await finish_before_cancellation(self._end_all(timeout, waited), self, timeout)
 
     async def _end_all(self, timeout: float, waited: float) -> None:
         """End the calls and the observers, then the threads and the runs, also if a step before them fails."""
         late: list[str] = []
-        end_by = monotonic() + timeout - waited
+        now = asyncio.get_running_loop().time
+        end_by = now() + timeout - waited
 
         async def stop_workers() -> None:
             if stuck := await self.workers.stop(timeout if not late else 0.1):
@@ -184,7 +185,7 @@ class ContainerHost(ServiceHosting):
                 text = "cancelled because the container is stopping (waited %g s): %s"
                 logger.warning(text, round(waited, 2), ", ".join(late))
             if self._observers is not None:
-                await self._observers.stop(max(end_by - monotonic(), 0.1))
+                await self._observers.stop(max(end_by - now(), 0.1))
 
     def abandon(self) -> None:
         """Refuse calls from now on, without a wait for those that run: the event loop is blocked."""
