@@ -342,7 +342,7 @@ def _load_tool_source(target: str) -> Any:
     if dot and ":" in owner and inspect.isfunction(found):
         cls = load(owner)
         if isinstance(cls, type) and not isinstance(inspect.getattr_static(cls, attribute), staticmethod):
-            from ..mcp.serving import ToolMember
+            from ..mcp.served_sources import ToolMember
 
             return ToolMember(cls, attribute)
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, McpTimeoutError
 from .notifications import McpEvent, McpListener, McpLog, McpProgress, McpToolChanged
 from .resources import mcp_prompt, mcp_resource
-from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
+from .server_tools import mcp_toolbox, mcp_tools
+from .servers import McpServer, McpServers, mcp_server
 from .serving import mcp_server_of, serve_stdio
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Converts the content blocks of MCP into contents of messages, and contents into blocks.
 
-Not here: requests to a server (`connection`), the tools of servers (`servers`), answers to clients (`serving`).
+Not here: requests to a server (`connection`), the tools of servers (`server_tools`), answers to clients (`serving`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The connection to one MCP server: sends requests, opens a session for the first one and a new one after a failure.
 
-Not here: one session (`client_session`), which tools are used (`tool_choice`), the servers of a container and their
-tools in services (`servers`).
+Not here: one session (`client_session`), which tools are used (`tool_choice`), the servers of a container (`servers`)
+and their tools in services (`server_tools`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -26,8 +25,10 @@ from ..safe_text import brief, hide_secrets, without_secrets
 from ..settings import McpSettings
 from .blocks import messages_of
 from .client_session import McpSession, RefusedRequest, SessionCallbacks, connection_error, secrets_of
+from .error_codes import CONNECTION_CLOSED, INTERNAL_ERROR, METHOD_NOT_FOUND, REQUEST_TIMEOUT
 from .notifications import McpEvent, McpProgress
-from .screening import too_large, visible
+from .questions import is_web_address, read_question
+from .screening import MAX_MESSAGE_CHARS, too_large, visible
 from .tool_choice import ToolChoice
 
 if TYPE_CHECKING:
@@ -52,26 +53,17 @@ T = TypeVar("T")
 LONGEST_MESSAGE = 1000
 """Characters of the text of a server's progress that streams and listeners of tools receive."""
 
-INVALID_PARAMS = -32602
-"""JSON-RPC: the arguments of a call are invalid."""
-_METHOD_NOT_FOUND = -32601
-
 MAX_PAGES = 100
 """Pages that are read of one list."""
 MAX_ITEMS = 10_000
 """Number of tools, resources or prompts after which no further page is read."""
-MAX_MESSAGE_CHARS = 4000
-"""Characters that are kept of a server's error message."""
 FIRST_WAIT, LAST_WAIT = 0.05, 0.25
 """Seconds between two calls of a tool whose server only returns a state."""
 MAX_GROUPS = 64
 """Sessions of one server with different headers; the one that was not used for the longest time is closed first."""
 
-# Codes of the SDK's client for missing answers; servers use the same numbers for their own errors.
-_REQUEST_TIMEOUT = -32001
-_CONNECTION_CLOSED = -32000
 # Transport errors: the connection closed, or an HTTP error status without a JSON-RPC error.
-_TRANSPORT_ERRORS = ((_CONNECTION_CLOSED, ""), (-32603, "server returned an error response"))
+_TRANSPORT_ERRORS = ((CONNECTION_CLOSED, ""), (INTERNAL_ERROR, "server returned an error response"))
 
 
 # --- the connection to one server
@@ -283,7 +275,7 @@ class McpConnection:
         try:
             await self._send_request("list its tools", lambda client: client.list_tools(cache_mode="bypass"))
         except McpError as error:
-            if error.code != _METHOD_NOT_FOUND:  # a server without tools
+            if error.code != METHOD_NOT_FOUND:  # a server without tools
                 raise
 
     # --- the connection
@@ -417,9 +409,9 @@ class McpConnection:
         except MCPError as error:
             message = brief(error.message, MAX_MESSAGE_CHARS)
             text = message.lower()
-            if error.code == _REQUEST_TIMEOUT and "timed out" in text:
+            if error.code == REQUEST_TIMEOUT and "timed out" in text:
                 raise McpTimeoutError(self.name, late, error.code) from error
-            if error.code == _CONNECTION_CLOSED and "event exceeded" in text:  # the SDK's limit of one event
+            if error.code == CONNECTION_CLOSED and "event exceeded" in text:  # the SDK's limit of one event
                 raise McpError(self.name, too_large("the reply", self.settings.max_reply_bytes), error.code) from error
             is_transport_error = any(error.code == code and each in text for code, each in _TRANSPORT_ERRORS)
             if session.is_unknown_to_server and (is_transport_error or "session" in text):
@@ -427,7 +419,7 @@ class McpConnection:
                 raise _SessionLostError(message) from error
             if is_transport_error and (session.has_ended or self.settings.url is not None):
                 session.end()
-                refusal = session.refusal if error.code != _CONNECTION_CLOSED else None
+                refusal = session.refusal if error.code != CONNECTION_CLOSED else None
                 raise self._make_error(action, session.end_reason or message, refusal) from error
             raise McpError(self.name, visible(message), error.code) from error
         except ValidationError as error:
@@ -487,7 +479,7 @@ async def _call_until_done(
             return result
         responses, state = None, result.request_state
         if result.input_requests:
-            requests = {key: _read_question(server, each, hide) for key, each in result.input_requests.items()}
+            requests = {key: read_question(server, each, hide) for key, each in result.input_requests.items()}
             refused = [each["url"] for each in requests.values() if "url" in each and not is_web_address(each["url"])]
             if not refused:
                 raise McpInputRequiredError(server, requests, state)
@@ -499,37 +491,3 @@ async def _call_until_done(
             responses = {key: ElicitResult(action="decline") for key in requests}
         await asyncio.sleep(wait)  # the limit of the call ends this
         wait = min(wait * 2, LAST_WAIT)
-
-
-def _read_question(server: str, request: Any, hide: Callable[[str], str]) -> dict[str, Any]:
-    """Return a question of a server as JSON values, without secrets in its texts. Raises `McpError` for old kinds."""
-    params = request.params
-    if request.method != "elicitation/create":
-        raise McpError(server, f"the server asks for {request.method}, which is not supported")
-    message = hide(visible(brief(params.message, MAX_MESSAGE_CHARS)))
-    if params.mode == "url":
-        # As it is: a changed address would not open, and the client id of a login is often a value of `env`.
-        return {"message": message, "url": params.url}
-    return {"message": message, "schema": _hide_in_schema(params.requested_schema, hide)}
-
-
-def _hide_in_schema(value: Any, hide: Callable[[str], str]) -> Any:
-    """Return a schema without secrets in texts for people. Its names and values stay, because answers repeat them."""
-    if isinstance(value, list):
-        return [_hide_in_schema(each, hide) for each in value]
-    if not isinstance(value, dict):
-        return value
-    is_text = {key for key in ("title", "description") if isinstance(value.get(key), str)}
-    return {key: hide(each) if key in is_text else _hide_in_schema(each, hide) for key, each in value.items()}
-
-
-def is_web_address(url: object) -> bool:
-    """Return True for an address of http or https that a person can be asked to open.
-
-    A page that shows `javascript:`, `data:` or `file:` addresses as links would run the server's code, or open files.
-    """
-    try:
-        parts = urlsplit(str(url))
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and visible(str(url)) == url
-    except ValueError:
-        return False

@@ -1,7 +1,7 @@
 """Checks the tool lists of MCP servers and removes tools that cannot be used, so that the other tools still work.
 
 Servers are not trusted: without this check, the SDK rejects a list because of one invalid tool, and the model server
-rejects the whole request. Not here: offering the usable tools to services (`servers`).
+rejects the whole request. Not here: offering the usable tools to services (`server_tools`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ MAX_TOOL_CHARS = 64 * 2**10
 """Limit of a tool's name, description and schema, in characters of JSON: they are sent with every model request."""
 MAX_DEPTH = 64
 """Limit of the nesting depth of a schema."""
+MAX_MESSAGE_CHARS = 4000
+"""Characters that are kept of a server's question or error message."""
 _MAX_LOGGED = 20
 """Limit of tools that one log message names; the others are only counted."""
 # A person who reviews a tool would not see the text that the model reads. These are control characters, the category Cf

@@ -1,42 +1,37 @@
 """A container's tools as an MCP server, over stdio or mounted in a web framework. Each call has its own request scope.
 
-Not here: mounting the server in FastAPI (`toolbox_fastapi`), tools of other MCP servers in services (`servers`).
+Not here: reading what is offered (`served_sources`), mounting the server in FastAPI (`toolbox_fastapi`), tools of other
+MCP servers in services (`server_tools`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import json
 import logging
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutionResultMessage, ToolProgress
+from ..chat import ToolExecutionRequest, ToolExecutionResultMessage, ToolProgress
 from ..container import Container, internals_of
-from ..contents import CONTENT_TYPES, TextContent
+from ..contents import TextContent
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, RunSuspendedError, ToolAbort
 from ..execution.markers import non_blocking
 from ..hosts.bean_checks import identity_problems, is_restricted, reference_problems
-from ..introspection import EMPTY, Unresolved
 from ..json_text import compact_json
 from ..safe_text import brief
 from ..security import caller_seeds, identity_in
 from ..services.implied_beans import named_beans
 from ..services.method_marks import named_at_tool
 from ..tools.failures import ToolErrors, hide_details, return_to_model
-from ..tools.marks import tool_mark_of
-from ..tools.results import awaited
-from ..tools.single_methods import class_defining
-from ..tools.sources import AiServiceTool, Member, bean_types, clashes, is_function, members_of, read_member, read_tools
+from ..tools.sources import bean_types, clashes
 from ..tools.tool_calls import Tool
 from .blocks import block_of
+from .error_codes import INTERNAL_ERROR, INVALID_PARAMS
 from .resources import (
     OfferedPrompt,
     OfferedResource,
@@ -44,15 +39,14 @@ from .resources import (
     list_of_prompts,
     list_of_resources,
     list_of_templates,
-    mark_of,
-    marked_members,
     prompt_answer,
     resource_answer,
 )
+from .served_sources import ToolMember, has_bean_offers, read_source, with_owner
+from .structured_output import StructuredOutput
 
 if TYPE_CHECKING:
     from mcp.server import Server
-    from pydantic import TypeAdapter
 
     from ..di.graph import BeanGraph
 
@@ -60,22 +54,12 @@ logger = logging.getLogger("toolbox.mcp")
 
 Offer = TypeVar("Offer")
 
-INTERNAL_ERROR = -32603
-INVALID_PARAMS = -32602
 MAX_WAITING_PROGRESS = 100
 """Reports of progress that wait for a slow client; older ones are dropped."""
 
 
 class McpEndpoint:
     """The value of `InvocationContext.service` when an MCP client calls a tool."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolMember:
-    """One tool of a class: `Orders.find` as (`Orders`, `"find"`)."""
-
-    owner: type
-    attribute: str
 
 
 def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolbox") -> Server[Any]:
@@ -91,19 +75,19 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
     from mcp.server import Server
 
     where = f"MCP server {name!r}"
-    sources = tuple(_with_owner(each, container) for each in tools)
+    sources = tuple(with_owner(each, container) for each in tools)
     read: list[Tool] = []
     offers = Offers()
     problems: list[Problem] = []
     for source in sources:
-        read += _read_source(source, offers, where, problems)
+        read += read_source(source, offers, where, problems)
     problems += clashes(read, where)
     problems += offers.clashes(where)
     problems += _approval_problems(read)
     if problems:
         raise IllegalConfigurationError(problems)
     owners = [each.owner if isinstance(each, ToolMember) else each for each in sources]
-    beans = dict.fromkeys((*bean_types(owners), *filter(_has_bean_offers, owners)))
+    beans = dict.fromkeys((*bean_types(owners), *filter(has_bean_offers, owners)))
     container.register(*(each for each in beans if not internals_of(container).knows(each)))
     if not container.is_started:
         served = (*read, *(each.tool for each in offers.resources), *(each.tool for each in offers.prompts))
@@ -143,13 +127,13 @@ def _approval_problems(tools: Iterable[Tool]) -> Iterator[Problem]:
 
 def served_tools(container: Container, tools: Iterable[Any]) -> tuple[Tool, ...]:
     """Return the tools that a server with these sources offers."""
-    return tuple(tool for each in tools for tool in _read_source(_with_owner(each, container), Offers(), "", []))
+    return tuple(tool for each in tools for tool in read_source(with_owner(each, container), Offers(), "", []))
 
 
 def reports_progress(tools: Iterable[Any], container: Container) -> bool:
     """Return True if one of `tools`, or of their resources and prompts, reports its progress to clients."""
     offers = Offers()
-    found = [tool for each in tools for tool in _read_source(_with_owner(each, container), offers, "", [])]
+    found = [tool for each in tools for tool in read_source(with_owner(each, container), offers, "", [])]
     found += [each.tool for each in offers.resources]
     found += [each.tool for each in offers.prompts]
     return any(each.progress_names for each in found)
@@ -175,86 +159,6 @@ async def serve_stdio(container: Container, tools: Iterable[Any], name: str = "t
         with redirect_stdout(sys.stderr):
             async with container:
                 await server.run(reading, writing, server.create_initialization_options())
-
-
-# --- single tools of a class
-
-
-def _read_source(source: Any, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
-    """Return the tools of a source, and add its resources and prompts to `offers`."""
-    if isinstance(source, ToolMember):
-        return _read_single_method(source, offers, where, problems)
-    owner = _class_of(source)
-    has_offers = has_tools = False
-    if is_function(source):
-        if has_offers := mark_of(source) is not None:
-            offers.add_function(source, problems)
-        has_tools = tool_mark_of(source) is not None
-    elif isinstance(owner, type):
-        bean, instance = (source, None) if source is owner or get_origin(source) is not None else (None, source)
-        for member in marked_members(owner):
-            offers.add_member(member, bean, instance, problems)
-            has_offers = True
-        has_tools = any(True for _ in members_of(owner))
-    if has_offers and not has_tools:
-        return ()
-    tools, found = read_tools([source], where)
-    problems += found
-    return tools
-
-
-def _class_of(source: Any) -> Any:
-    """Return the class of an item: itself, the class of an annotation such as `Annotated[Orders, …]`, or its type."""
-    if isinstance(source, (type, Mapping, AiServiceTool)):
-        return source
-    if get_origin(source) is Annotated:
-        return _class_of(get_args(source)[0])
-    return get_origin(source) or type(source)
-
-
-def _read_single_method(source: ToolMember, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
-    """Return a single method of a class as a tool, or add it to `offers`, or both."""
-    offered = [each for each in marked_members(source.owner) if each.attribute == source.attribute]
-    for each in offered:
-        offers.add_member(each, source.owner, None, problems)
-    member = next((each for each in members_of(source.owner) if each.attribute == source.attribute), None)
-    if member is None:
-        if not offered:
-            fact = f"{source.owner.__name__}.{source.attribute} is not a tool"
-            problems.append(Problem(where, fact, "mark the method with @tool, @mcp_resource or @mcp_prompt"))
-        return ()
-    tool = read_member(member, source.owner, None, problems)
-    return () if tool is None else (tool,)
-
-
-def _has_bean_offers(owner: Any) -> bool:
-    """Return True for a class whose resources or prompts need an instance."""
-    return isinstance(owner, type) and any(each.bound_to == "instance" for each in marked_members(owner))
-
-
-def _member_of(owner: type, attribute: str) -> Member | None:
-    found = (*members_of(owner), *marked_members(owner))
-    return next((each for each in found if each.attribute == attribute), None)
-
-
-def _with_owner(source: Any, container: Container) -> Any:
-    """Return `Orders.find`, which is a plain function, as a `ToolMember` of its class; other sources unchanged."""
-    if not inspect.isfunction(source) or (defining := class_defining(source)) is None:
-        return source
-    for owner in (*_beans_with(source, container), defining):
-        member = _member_of(owner, source.__name__)
-        if member is not None and member.function is source and member.bound_to == "instance":
-            return ToolMember(owner, member.attribute)
-    return source
-
-
-def _beans_with(function: Any, container: Container) -> Iterator[type]:
-    """Yield the bean class that has this method, possibly inherited, if there is exactly one."""
-    if container.is_started:
-        return
-    found = [each for each in internals_of(container).mcp_beans() if getattr(each, function.__name__, None) is function]
-    if len(found) == 1:
-        yield found[0]
 
 
 # --- requests
@@ -311,8 +215,7 @@ class _Handlers:
                 _report_progress(context, self._tools.get(params.name)) as on_progress,
             ):
                 # A tool that the identity may not call is an unknown tool, and no error names it.
-                tools = {each.name: each for each in await self._choose_allowed(self._tools.values(), _same)}
-                outcome = await host.execute(tools, request, McpEndpoint, failures, on_progress=on_progress)
+                outcome = await host.execute(self._tools, request, McpEndpoint, failures, on_progress=on_progress)
         except ToolAbort as error:
             return _make_tool_answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
         except Exception as error:
@@ -516,77 +419,3 @@ def _make_tool_answer(message: ToolExecutionResultMessage, structured: Any, *, f
 
     content = [block_of(each) for each in message.contents or (TextContent(message.text),)]
     return CallToolResult(content=content, structured_content=structured, is_error=failed)
-
-
-# --- structured content
-
-
-# Types without structured content: plain text needs no schema, and the others already define what the model reads.
-_TEXT_TYPES = (str, None, type(None), Any, object, EMPTY)
-_CONTENT_TYPES = (*CONTENT_TYPES, ToolExecutionResult)
-_DEFINITIONS = "#/$defs/"
-_WRAPPER_FIELD = "result"
-
-
-class StructuredOutput:
-    """Output schema and structured content of one tool.
-
-    MCP requires an object: any other value is wrapped as `{"result": …}`.
-    """
-
-    def __init__(self, adapter: TypeAdapter[Any], schema: dict[str, Any]) -> None:
-        from jsonschema.validators import Draft202012Validator  # type: ignore[import-untyped]  # no type hints
-
-        schema = _resolve_root(schema)
-        self._is_wrapped = schema.get("type") != "object"
-        if self._is_wrapped:
-            definitions = schema.pop("$defs", None)
-            schema = {"type": "object", "properties": {_WRAPPER_FIELD: schema}, "required": [_WRAPPER_FIELD]}
-            if definitions is not None:
-                schema["$defs"] = definitions
-        self.schema = schema
-        self._serializer: Any = adapter.serializer
-        self._validator = Draft202012Validator(schema)
-
-    @classmethod
-    def of(cls, tool: Tool) -> StructuredOutput | None:
-        """Return the structured output for a tool's return annotation, or None if a text is enough."""
-        from pydantic import TypeAdapter
-
-        returns = awaited(tool.returns)
-        if hasattr(get_origin(returns) or returns, "__tool_value__"):  # `Result[T]` counts as T
-            (returns,) = get_args(returns) or (EMPTY,)
-        if isinstance(returns, Unresolved) or returns in _TEXT_TYPES or any(map(_is_content, _nested_types(returns))):
-            return None
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(returns)
-            return cls(adapter, adapter.json_schema(mode="serialization"))
-        except Exception:  # pydantic does not support the type or has no schema for it: send text only
-            return None
-
-    def value(self, value: Any) -> dict[str, Any]:
-        """Return a value as structured content. Raises if it does not match the schema."""
-        encoded = self._serializer.to_json(value, warnings=False, by_alias=True, polymorphic_serialization=True)
-        plain = json.loads(encoded)
-        structured: dict[str, Any] = {_WRAPPER_FIELD: plain} if self._is_wrapped else plain
-        self._validator.validate(structured)
-        return structured
-
-
-def _nested_types(annotation: Any) -> Iterator[Any]:
-    yield annotation
-    for each in get_args(annotation):
-        yield from _nested_types(each)
-
-
-def _is_content(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, _CONTENT_TYPES)
-
-
-def _resolve_root(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace a reference at the schema's root, as recursive types have, by the definition."""
-    reference = schema.get("$ref", "")
-    if not reference.startswith(_DEFINITIONS):
-        return dict(schema)
-    definitions = schema["$defs"]
-    return {**definitions[reference.removeprefix(_DEFINITIONS)], "$defs": definitions}
