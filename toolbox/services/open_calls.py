@@ -82,9 +82,10 @@ class Running:
             if task is not None:
                 task.cancel()
         if under_way:
-            # Cancelled calls end at once, unless they undo their tools. That takes as long as calls of tools do, and
-            # nobody else undoes them later: so it gets the same time again.
-            await self.wait_for_end(max(timeout, 1.0))
+            await self.wait_for_end(1.0)  # cancelled calls end at once, unless they undo their tools
+            if self._undoing:
+                # That takes as long as calls of tools do, and nobody else does it later: it gets the same time again.
+                await self.wait_for_end(timeout - 1.0)
             late += [each for each in self._under_way() if each not in late]
         closing = [asyncio.create_task(_close(*each)) for each in list(self._streams.values())]
         if closing:
