@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -94,13 +94,19 @@ def container(store: InMemoryRunStore) -> Container:
     return made.register_instance(Nowhere(), RunEngine)
 
 
+async def execute_until_it_waits(here: Container) -> tuple[Room, asyncio.Task[Any]]:
+    """Let the program execute a run itself. Return the room in which its tool waits, and the task."""
+    room = here.get(Room)
+    await here.runs.start(Waiter.ask, "run", "Hi")
+    executing = asyncio.create_task(here.runs.execute("run"))
+    await room.waits.wait()
+    return room, executing
+
+
 async def test_a_run_that_the_program_executes_ends_with_the_container() -> None:
     store = Kept()
     async with container(store) as here:
-        room = here.get(Room)
-        await here.runs.start(Waiter.ask, "run", "Hi")
-        executing = asyncio.create_task(here.runs.execute("run"))
-        await room.waits.wait()
+        room, executing = await execute_until_it_waits(here)
 
     assert room.has_ended
     stored = await store.load("run")
@@ -112,10 +118,7 @@ async def test_a_run_that_the_program_executes_ends_with_the_container() -> None
 async def test_a_caller_of_execute_that_is_cancelled_ends_the_execution() -> None:
     store = Kept()
     async with container(store) as here:
-        room = here.get(Room)
-        await here.runs.start(Waiter.ask, "run", "Hi")
-        executing = asyncio.create_task(here.runs.execute("run"))
-        await room.waits.wait()
+        room, executing = await execute_until_it_waits(here)
 
         executing.cancel()
         await asyncio.wait([executing])
