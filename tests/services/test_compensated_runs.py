@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +15,14 @@ from tests.listening import Events
 from tests.services.bank import CREDIT, WITHDRAW, Bank, Trips, book, results, rolled_back, trips
 from toolbox import (
     AiMessage,
+    ChatMemoryKey,
+    ChatMemoryStore,
     CompensatedEvent,
     Compensation,
     Container,
+    InMemoryChatMemoryStore,
     InvocationTimeoutError,
+    MemoryId,
     Result,
     ToolboxSettings,
     ToolExecution,
@@ -80,6 +86,34 @@ async def test_cancelling_a_suspended_run_undoes_what_ran_before() -> None:
         assert [each[0] for each in bank.undone] == ["credit"]
         await container.runs.cancel(result.run_id)
     assert len(bank.undone) == 1
+
+
+class LockThatFails(InMemoryChatMemoryStore):
+    """A store whose turn in a conversation fails when it ends."""
+
+    @asynccontextmanager
+    async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
+        yield
+        raise ConnectionError("the database is away")
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_an_error_after_a_suspension_was_stored_undoes_nothing(durable: bool) -> None:
+    @register_ai_service(tools=[Bank, Approved], compensate_on_failure=True, durable=durable)
+    class Desk(Protocol):
+        async def ask(self, conversation: MemoryId[str], run: RunId, text: str) -> Result[str]: ...
+
+    bank, models = Bank(), {"default": ScriptedChatModel([CREDIT, tool_call("pay"), "done"])}
+    container = Container(models=models).register(Desk).register_instance(bank)
+    container.register_instance(LockThatFails(), as_type=ChatMemoryStore)
+    container.register_instance(Kept(), as_type=RunStore)
+    async with container:
+        with pytest.raises(ConnectionError):
+            await container.get(Desk).ask("room", "run", "q")
+        stored = await container.runs.get("run")
+
+    assert (stored.status, [each.tool_name for each in stored.pending]) == ("suspended", ["pay"])
+    assert bank.undone == []
 
 
 async def test_a_suspended_call_that_continues_undoes_nothing() -> None:

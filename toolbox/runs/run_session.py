@@ -373,6 +373,7 @@ class RunSession(RunRecords):
         self.at(path_of(invocation)).suspended = invocation
         if not path_of(invocation):
             await self._store_suspension(await self._describe_run(invocation) if self.document is None else None)
+            self.has_left = True
 
     async def _describe_run(self, invocation: Any) -> StoredRun:
         """Make the header of a run that was not stored so far."""
@@ -402,7 +403,6 @@ class RunSession(RunRecords):
                 text, since = document.to_json(), document.waiting_since
                 changes = RunChanges(status="suspended", document=text, waiting_since=since)
                 await store.append(self.id, self.generation, records, changes, [event_to_json(self.suspension)])
-                self.has_left = True
                 return
             assert run is not None
             run = replace(run, status="suspended", document=document.to_json())

@@ -257,31 +257,33 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
     try:
         yield
     except BaseException as error:
-        if invocation.has_begun:
+        # After a suspension is stored, the run waits for its answer, whatever the layers inside raise then.
+        is_suspended = invocation.place is not None and invocation.place.session.has_left
+        if invocation.has_begun and not is_suspended:
             # The caller of a cancelled method may have left, so its thread cannot run anything.
-            has_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
-            await _await_to_its_end(_undo_failed(invocation, error, has_left), invocation)
+            caller_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
+            await _await_to_its_end(_undo_failed(invocation, error, caller_left), invocation)
         raise
 
 
-async def _undo_failed(invocation: Invocation, error: BaseException, has_left: bool) -> None:
+async def _undo_failed(invocation: Invocation, error: BaseException, caller_left: bool) -> None:
     """Undo all tools of the invocation that succeeded and have not been undone, the last one first.
 
     In a run the failure and the tools are recorded first, so that the invocation cannot succeed after a crash.
     """
     place = invocation.place
     if place is None or place.session.generation is None:
-        await _undo(invocation, _to_undo(invocation), has_left)
+        await _undo(invocation, _to_undo(invocation), caller_left)
         return
     error = _error_to_record(error, invocation)
     if isinstance(error, Exception) and not leaves_run_unchanged(error, place.session.id):
         written = place.session.failure_at(place.path)
         if written is not None:
-            await _undo(invocation, [fields_from_dict(_Undo, each) for each in written["undo"]], has_left)
+            await _undo(invocation, [fields_from_dict(_Undo, each) for each in written["undo"]], caller_left)
         elif listed := _to_undo(invocation):
             undo = [each.to_dict(invocation) for each in listed]
             await place.session.record_failure(place.path, error, undo)
-            await _undo(invocation, listed, has_left)
+            await _undo(invocation, listed, caller_left)
 
 
 def _error_to_record(error: BaseException, invocation: Invocation) -> BaseException:

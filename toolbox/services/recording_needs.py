@@ -52,6 +52,11 @@ class Recorder(Protocol):
         ...
 
     @property
+    def has_left(self) -> bool:
+        """True after the write that suspends or ends the stored run: this process no longer owns it."""
+        ...
+
+    @property
     def has_new_records(self) -> bool:
         """True if this process has written a record: then no process before it has reached the end of the run."""
         ...
