@@ -71,16 +71,18 @@ class Commits:
         """Let all commits go on."""
         self._connection.execute("SELECT pg_advisory_unlock_all()")
 
-    async def begun(self) -> None:
-        """Wait until a commit is under way."""
+    async def begun(self, call: asyncio.Task[Any]) -> None:
+        """Wait until a commit of `call` is under way. Raises the error of a call that ends before."""
         waits = f"SELECT count(*) {WAITING_BACKENDS}"
-        while self.counted(waits) == 0:  # noqa: ASYNC110 - another process waits
+        # On a thread: a slow server must not keep the loop from renewing the lease of the call.
+        while await asyncio.to_thread(self.counted, waits) == 0:
+            assert not call.done(), f"the call ended without a commit: {call.result()}"
             await asyncio.sleep(0.01)
 
     async def is_awaited(self) -> None:
         """Wait until another session waits for a transaction whose commit is under way."""
         waits = f"SELECT count(*) {BACKENDS} IN ('transactionid', 'tuple')"
-        while self.counted(waits) == 0:  # noqa: ASYNC110 - another process waits
+        while await asyncio.to_thread(self.counted, waits) == 0:  # noqa: ASYNC110 - another process waits
             await asyncio.sleep(0.01)
 
     def counted(self, query: str) -> int:
@@ -191,7 +193,7 @@ async def test_a_connection_lost_during_the_commit_does_not_hide_its_success(
     network, model = Network(postgres_url), Payer("pay")
     async with network.opened() as url, bank(url, model) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
-        await commits.begun()
+        await commits.begun(call)
         network.drop()
         await commits.is_awaited()
         commits.go_on()
@@ -221,7 +223,7 @@ async def test_a_commit_that_a_time_limit_interrupts_is_undone(
         else:
             await container.runs.start(Compensated.transfer, "run", "order")
             call = asyncio.create_task(container.runs.result("run"))
-        await commits.begun()
+        await commits.begun(call)
         await commits.is_awaited()
         commits.go_on()
         with pytest.raises((InvocationTimeoutError, RunFailedError)):
@@ -238,7 +240,7 @@ async def test_a_commit_that_the_server_ends_is_an_error_and_can_be_repeated(
     model = Payer("pay")
     async with bank(postgres_url, model) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
-        await commits.begun()
+        await commits.begun(call)
         commits.counted(f"SELECT count(pg_terminate_backend(pid)) {WAITING_BACKENDS}")
         commits.go_on()
 
@@ -255,7 +257,7 @@ async def test_a_tool_whose_time_ends_during_the_commit_has_the_recorded_result(
     model = Payer(tool_name)
     async with bank(postgres_url, model) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
-        await commits.begun()
+        await commits.begun(call)
         await asyncio.wait({call}, timeout=1.25 * LIMIT)  # the time of the tool ends
         assert not call.done()
         commits.go_on()
@@ -273,7 +275,7 @@ async def test_a_tool_whose_time_ends_during_the_commit_has_the_recorded_result(
 async def test_a_time_limit_of_the_call_waits_for_the_commit(postgres_url: str, commits: Commits) -> None:
     async with bank(postgres_url, Payer("pay_without_limit")) as container:
         call = asyncio.create_task(container.get(Hasty).transfer("run", "order"))
-        await commits.begun()
+        await commits.begun(call)
         await commits.is_awaited()
         assert not call.done()
         commits.go_on()
@@ -290,9 +292,9 @@ async def test_a_run_whose_database_is_away_until_its_lease_ends_is_let_go_witho
     postgres_url: str, commits: Commits, tool_name: str
 ) -> None:
     network, model = Network(postgres_url), Payer(tool_name)
-    async with network.opened() as url, bank(url, model, lease=0.5) as container:
+    async with network.opened() as url, bank(url, model, lease=2.0) as container:
         call = asyncio.create_task(container.get(Transfers).transfer("run", "order"))
-        await commits.begun()
+        await commits.begun(call)
         network.refuse()
         if tool_name == "pay":
             network.drop()
@@ -304,7 +306,7 @@ async def test_a_run_whose_database_is_away_until_its_lease_ends_is_let_go_witho
         network.drop()
     commits.go_on()
 
-    async with bank(postgres_url, model, lease=0.5, take_over=True) as container:
+    async with bank(postgres_url, model, lease=2.0, take_over=True) as container:
         assert await container.runs.result("run", timeout=60) == "paid"
     assert commits.payments == 1
 
