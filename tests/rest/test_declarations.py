@@ -160,6 +160,18 @@ def test_all_problems_of_a_class_are_reported_together() -> None:
         assert each.fix
 
 
+def test_the_fix_of_a_missing_path_parameter_names_it() -> None:
+    @rest.register_rest_client
+    class Api(Protocol):
+        @rest.get("/orders")
+        async def order(self, number: Annotated[int, rest.Path("id")]) -> str: ...
+
+    [problem] = problems_of(Api)
+
+    assert problem.what == "the path parameter id is missing in the path"
+    assert problem.fix == "write {id} into the path"
+
+
 def test_parameters_that_the_library_fills_are_not_sent(server) -> None:
     @rest.register_rest_client
     class Api(Protocol):

@@ -433,7 +433,7 @@ class _RequestReader:
         for name in names:
             if name not in in_path:
                 self._report_problem(
-                    f"the path parameter {name} is missing in the path", "write {{{name}}} into the path"
+                    f"the path parameter {name} is missing in the path", f"write {{{name}}} into the path"
                 )
             if names.count(name) > 1:
                 self._report_problem(f"more than one parameter has the name {{{name}}}", "keep one")
