@@ -21,11 +21,22 @@ from ..json_text import compact_json
 from ..rest import Body
 from ..rest.annotations import Place
 from ..rest.client_plans import ParameterPlan
+from ..rest.encoding import DelimitedText
 from ..safe_text import SHOWN, brief
 from ..tools.codec import decode_request
 from .document_reading import DocumentBody, DocumentParameter
 
-_SEPARATORS = {"spaceDelimited": " ", "pipeDelimited": "|"}
+_SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
+"""Delimiters between the words of a list or object that is not exploded; by default a comma."""
+_DELIMITERS = {"label": (".", "."), "matrix": (";", ";")}
+"""The delimiters before the first and before each further part of a value."""
+STYLES = {
+    "path": ("simple", "label", "matrix"),
+    "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
+    "header": ("simple",),
+    "cookie": ("form",),
+}
+"""The styles of the parameters in each place."""
 _PLACES = {"path": Place.PATH, "query": Place.QUERY, "header": Place.HEADER, "cookie": Place.COOKIE}
 
 
@@ -68,8 +79,7 @@ def decode_arguments(
 def make_argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
     """Return the argument for a parameter. `declared` are the properties that an object may send in the query."""
     place = _PLACES[parameter.place]
-    # A query parameter may become several, or get another name: `put` returns the fields to send.
-    plan = ParameterPlan(visible, place, parameter.name, spread=place is Place.QUERY)
+    plan = ParameterPlan(visible, place, parameter.name, spread=_is_spread(parameter))
     return Argument(visible, parameter.required, lambda value: _write_in_style(parameter, value, declared), plan)
 
 
@@ -97,17 +107,23 @@ def choose_media_type(body: DocumentBody) -> str | None:
 
 
 def _write_in_style(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any:
-    """Return the value in the style of the parameter; for a query parameter, the fields to send."""
-    text = _write_as_text(parameter, value)
-    if parameter.place != "query":
-        return text
-    if parameter.media_type is None and isinstance(value, Mapping):
-        value = _require_declared(value, declared)
-        if parameter.style == "deepObject":
-            return {f"{parameter.name}[{key}]": each for key, each in value.items()}
-        if parameter.explode:
-            return value
-    return {parameter.name: text}
+    """Return the value in the style of the parameter; for a parameter that `_is_spread`, the fields to send."""
+    if parameter.media_type is not None:
+        return compact_json(value)
+    if not _is_spread(parameter):
+        return _expand(parameter, value)
+    if not isinstance(value, Mapping):
+        return {parameter.name: value if parameter.explode else _expand(parameter, value)}
+    fields = _require_declared(value, declared)
+    if parameter.style == "deepObject":
+        return {f"{parameter.name}[{key}]": each for key, each in fields.items()}
+    return fields
+
+
+def _is_spread(parameter: DocumentParameter) -> bool:
+    """Return True if a value may be sent as several query parameters, or under other names."""
+    spread = parameter.explode or parameter.style == "deepObject"
+    return parameter.place == "query" and parameter.media_type is None and spread
 
 
 def _require_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str, Any]:
@@ -119,18 +135,34 @@ def _require_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[s
     return value
 
 
-def _write_as_text(parameter: DocumentParameter, value: Any) -> Any:
-    """Return a value as one text; a list that repeats the parameter stays a list."""
-    if parameter.media_type is not None:
-        return compact_json(value)
-    if isinstance(value, list):
-        if parameter.place == "query" and parameter.explode:
-            return value
-        return _SEPARATORS.get(parameter.style, ",").join(_write_word(each) for each in value)
-    if isinstance(value, Mapping):
-        between = "=" if parameter.explode else ","
-        return ",".join(f"{key}{between}{_write_word(each)}" for key, each in value.items())
-    return value
+def _expand(parameter: DocumentParameter, value: Any) -> DelimitedText | None:
+    """Return a value as one text, expanded as RFC 6570 describes; None for an empty list or object.
+
+    Null is omitted in lists and objects.
+    """
+    is_matrix, has_keys = parameter.style == "matrix", isinstance(value, Mapping)
+    if has_keys and parameter.place == "cookie":
+        raise ValueError("an object cannot be sent in a cookie")
+    if has_keys:
+        pairs = [(str(key), _write_word(each)) for key, each in value.items() if each is not None]
+    else:
+        listed = value if isinstance(value, list) else [value]
+        pairs = [(parameter.name, _write_word(each)) for each in listed if each is not None]
+    items = [(key, [word]) for key, word in pairs]
+    if not parameter.explode and items:
+        items = [(parameter.name, [each for pair in pairs for each in (pair if has_keys else pair[1:])])]
+    first, between = _DELIMITERS.get(parameter.style, ("", ","))
+    parts: list[str] = []
+    for at, (key, words) in enumerate(items):
+        delimiter = between if at else first
+        if is_matrix or (has_keys and parameter.explode):
+            parts += [delimiter, key]
+            delimiter = "="
+        if not (is_matrix and words == [""]):
+            for word in words:
+                parts += [delimiter, word]
+                delimiter = _SEPARATORS.get(parameter.style, ",")
+    return DelimitedText(parts) if parts else None
 
 
 def _write_word(value: Any) -> str:

@@ -213,7 +213,8 @@ class _Reader:
 
     def _read_parameter(self, parameter: Any) -> DocumentParameter:
         place = str(parameter.param_in.value)
-        style = parameter.style or ("form" if place in ("query", "cookie") else "simple")
+        default = "form" if place in ("query", "cookie") else "simple"
+        style = default if parameter.style is None else parameter.style
         media_type, content = next(iter((parameter.content or {}).items()), (None, None))
         schema = content.media_type_schema if content is not None else parameter.param_schema
         return DocumentParameter(

@@ -29,6 +29,7 @@ from ..rest.replies import ReplyPlan, ReplyShape
 from ..safe_text import brief
 from ..schemas import readable, unknown_references
 from .arguments import (
+    STYLES,
     Argument,
     ArgumentsValidator,
     choose_media_type,
@@ -146,6 +147,9 @@ def _problems_of_operation(operation: Operation, plan: OperationPlan | None) -> 
     for each in operation.parameters:
         if each.place in ("header", "cookie") and not is_header_name(each.name):
             yield Problem(where, f"invalid name of a {each.place}: {brief(each.name)!r}", "correct the document")
+        if each.media_type is None and each.style not in (known := STYLES[each.place]):
+            what = f"unknown style {brief(each.style)!r} of the {each.place} parameter {brief(each.name)!r}"
+            yield Problem(where, what, f"use one of: {', '.join(known)}")
     if plan is not None:
         for reference in sorted(plan.unknown_references):
             yield Problem(where, f"the reference {brief(reference)!r} is unknown", "add it to the components")

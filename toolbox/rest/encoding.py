@@ -10,7 +10,7 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -40,6 +40,21 @@ PROTECTED_HEADERS = frozenset(
 
 class EncodingError(ValueError):
     """A value that cannot be sent in its place; the message says why, without the value."""
+
+
+class DelimitedText(str):
+    """A text whose delimiters are sent as they are in a URL, while the words between them are percent-encoded.
+
+    `parts` alternates between delimiters (even indexes) and words (odd indexes): `(".", "a", ",", "b,c")` is sent as
+    `.a,b%2Cc`. The delimiters must be characters that URLs allow.
+    """
+
+    parts: Sequence[str]
+
+    def __new__(cls, parts: Sequence[str]) -> DelimitedText:
+        text = super().__new__(cls, "".join(parts))
+        text.parts = parts
+        return text
 
 
 def is_secret(value: object) -> bool:
@@ -135,9 +150,10 @@ def _scalar_texts(value: Any) -> Iterator[str]:
 
 
 def percent_encode(text: str) -> str:
-    """Percent-encode all characters that have a meaning in URLs."""
+    """Percent-encode all characters that have a meaning in URLs, except the delimiters of a `DelimitedText`."""
+    parts = text.parts if isinstance(text, DelimitedText) else ("", text)
     try:
-        return quote(text, safe="")
+        return "".join(quote(part, safe="") if at % 2 else part for at, part in enumerate(parts))
     except UnicodeEncodeError as error:
         raise EncodingError("it contains a lone surrogate, which is not valid text") from error
 
