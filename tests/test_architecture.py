@@ -112,7 +112,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "stamina": ("toolbox.interceptors", "toolbox.rest"),
     "jsonschema": ("toolbox.openapi.arguments", "toolbox.mcp"),
     "openapi_pydantic": ("toolbox.openapi.document_reading",),
-    "referencing": ("toolbox.openapi.arguments",),
+    "referencing": ("toolbox.openapi.arguments", "toolbox.mcp.screening"),
     "typer": ("toolbox.cli", "sample_app"),
     "rich": ("toolbox.cli", "sample_app"),
     "anyio": ("toolbox_fastapi", "toolbox.mcp"),

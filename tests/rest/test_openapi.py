@@ -186,6 +186,69 @@ async def test_bodies_are_sent_as_json_or_as_a_form(server) -> None:
     assert server.last.body == b"user=a%20b"
 
 
+def posting(schema, media_type="application/json", **components):
+    """A document whose only operation sends a body of this schema."""
+    body = {"required": True, "content": {media_type: {"schema": schema}}}
+    paths = {"/x": {"post": {"operationId": "op", "requestBody": body, "responses": {}}}}
+    info = {"title": "x", "version": "1"}
+    return {"openapi": "3.0.3", "info": info, "paths": paths, "components": {"schemas": components}}
+
+
+TEXT = {"type": "string"}
+CITY = {"type": "object", "properties": {"city": TEXT, "zip": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "sent"),
+    [
+        ({"properties": {"a": TEXT, "b": TEXT}}, {"a": None, "b": ""}, {"b": ""}),
+        ({"properties": {"a": {**TEXT, "nullable": True}}}, {"a": None}, {"a": None}),
+        ({"properties": {"a": {}}}, {"a": None}, {"a": None}),
+        ({"properties": {"home": {"$ref": "#/components/schemas/City"}}}, {"home": {"zip": None}}, {"home": {}}),
+        ({"properties": {"home": {"$ref": "#/components/schemas/City"}}}, {"home": None}, {}),
+        ({"properties": {"homes": {"type": "array", "items": CITY}}}, {"homes": [{"city": None}]}, {"homes": [{}]}),
+        ({"additionalProperties": TEXT}, {"a": None, "b": "x"}, {"b": "x"}),
+        ({"oneOf": [{**CITY, "required": ["zip"]}, {"required": ["b"]}]}, {"zip": 1, "city": None}, {"zip": 1}),
+        ({"properties": {str(n): TEXT for n in range(250)}}, {str(n): None for n in range(250)}, {}),
+    ],
+)
+async def test_null_for_an_optional_field_of_a_body_is_left_out_unless_it_is_a_value(
+    server, schema, body, sent
+) -> None:
+    [executor] = tools_from_openapi(posting(schema, City=CITY), server.url).values()
+
+    await call(executor, body=body)
+
+    assert server.last.json == sent
+
+
+async def test_null_for_an_optional_field_of_a_form_is_left_out(server) -> None:
+    document = posting({"properties": {"a": TEXT, "b": TEXT}}, "application/x-www-form-urlencoded")
+    [executor] = tools_from_openapi(document, server.url).values()
+
+    await call(executor, body={"a": None, "b": "x"})
+
+    assert server.last.body == b"b=x"
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        ({"properties": {"a": TEXT}, "required": ["a"]}, {"a": None}),
+        ({"properties": {"a": {"type": "array", "items": TEXT}}}, {"a": [None]}),
+        ({"properties": {"a": TEXT, "b": TEXT}}, {"a": None, "b": 1}),
+        ({"type": "object"}, None),
+    ],
+)
+async def test_null_for_what_is_required_is_an_invalid_argument(server, schema, body) -> None:
+    [executor] = tools_from_openapi(posting(schema), server.url).values()
+
+    with pytest.raises(ToolArgumentsError):
+        await call(executor, body=body)
+
+    assert server.received == []
+
+
 @pytest.mark.parametrize(
     ("media_type", "value"),
     [

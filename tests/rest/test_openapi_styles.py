@@ -158,7 +158,8 @@ def test_unknown_styles_are_problems(place, style) -> None:
 
     [problem] = caught.value.problems
     assert problem.where.startswith("GET /c")
-    assert "unknown style" in problem.what and f"the {place} parameter 'p'" in problem.what
+    assert "unknown style" in problem.what
+    assert f"the {place} parameter 'p'" in problem.what
     assert problem.fix.startswith("use one of: ")
 
 

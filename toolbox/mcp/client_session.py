@@ -193,9 +193,11 @@ class McpSession:
         self.end(reason)
 
     async def _on_response(self, response: httpx2.Response) -> None:
-        if response.status_code in (400, 404) and "mcp-session-id" in response.request.headers:
-            self.is_unknown_to_server = True
+        # Only the last refused message counts, because a call that failed must not be sent again. Many servers answer
+        # 404 to the request that would open an event stream, and some refuse invalid arguments with 400.
         if response.request.method == "POST" and response.status_code >= 400:
+            has_session = "mcp-session-id" in response.request.headers
+            self.is_unknown_to_server = has_session and response.status_code in (400, 404)
             self.refusal = RefusedRequest(response.status_code, response.headers.get("www-authenticate"))
 
     async def _on_log(self, params: Any) -> None:

@@ -198,6 +198,19 @@ def _is_valid(schema: dict[str, Any]) -> bool:
     return True
 
 
+def admits_null(schema: Mapping[str, Any], name: str) -> bool:
+    """Return True if the property of this name may be null by a tool's schema, or if that cannot be decided."""
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    # With an empty registry, the validator fetches nothing: a schema can refer to other documents by `$dynamicRef`.
+    validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
+    try:
+        return bool(validator.evolve(schema=schema["properties"][name]).is_valid(None))
+    except Exception:  # a reference without end, or to another document
+        return True
+
+
 def _values_in(schema: Any) -> Iterator[tuple[Any, int]]:
     """Yield each value of a schema with its depth, without recursion."""
     pending = [(schema, 1)]

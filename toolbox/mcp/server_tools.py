@@ -21,7 +21,15 @@ from ..deferred_answers import (
 )
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
-from ..errors import McpConnectionError, McpError, McpInputRequiredError, Problem, ToolArgumentsError, ToolDeferred
+from ..errors import (
+    McpConnectionError,
+    McpError,
+    McpInputRequiredError,
+    Problem,
+    ToolArgumentsError,
+    ToolDeferred,
+    ToolRetry,
+)
 from ..json_text import compact_json, read_arguments
 from ..parameters import TAKES_PROGRESS
 from ..safe_text import brief
@@ -33,7 +41,7 @@ from .blocks import resource_result, tool_result
 from .connection import McpConnection
 from .error_codes import INVALID_PARAMS
 from .questions import read_answers
-from .screening import visible
+from .screening import admits_null, visible
 from .servers import NAMED_SERVERS, McpServer, McpServers, all_servers
 from .tool_choice import fingerprint_of, matches_any
 
@@ -142,7 +150,7 @@ def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> A
     """
 
     async def execute_tool(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
-        arguments = decode_request(request, tool.input_schema)
+        arguments = _without_nulls(decode_request(request, tool.input_schema), tool.input_schema)
         answers, state = read_answers(current_answer.get())
         try:
             try:
@@ -160,7 +168,7 @@ def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> A
             raise ToolDeferred(error.message, attributes) from None
         except McpError as error:
             if error.code == INVALID_PARAMS:
-                raise ToolArgumentsError(request, [("", brief(error.message))]) from error
+                raise _ask_to_try_again(error) from error
             raise
         answer = tool_result(result)
         if answer.is_error:
@@ -177,6 +185,22 @@ def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> A
     setattr(execute_tool, TAKES_PROGRESS, True)
     needs_approval = _needs_approval(server.settings, tool)
     return AiServiceTool(specification, execute_tool, requires_approval=needs_approval, deferred=takes_input)
+
+
+def _without_nulls(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments without each null that stands for an optional argument and that its schema does not admit.
+
+    Models write null for what they leave out; with `strict=True` they have to. Nested values stay as they are.
+    """
+    given = {name for name, value in arguments.items() if value is None}
+    optional = (given & schema.get("properties", {}).keys()).difference(schema.get("required", ()))
+    left_out = {name for name in optional if not admits_null(schema, name)}
+    return {name: value for name, value in arguments.items() if name not in left_out}
+
+
+def _ask_to_try_again(error: McpError) -> ToolRetry:
+    """Return the error for a call with parameters that the server rejects: only the model can correct them."""
+    return ToolRetry(f"MCP server {error.server!r} rejected the call: {error.message or 'invalid parameters'}")
 
 
 def _needs_approval(settings: McpSettings, tool: Any) -> bool:
@@ -250,7 +274,7 @@ def _make_resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool
             result = await by_name[name].read_resource(arguments["uri"])
         except McpError as error:
             if error.code == INVALID_PARAMS:
-                raise ToolArgumentsError(request, [("uri", brief(error.message))]) from error
+                raise _ask_to_try_again(error) from error
             raise
         return resource_result(result.contents)
 

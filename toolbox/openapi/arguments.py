@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,13 +59,13 @@ def decode_arguments(
     missing = [each.name for each in arguments if each.required and each.name not in given]
     if missing:
         raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])
-    # Null omits an optional argument.
+    # Null omits an optional argument, also where the schema admits it: only a body can say null.
     values = {
         each.name: given[each.name]
         for each in arguments
         if each.name in given and (each.required or given[each.name] is not None)
     }
-    if faults := validator.faults(values):
+    if faults := validator.correct(values):
         raise ToolArgumentsError(request, faults)
     for each in arguments:
         try:
@@ -180,18 +181,23 @@ class ArgumentsValidator:
         self._library = _load_schema_library()
         self._validator: Any = None
 
-    def faults(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Return the faults of these arguments, as (path, message); at most `SHOWN`.
+    def correct(self, arguments: dict[str, Any]) -> list[tuple[str, str]]:
+        """Leave out each null that the schema does not admit, and return the other faults, as (path, message).
 
-        Raises `IllegalConfigurationError` if the schema is invalid.
+        Models write null for what they leave out, at any depth. At most `SHOWN` faults are returned. Raises
+        `IllegalConfigurationError` if the schema is invalid.
         """
         if self._validator is None:
             self._validator = self._compile_validator()
         try:
-            found = list(itertools.islice(self._validator.iter_errors(dict(arguments)), SHOWN))
+            while True:
+                found = list(itertools.islice(self._validator.iter_errors(arguments), SHOWN))
+                if not (nulls := [path for each in found for path in _find_null_properties(each)]):
+                    return [(brief(".".join(map(str, each.absolute_path))), brief(each.message)) for each in found]
+                for *outer, name in nulls:
+                    functools.reduce(operator.getitem, outer, arguments).pop(name, None)
         except RecursionError:
             return [("", "nested too deeply")]
-        return [(brief(".".join(map(str, each.absolute_path))), brief(each.message)) for each in found]
 
     def _compile_validator(self) -> Any:
         import referencing
@@ -205,6 +211,15 @@ class ArgumentsValidator:
             raise IllegalConfigurationError([problem]) from None
         # With an empty registry, the validator does not fetch references.
         return _make_validator_class()(schema, registry=referencing.Registry())
+
+
+def _find_null_properties(error: Any) -> Iterator[list[Any]]:
+    """Yield the paths of the properties that are null against their schema, also in alternatives such as `anyOf`."""
+    path = list(error.absolute_path)
+    if error.instance is None and path and isinstance(path[-1], str):
+        yield path
+    for each in error.context or ():
+        yield from _find_null_properties(each)
 
 
 def _load_schema_library() -> Any:
