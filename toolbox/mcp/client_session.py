@@ -209,14 +209,26 @@ class McpSession:
             self._callbacks.on_tools_changed()
 
     async def _follow_changes(self, client: Client) -> None:
-        """Subscribe to changes of the tool list; servers of older protocol versions send notifications instead."""
-        try:
-            async with client.listen(tools_list_changed=True) as changes:
-                self._callbacks.on_tools_changed()  # changes before the subscription are not reported
-                async for _ in changes:
-                    self._callbacks.on_tools_changed()
-        except Exception as error:  # older servers refuse; losing the subscription only loses news of changes
-            logger.debug("no subscription to MCP server %r: %s", self._name, error)
+        """Subscribe to changes of the tool list, and again after the stream of a subscription has ended.
+
+        Servers of older protocol versions refuse, and send notifications instead.
+        """
+        from .event_streams import StreamPauses
+
+        pauses, has_subscribed = StreamPauses(), False
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    has_subscribed = True
+                    self._callbacks.on_tools_changed()  # changes before the subscription are not reported
+                    async for _ in changes:
+                        self._callbacks.on_tools_changed()
+            except Exception as error:  # without a subscription, only the news of changes are lost
+                logger.debug("no subscription to MCP server %r: %s", self._name, error)
+            if not has_subscribed:
+                return
+            pauses.note_end()
+            await pauses.before_opening()
 
 
 class _WatchedStream:

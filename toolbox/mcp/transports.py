@@ -21,6 +21,7 @@ from ..http_replies import BoundedBody, RefusedBody
 from ..logs import hide_queries
 from ..settings import McpSettings
 from ..tls import tls_context
+from .event_streams import HttpStreamPauses
 from .screening import too_large
 
 if TYPE_CHECKING:
@@ -46,14 +47,19 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
     if "?" in url:  # httpx2 logs the URL of each request
         hide_queries(url.partition("?")[0])
 
+    pauses = HttpStreamPauses(settings.timeout)
+
     async def limit_reply(response: httpx2.Response) -> None:
-        response.stream = _McpBody(response, limit)
+        response.stream = _McpBody(response, limit, pauses.watch(response))
 
     headers = {"accept-encoding": "gzip, deflate"}
     headers |= {name.lower(): value.get_secret_value() for name, value in settings.headers.items()}
     # No read timeout: an event stream can be silent for a long time. The client limits the time of each call.
     timeout = httpx2.Timeout(settings.connect_timeout, read=None)
-    hooks = {"response": [on_response, limit_reply]}
+    hooks: dict[str, list[Callable[..., Any]]] = {
+        "request": [pauses.before_request],
+        "response": [on_response, limit_reply],
+    }
     client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks, verify=tls_context())
     await stack.enter_async_context(client)
     return streamable_http_client(url, http_client=client, max_sse_event_size=limit)
@@ -62,13 +68,19 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
 class _McpBody(BoundedBody):
     """The decoded body of a reply; raises `StreamError` when it exceeds `limit` bytes or cannot be decoded.
 
-    Event streams have no total limit, because they can stay open for days: the SDK limits each event.
+    Event streams have no total limit, because they can stay open for days: the SDK limits each event. Closing the
+    body calls `on_end`.
     """
 
-    def __init__(self, response: httpx2.Response, limit: int) -> None:
+    def __init__(self, response: httpx2.Response, limit: int, on_end: Callable[[], None] | None) -> None:
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         super().__init__(response, None if is_stream else limit)
-        self._limit = limit
+        self._limit, self._on_end = limit, on_end
+
+    async def aclose(self) -> None:
+        if self._on_end is not None:
+            self._on_end()
+        await super().aclose()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
