@@ -236,12 +236,24 @@ def _read_escape(escape: str) -> bytes:
 # --- characters that a terminal or a log must not get
 
 
-# C0 and C1 controls, DEL, line separators, text direction marks, tags, lone surrogates.
-_UNSAFE = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff"
+# Control characters, line separators and lone surrogates.
+_CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+# Characters without a shape: Unicode's category Cf (direction marks, tags, soft hyphens), variation selectors, and
+# fillers, which are letters without a shape. Joiners (U+200C, U+200D) stay: emoji and several scripts need them.
+_SHAPELESS = (
+    "\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
+    "\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
+    "\U00013430-\U0001343f\U00016fe4\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-_FOR_TERMINAL = re.compile(f"[{_UNSAFE}]")
-_FOR_LINE = re.compile(f"[\n{_UNSAFE}]")
+UNSEEN = f"[{_CONTROLS}{_SHAPELESS}]"
+"""A regular expression for a character that a person does not see, or that controls how others are shown.
+
+It does not match line breaks, tabs and joiners.
+"""
+# Texts of models are full of emoji with U+FE0F: to a terminal and a log, it is a part of the picture.
+_NO_EMOJI = "(?<![\ufe0e\ufe0f])"
+_FOR_TERMINAL = re.compile(f"{UNSEEN}{_NO_EMOJI}")
+_FOR_LINE = re.compile(f"\n|{UNSEEN}{_NO_EMOJI}")
 
 LOGGERS = tuple(
     f"toolbox{name}"
@@ -274,12 +286,12 @@ def printable(text: str) -> str:
 
 
 def for_terminal(text: str) -> str:
-    r"""Return the text with visible control characters, such as `\x1b`; line breaks and tabs stay."""
+    r"""Return the text with its unseen characters as escapes, such as `\x1b`; line breaks and tabs stay."""
     return _FOR_TERMINAL.sub(_show_escaped, text.replace("\r\n", "\n"))
 
 
 def for_line(text: str) -> str:
-    r"""Return the text as one line with visible control characters; line breaks become `\n`."""
+    r"""Return the text as one line with its unseen characters as escapes; line breaks become `\n`."""
     return _FOR_LINE.sub(_show_escaped, text)
 
 

@@ -202,14 +202,14 @@ async def test_tools_that_only_run_as_tasks_are_not_offered_with_the_newest_prot
 
 
 async def test_invisible_characters_are_removed_from_descriptions() -> None:
-    hidden = "Adds\x1b[8m \U000e0041\U000e0042two\u202e numbers\n\tsafely 👩\u200d🔬"
-    schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "one\x07 number"}}}
+    hidden = "Adds\u2028\x1b[8m \U000e0041\U000e0042two\u202e numbers\n\tsafely 👩\u200d🔬"
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "one\x07\u2029number"}}}
     listed = {"tools": [{"name": "add", "description": hidden, "inputSchema": schema}]}
     async with connected(hostile({"tools/list": [listed]})) as server:
         [offered] = await server.tools()
 
-    assert offered.description == "Adds[8m two numbers\n\tsafely 👩\u200d🔬"
-    assert offered.input_schema["properties"]["a"]["description"] == "one number"
+    assert offered.description == "Adds\n[8m two numbers\n\tsafely 👩\u200d🔬"
+    assert offered.input_schema["properties"]["a"]["description"] == "one\nnumber"
 
 
 def invisible_characters() -> str:
@@ -217,7 +217,9 @@ def invisible_characters() -> str:
     assigned = (chr(each) for each in range(sys.maxunicode + 1))
     formats = "".join(each for each in assigned if unicodedata.category(each) == "Cf" and each not in "\u200c\u200d")
     selectors = [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x180E)]
-    return formats + "".join(map(chr, selectors)) + "\u034f\u115f\u1160\u2800\u3164\uffa0"
+    return (
+        formats + "".join(map(chr, selectors)) + "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U00016fe4\U0001d159"
+    )
 
 
 async def test_no_character_without_a_shape_stays_in_a_text_that_explains_a_tool() -> None:
@@ -232,7 +234,9 @@ async def test_no_character_without_a_shape_stays_in_a_text_that_explains_a_tool
     assert {*texts, offered.input_schema["properties"]["a"]["description"]} == {"AB \u0646\u200c\u0645"}
 
 
-@pytest.mark.parametrize("character", ["\u00ad", "\u200b", "\u202e", "\ufe0f", "\U000e0041", "\u3164", "\U000e0101"])
+@pytest.mark.parametrize(
+    "character", ["\u00ad", "\u200b", "\u202e", "\ufe0f", "\U000e0041", "\u3164", "\U000e0101", "\u2028"]
+)
 @pytest.mark.parametrize("place", ["name", "parameter", "enum", "constant", "inner enum"])
 async def test_a_tool_with_a_name_or_a_value_that_nobody_can_see_is_not_offered(
     place: str, character: str, caplog: pytest.LogCaptureFixture

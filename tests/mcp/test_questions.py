@@ -167,9 +167,18 @@ async def test_deprecated_questions_are_failures_of_the_tool() -> None:
         "https://good.example/\u202egpj.exe",
         "/relative",
         "",
+        "https://bank.example@evil.example/",
+        "https://bank.example:443@evil.example/",
+        "https://@evil.example/",
+        "https://bank.example%2Flogin@evil.example",
+        "https://evil.example\\@bank.example/",
+        "https://evil.example\\.bank.example/",
+        "https://bank.exam\nple/",
+        "https://bank.example/a b",
+        "https://bank.example/\u2028",
     ],
 )
-async def test_an_address_that_is_not_of_the_web_is_declined_without_asking_anybody(url: str) -> None:
+async def test_an_address_that_could_mislead_is_declined_without_asking_anybody(url: str) -> None:
     container, _ = restaurant(AiMessage(None, [tool_call("sign_in", {"url": url})]), "No.")
     async with container:
         result = await container.get(Waiter).serve("Sign me in.")
@@ -178,7 +187,18 @@ async def test_an_address_that_is_not_of_the_web_is_declined_without_asking_anyb
     assert [each.result for each in result.tool_executions] == ["a: decline"]
 
 
-@pytest.mark.parametrize("url", ["https://login.example/x?y=1", "HTTP://127.0.0.1:8000/"])
+async def test_the_user_info_of_a_declined_address_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    url = "https://me:pass@word@evil.example/?x=1"
+    container, _ = restaurant(AiMessage(None, [tool_call("sign_in", {"url": url})]), "No.")
+    async with container:
+        await container.get(Waiter).serve("Sign me in.")
+
+    assert "'https://***@evil.example/?x=1' is not an http or https address without user info" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["https://login.example/x?y=1", "HTTP://127.0.0.1:8000/", "https://login.example/@me?to=a@b.example#@"]
+)
 async def test_a_web_address_is_shown_to_the_person(url: str) -> None:
     container, _ = restaurant(AiMessage(None, [tool_call("sign_in", {"url": url})]), "Done.")
     async with container:

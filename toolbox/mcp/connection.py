@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -62,6 +63,7 @@ FIRST_WAIT, LAST_WAIT = 0.05, 0.25
 MAX_GROUPS = 64
 """Sessions of one server with different headers; the one that was not used for the longest time is closed first."""
 
+_USER_INFO = re.compile(r"//[^/?#]*@")
 # Transport errors: the connection closed, or an HTTP error status without a JSON-RPC error.
 _TRANSPORT_ERRORS = ((CONNECTION_CLOSED, ""), (INTERNAL_ERROR, "server returned an error response"))
 
@@ -484,9 +486,9 @@ async def _call_until_done(
             if not refused:
                 raise McpInputRequiredError(server, requests, state)
             logger.warning(
-                "MCP server %r: its questions are declined: %r is not an http or https address",
+                "MCP server %r: its questions are declined: %r is not an http or https address without user info",
                 server,
-                hide(brief(refused[0], 80)),
+                hide(brief(_USER_INFO.sub("//***@", refused[0]), 80)),
             )
             responses = {key: ElicitResult(action="decline") for key in requests}
         await asyncio.sleep(wait)  # the limit of the call ends this

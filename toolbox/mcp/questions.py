@@ -5,6 +5,7 @@ Not here: suspending a call that waits for an answer (`server_tools`), sending t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +14,8 @@ from ..deferred_answers import DeferredAnswer
 from ..errors import McpError, ToolDeferred
 from ..safe_text import brief
 from .screening import MAX_MESSAGE_CHARS, visible
+
+_MISLEADING = re.compile(r"[\s\\]")
 
 # --- questions
 
@@ -43,10 +46,14 @@ def is_web_address(url: object) -> bool:
     """Return True for an address of http or https that a person can be asked to open.
 
     A page that shows `javascript:`, `data:` or `file:` addresses as links would run the server's code, or open files.
+    User info is not allowed, as `https://bank.example@evil.example` leads to the last name, nor are backslashes, which
+    browsers read as slashes.
     """
+    text = str(url)
     try:
-        parts = urlsplit(str(url))
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and visible(str(url)) == url
+        parts = urlsplit(text)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+        return is_web and visible(text) == url and not _MISLEADING.search(text)
     except ValueError:
         return False
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..safe_text import brief
+from ..safe_text import UNSEEN, brief
 from ..schemas import decode_pointer_part
 
 logger = logging.getLogger("toolbox.mcp")
@@ -28,20 +28,16 @@ MAX_MESSAGE_CHARS = 4000
 """Characters that are kept of a server's question or error message."""
 _MAX_LOGGED = 20
 """Limit of tools that one log message names; the others are only counted."""
-# A person who reviews a tool would not see the text that the model reads. These are control characters, the category Cf
-# of Unicode (direction marks, tags, soft hyphens), surrogates, variation selectors, and fillers, which are letters
-# without a shape. Joiners (U+200C, U+200D) stay, because emoji and several scripts need them.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
-    "\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0"
-    "\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e0fff]"
-)
+_INVISIBLE = re.compile(UNSEEN)
+_LINE_END = re.compile("\r\n|[\u2028\u2029]")
 
 
 def visible(text: str) -> str:
-    """Remove invisible characters and control characters from a server's text."""
-    return _INVISIBLE.sub("", text.replace("\r\n", "\n"))
+    """Remove the characters of a server's text that a person who reviews it would not see.
+
+    All line separators become line breaks.
+    """
+    return _INVISIBLE.sub("", _LINE_END.sub("\n", text))
 
 
 def too_large(what: str, limit: int) -> str:
