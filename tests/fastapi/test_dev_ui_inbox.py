@@ -44,7 +44,7 @@ def reply_to(request: ChatRequest) -> Any:
     if isinstance(last, ToolExecutionResultMessage):
         return AiMessage(last.text)
     if isinstance(last, UserMessage) and last.text == "note":
-        return tool_call("note", {"order": 9007199254740993, "text": "ab\u202ecd"})
+        return tool_call("note", {"order": 9007199254740993, "text": "ab\u202ecd\u3164\ufe0f"})
     return tool_call("refund", {"order": 7})
 
 

@@ -594,14 +594,14 @@ def test_large_numbers_and_hidden_characters_reach_the_tool_as_they_are(
         page.get_by_role("button", name="Send").click()
         page.get_by_role("link", name="Open the inbox").nth(turn).click()  # the answer of this turn
         field = page.get_by_role("textbox", name="Arguments", exact=True)
-        assert field.input_value() == '{\n  "order": 9007199254740993,\n  "text": "ab\\u202ecd"\n}'
-        assert '"text": "abU+202Ecd"' in page.get_by_role("group", name="Arguments of note").inner_text()
+        assert field.input_value() == '{\n  "order": 9007199254740993,\n  "text": "ab\\u202ecd\\u3164\\ufe0f"\n}'
+        assert '"text": "abU+202EcdU+3164U+FE0F"' in page.get_by_role("group", name="Arguments of note").inner_text()
         if edited:
-            field.fill('{"order": 9007199254740995, "text": "ab\\u202ecd"}')
+            field.fill('{"order": 9007199254740995, "text": "ab\\u202ecd\\u3164\\ufe0f"}')
         page.get_by_role("button", name="Approve").click()
         number = "9007199254740995" if edited else "9007199254740993"
-        page.locator("#run .outcome").get_by_text(f"noted {number} abU+202Ecd").wait_for()
-        assert "\u202e" not in page.locator("body").inner_text()
+        page.locator("#run .outcome").get_by_text(f"noted {number} abU+202EcdU+3164U+FE0F").wait_for()
+        assert not {"\u202e", "\u3164", "\ufe0f"} & set(page.locator("body").inner_text())
         page.get_by_role("link", name="Chat").click()
 
 

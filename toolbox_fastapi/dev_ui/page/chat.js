@@ -1,7 +1,7 @@
 // @ts-check
 // Calls service methods: one conversation per method; each turn shows the answer as it arrives and a timeline.
 
-import {at, block, showError, counted, duration, make, pretty, setDisabled, visible} from "./dom.js";
+import {at, block, showError, counted, duration, make, pretty, readable, setDisabled, visible} from "./dom.js";
 import {stream} from "./events.js";
 import {isNumber, schemaForm} from "./forms.js";
 import {Timeline, feed, tokens} from "./timeline.js";
@@ -243,11 +243,11 @@ function newTurn(typed) {
         if (entry.run === root) usage = entry.answer?.usage;
         break;
       case "text":
-        text.append(visible(entry.text));
+        text.append(readable(entry.text));
         break;
       case "reasoning":
         thought.hidden = false;
-        thought.lastChild.append(visible(entry.text));
+        thought.lastChild.append(readable(entry.text));
         break;
       case "item":
         items.append(make("li", {}, block(JSON.stringify(entry.value, null, 2), "Item")));
@@ -276,7 +276,7 @@ function newTurn(typed) {
   function show(value) {
     if (text.textContent || items.children.length) return;
     if (value === null || value === "") text.append(make("span", {class: "about"}, "Empty answer."));
-    else if (typeof value === "string") text.append(visible(value));
+    else if (typeof value === "string") text.append(readable(value));
     else answer.append(block(JSON.stringify(value, null, 2), "Answer"));
   }
 

@@ -4,17 +4,32 @@
 /** @param {string} id @returns {any} the element with this id */
 export const at = id => document.getElementById(id);
 
-// Control and direction characters, and others that nobody sees. Line breaks, tabs and joiners stay.
-const UNSEEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+// Characters that nobody sees: controls, spaces that look like others, fillers, selectors, and what reorders text. Line
+// breaks and tabs stay, and so do selectors and joiners that make a picture, and joiners between letters that they shape.
+const NO_SHAPE = "[\\u{16fe4}\\p{C}\\p{Z}\\p{DI}\\u2800\\u{1d159}]";
+const SHAPED = "Arab Syrc Nkoo Mong Deva Beng Guru Gujr Orya Taml Telu Knda Mlym Sinh Khmr Mymr Tibt"
+  .split(" ")
+  .map(script => `\\p{scx=${script}}`)
+  .join("");
+const SEEN = `\\p{RGI_Emoji}|(?<=[${SHAPED}])[\\u200c\\u200d](?=[${SHAPED}])`;
+const UNSEEN = new RegExp(`(${SEEN})|(?![\\n\\t ])${NO_SHAPE}`, "gv");
+// A text that arrives in pieces: a piece does not show if a joiner or selector belongs to a picture.
+const UNSEEN_IN_PROSE = new RegExp(`(?![\\n\\t\\p{Zs}]|\\u200c|\\u200d|\\ufe0e|\\ufe0f)${NO_SHAPE}`, "gv");
 const hex = number => number.toString(16).padStart(4, "0");
+const numbered = found => `U+${hex(found.codePointAt(0)).toUpperCase()}`;
 
 // Returns a text in which such characters are shown as `U+202E`: a person must see what a tool gets.
-export const visible = text =>
-  text.replaceAll("\r\n", "\n").replace(UNSEEN, found => `U+${hex(found.codePointAt(0)).toUpperCase()}`);
+export const visible = text => text.replaceAll("\r\n", "\n").replace(UNSEEN, (found, seen) => seen ?? numbered(found));
+
+// Returns an answer for a reader, who decides nothing by it: its spaces, joiners and emoji stay.
+export const readable = text => text.replaceAll("\r\n", "\n").replace(UNSEEN_IN_PROSE, numbered);
 
 // Returns the same JSON with such characters as escapes, so that it can be shown, edited and sent.
 export const escaped = json =>
-  json.replace(UNSEEN, found => [...Array(found.length).keys()].map(at => `\\u${hex(found.charCodeAt(at))}`).join(""));
+  json.replace(
+    UNSEEN,
+    (found, seen) => seen ?? [...Array(found.length).keys()].map(at => `\\u${hex(found.charCodeAt(at))}`).join(""),
+  );
 
 // Creates an element. `on…` properties add event listeners, true and false set and omit an attribute, others are attributes.
 /** @returns {any} */
@@ -137,6 +152,6 @@ export const setDisabled = (button, off) => button.setAttribute("aria-disabled",
 
 // Shows an error at the top of the page; null removes it.
 export function showError(message) {
-  at("alert").textContent = message ?? "";
+  at("alert").textContent = visible(message ?? "");
   at("alert").hidden = !message;
 }

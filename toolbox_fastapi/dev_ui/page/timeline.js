@@ -1,7 +1,7 @@
 // @ts-check
 // Shows the model and tool calls of one invocation on a time axis. Each row opens to show its input and output.
 
-import {block, clock, duration, make, pretty} from "./dom.js";
+import {block, clock, duration, make, pretty, visible} from "./dom.js";
 
 function facts(row) {
   const parts = [];
@@ -85,7 +85,7 @@ export class Timeline {
   }
 
   show({facts: each, parts, body, element}) {
-    parts.name.lastChild.textContent = each.name;
+    parts.name.lastChild.textContent = visible(each.name);
     parts.thread.textContent = each.thread ?? (each.usage ? tokens(each.usage) : "");
     parts.time.textContent = each.left ? "stopped" : each.duration === undefined ? "running" : duration(each.duration);
     if (each.is_error || each.refused)
