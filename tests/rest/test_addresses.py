@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Protocol
 
+import httpx2
 import pytest
 from pydantic import AnyUrl, SecretStr
 
@@ -58,6 +59,103 @@ async def test_an_address_cannot_replace_a_fixed_value_or_a_key(server) -> None:
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        "items?days=7&days=8",
+        "items?days=8&days=7",
+        "items?days=7&days=",
+        "items?days",
+        "items?%64ays=8",
+        "items?%2564ays=8",
+        "items?days=7&%64ays=8",
+        "items?Days=8",
+        "items?days=7&DAYS=8",
+        "items?days[]=8",
+        "items?days=7&days%5B0%5D=8",
+        "items?+days=8",
+        "items?x=1;days=8",
+        "items?days=7&x=1;days=8",
+        "items?x=1&amp;days=8",
+        "items;days=8",
+        "items;x=1;Days=8/more",
+        "items?key=k&key=mine",
+        "items?Key=mine",
+    ],
+)
+async def test_an_address_cannot_name_a_fixed_parameter_again(server, target) -> None:
+    client = pages(server, api_key="k", api_key_query="key")
+
+    with pytest.raises(RestArgumentError, match=r"its query has another value of '(days|key)'"):
+        await client.page(f"{server.url}/api/v1/{target}")
+
+    assert server.received == []
+
+
+@pytest.mark.parametrize(
+    ("target", "sent"),
+    [
+        ("items?days=7&days=7", "items?days=7&days=7"),
+        ("items?%64ays=7", "items?%64ays=7"),
+        ("items?daysleft=8&mydays=8&x=days", "items?daysleft=8&mydays=8&x=days&days=7"),
+        ("items?back=/a/b?days", "items?back=/a/b?days&days=7"),
+        ("days=8/items", "days=8/items?days=7"),
+        ("items?x=1;days=7", "items?x=1;days=7&days=7"),
+    ],
+)
+async def test_an_address_with_the_fixed_value_or_other_names_is_accepted(server, target, sent) -> None:
+    await pages(server).page(f"{server.url}/api/v1/{target}")
+
+    assert server.last.target == f"/api/v1/{sent}"
+
+
+async def test_the_pages_of_a_service_with_brackets_in_its_names_can_be_followed(server) -> None:
+    @rest.register_rest_client(config_key="pages")
+    class Items(Protocol):
+        @rest.get()
+        @rest.client_query_param("page[size]", 10)
+        @rest.client_query_param("tag", ["a", "b"])
+        async def page(self, address: Annotated[str, rest.Url()]) -> Any: ...
+
+    client = rest.create_rest_client(Items, url=server.url)
+    for query in ("page[size]=10&page[number]=2&tag=a&tag=b", "tag=b&tag=a&page%5Bsize%5D=10"):
+        await client.page(f"{server.url}/items?{query}")
+        assert server.last.target == f"/items?{query}"
+
+    for query in ("tag=a", "tag=a&tag=b&tag=c", "page[size]=1000", "page[size][]=1000"):
+        with pytest.raises(RestArgumentError, match="its query has another value of"):
+            await client.page(f"{server.url}/items?{query}")
+
+
+def test_the_error_of_a_refused_address_does_not_show_secrets_of_the_base(server) -> None:
+    @rest.register_rest_client(config_key="pages", path="/{token}")
+    class Own(Protocol):
+        @rest.get()
+        def page(self, address: Annotated[str, rest.Url()], token: Annotated[SecretStr, rest.Path()]) -> Any: ...
+
+    with pytest.raises(RestArgumentError, match=r"must be below http://127.0.0.1:\d+/\*\*\*, without") as raised:
+        rest.create_rest_client(Own, url=server.url).page("https://evil.example/", SecretStr("s3cret"))
+
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_link_in_a_reply_is_resolved_against_the_real_address_in_a_filter(server) -> None:
+    links: list[str] = []
+
+    def follow(response: httpx2.Response) -> None:
+        links.append(response.request.url.join("?page=2").raw_path.decode())
+        assert "s3cret" not in str(response.request.url)
+
+    @rest.register_rest_client(config_key="pages", response_filters=[follow])
+    class Own(Protocol):
+        @rest.get("/{token}/items")
+        def items(self, token: SecretStr) -> Any: ...
+
+    rest.create_rest_client(Own, url=server.url).items(SecretStr("s3cret"))
+
+    assert links == ["/s3cret/items?page=2"]
+
+
+@pytest.mark.parametrize(
     "address",
     [
         "https://{host}/api/v1/items",
@@ -103,8 +201,6 @@ async def test_none_is_not_an_address(server) -> None:
 
 
 async def test_scheme_host_and_default_port_may_be_written_in_other_ways() -> None:
-    import httpx2
-
     seen: list[str] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

@@ -159,10 +159,16 @@ def test_a_dot_segment_in_the_path_of_a_client_is_a_problem_in_every_spelling(pa
         rest.create_rest_client(Climbing, url="http://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("path", ["@127.0.0.2/x", "/../admin", "/a/../../admin", "x", ":1/x", "/%2e%2e/admin"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("@127.0.0.2/x", "/../admin", "/a/../../admin", "x", ":1/x", "/%2e%2e/admin", "/..;x/admin"),
+        *("/..%2fadmin", "/%2e%2e%2fadmin", "/a/..%2f..%2fadmin", "/..%5cadmin", "/a\\..\\..\\admin", "/..%3bx/admin"),
+    ],
+)
 async def test_a_request_that_does_not_go_below_the_base_url_is_not_sent(server, path) -> None:
     exchange = standalone_exchange("test", rest.rest_settings("test", url=f"{server.url}/base", bearer_token="t"))
-    plan = RequestPlan("test", "GET", (path,), (), ReplyPlan(ReplyShape.TEXT))
+    plan = RequestPlan(where="test", verb="GET", path=(path,), parameters=(), reply=ReplyPlan(ReplyShape.TEXT))
 
     with pytest.raises(RestClientError, match="is not below"):
         await call_async(exchange, plan, {})
@@ -193,8 +199,9 @@ async def test_a_cookie_value_cannot_add_another_cookie(server, value) -> None:
 async def test_a_mapping_cannot_replace_a_fixed_parameter(server) -> None:
     api = rest.create_rest_client(Api, url=server.url)
 
-    with pytest.raises(RestClientError, match="fixed"):
-        await api.map({"key": "mine"})
+    for name in ("key", "Key", "key[]", " key", "%6bey"):
+        with pytest.raises(RestClientError, match="fixed"):
+            await api.map({name: "mine"})
     await api.map({"a&b": "c=d"})
 
     assert server.last.query == [("key", "k"), ("a&b", "c=d")]
@@ -226,3 +233,29 @@ async def test_cookies_a_server_sets_do_not_reach_other_callers(server) -> None:
     await api.top("b")
 
     assert server.last.header("Cookie") is None
+
+
+async def test_a_mapping_cannot_replace_a_key_of_the_settings_or_a_fixed_form_field(server) -> None:
+    @rest.register_rest_client(config_key="safe")
+    class Shop(Protocol):
+        @rest.get("/items")
+        async def find(self, like: Annotated[dict[str, str], rest.Query()]) -> None: ...
+
+        @rest.post("/log-in")
+        @rest.client_form_param("tenant", "acme")
+        async def log_in(self, fields: Annotated[dict[str, str], rest.Form()]) -> None: ...
+
+        @rest.get("/named")
+        @rest.client_header_param("X-Tenant", "acme")
+        async def named(self, fields: Annotated[dict[str, str], rest.Query()]) -> None: ...
+
+    shop = rest.create_rest_client(Shop, url=server.url, api_key="k", api_key_query="key")
+
+    with pytest.raises(RestClientError, match="fixed"):
+        await shop.find({"key": "mine"})
+    with pytest.raises(RestClientError, match="fixed"):
+        await shop.log_in({"Tenant": "evil"})
+    assert server.received == []
+
+    await shop.named({"X-Tenant": "a query parameter"})
+    assert server.last.query == [("X-Tenant", "a query parameter"), ("key", "k")]

@@ -80,18 +80,18 @@ def decode_arguments(
 def make_argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
     """Return the argument for a parameter. `declared` are the properties that an object may send in the query."""
     place = _PLACES[parameter.place]
-    plan = ParameterPlan(visible, place, parameter.name, spread=_is_spread(parameter))
+    plan = ParameterPlan(name=visible, place=place, wire_name=parameter.name, spread=_is_spread(parameter))
     return Argument(visible, parameter.required, lambda value: _write_in_style(parameter, value, declared), plan)
 
 
 def make_body_argument(visible: str, body: DocumentBody, media_type: str, declared: set[str]) -> Argument:
     """Return the argument for the body, sent as `media_type`. `declared` are the fields of a form; empty: any."""
     if media_type.startswith("application/x-www-form-urlencoded"):
-        plan = ParameterPlan(visible, Place.FORM, visible, True)
+        plan = ParameterPlan(name=visible, place=Place.FORM, wire_name=visible, spread=True)
         # A form without declared fields accepts any.
         return Argument(visible, body.required, lambda value: _require_declared(value, declared or set(value)), plan)
     sent_as = "application/json" if media_type == "*/*" else media_type
-    plan = ParameterPlan(visible, Place.BODY, visible, mark=Body(sent_as))
+    plan = ParameterPlan(name=visible, place=Place.BODY, wire_name=visible, mark=Body(sent_as))
     if media_type.startswith("text/"):
         return Argument(visible, body.required, _write_word, plan)
     return Argument(visible, body.required, lambda value: compact_json(value).encode(), plan)

@@ -23,7 +23,7 @@ from ..schemas import decode_pointer_part
 VERBS = ("get", "put", "post", "delete", "head", "patch")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentParameter:
     """A parameter in the document; `place` is `path`, `query`, `header` or `cookie`."""
 
@@ -199,16 +199,15 @@ class _Reader:
             parameter = self._read_parameter(self._resolve_reference(each))
             parameters[parameter.name, parameter.place] = parameter
         texts = [text.strip() for text in (operation.summary, operation.description) if text and text.strip()]
+        body = operation.requestBody
         return Operation(
-            verb.upper(),
-            path,
-            operation.operationId,
-            "\n".join(dict.fromkeys(texts)) or None,
-            tuple(operation.tags or ()),
-            tuple(parameters.values()),
-            self._read_body(self._resolve_reference(operation.requestBody))
-            if operation.requestBody is not None
-            else None,
+            verb=verb.upper(),
+            path=path,
+            operation_id=operation.operationId,
+            description="\n".join(dict.fromkeys(texts)) or None,
+            tags=tuple(operation.tags or ()),
+            parameters=tuple(parameters.values()),
+            body=None if body is None else self._read_body(self._resolve_reference(body)),
         )
 
     def _read_parameter(self, parameter: Any) -> DocumentParameter:
@@ -218,14 +217,14 @@ class _Reader:
         media_type, content = next(iter((parameter.content or {}).items()), (None, None))
         schema = content.media_type_schema if content is not None else parameter.param_schema
         return DocumentParameter(
-            parameter.name,
-            place,
-            parameter.required or place == "path",
-            _as_written(schema) if schema is not None else {},
-            parameter.description,
-            style,
-            style == "form" if parameter.explode is None else parameter.explode,
-            media_type,
+            name=parameter.name,
+            place=place,
+            required=parameter.required or place == "path",
+            schema=_as_written(schema) if schema is not None else {},
+            description=parameter.description,
+            style=style,
+            explode=style == "form" if parameter.explode is None else parameter.explode,
+            media_type=media_type,
         )
 
     def _read_body(self, body: Any) -> DocumentBody:

@@ -51,7 +51,7 @@ _NOT_IN_PATHS = re.compile(r"[\x00-\x20\x7f\\?#]")
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization", "accept-encoding", "cookie", "set-cookie"})
 _IGNORED_HEADERS |= {"proxy-authorization", *PROTECTED_HEADERS}
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
-_ACCEPT = FixedValue(Place.HEADER, "Accept", "application/json, */*;q=0.8")
+_ACCEPT = FixedValue(place=Place.HEADER, name="Accept", value="application/json, */*;q=0.8")
 
 
 def tools_from_openapi(

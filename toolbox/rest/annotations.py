@@ -164,7 +164,7 @@ class Upload:
 # --- fixed values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FixedValue:
     """A value that every request sends: a constant, a list, text with `${NAME}`, or a collaborator that computes it.
 
@@ -179,7 +179,7 @@ class FixedValue:
 
 def _fix_value(place: Place, name: str, value: object, required: bool) -> Callable[[T], T]:
     given = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else value
-    new = FixedValue(place, name, given, required)
+    new = FixedValue(place=place, name=name, value=given, required=required)
 
     def leave_value(target: T) -> T:
         # Decorators run from the bottom up. Prepending keeps the order of the source.
@@ -236,7 +236,7 @@ def client_form_param(name: str, value: object, *, required: bool = True) -> Cal
 # --- methods
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMark:
     """The arguments of a verb decorator. `again` counts additional verbs on the same method, which are a mistake."""
 
@@ -289,7 +289,7 @@ class _Verb:
             said = getattr(path, "__name__", "…")
             raise TypeError(f"@rest.{self.__name__} takes a path: @rest.{self.__name__}('/{said}')")
         retried = self._idempotent if idempotent is None else idempotent
-        mark = RequestMark(self._verb, path, timeout, retried)
+        mark = RequestMark(verb=self._verb, path=path, timeout=timeout, idempotent=retried)
 
         def leave_verb(function: F) -> F:
             earlier = request_mark_of(function)
@@ -335,7 +335,7 @@ def client_exception_mapper(status: int | None = None) -> Callable[[T], T]:
 # --- the class
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMark:
     """The arguments of `register_rest_client`; `names` are local names that the annotations of the class use."""
 
@@ -403,15 +403,15 @@ def register_rest_client(
 
     def leave_client(cls: type[T]) -> type[T]:
         mark = ClientMark(
-            cls.__name__ if config_key is None else config_key,
-            path,
-            base_url,
-            headers,
-            auth,
-            tuple(request_filters),
-            tuple(response_filters),
-            tuple(exception_mappers),
-            local_names(filter(inspect.isfunction, vars(cls).values()), caller),
+            config_key=cls.__name__ if config_key is None else config_key,
+            path=path,
+            base_url=base_url,
+            headers=headers,
+            auth=auth,
+            request_filters=tuple(request_filters),
+            response_filters=tuple(response_filters),
+            exception_mappers=tuple(exception_mappers),
+            names=local_names(filter(inspect.isfunction, vars(cls).values()), caller),
         )
         setattr(cls, CLIENT_MARK, mark)
         return cls

@@ -66,7 +66,7 @@ BODILESS = frozenset({"GET", "HEAD", "DELETE"})
 _TEMPLATE = re.compile(r"\{([^{}]*)\}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterPlan:
     """One parameter of a method: the place and name its value is sent under.
 
@@ -83,7 +83,7 @@ class ParameterPlan:
     omits_none: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPlan:
     """All that a call of one method needs.
 
@@ -107,7 +107,7 @@ class RequestPlan:
         return "".join(f"{{{part}}}" if at % 2 else part for at, part in enumerate(self.path))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestMethodPlan:
     """One method: its function, its signature and the plan of its request."""
 
@@ -118,11 +118,11 @@ class RestMethodPlan:
     request: RequestPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientPlan:
     """A client class: its methods and their shared collaborators. `auth` may also be an `httpx2.Auth`."""
 
-    methods: tuple[RestMethodPlan, ...]
+    methods: tuple[RestMethodPlan, ...] = ()
     headers: CollaboratorPlan | None = None
     auth: Any = None
     request_filters: tuple[CollaboratorPlan, ...] = ()
@@ -145,7 +145,7 @@ def path_parts(template: str) -> tuple[str, ...]:
 # --- collaborators
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollaboratorPlan:
     """A collaborator to call: `target`, or the bean of `point`. `points` are the injected parameters."""
 
@@ -171,10 +171,11 @@ def read_collaborator(
     """Return the plan of a collaborator that is called with `given` positional arguments."""
     label = getattr(collaborator, "__name__", type(collaborator).__name__)
     if isinstance(collaborator, type):
-        return CollaboratorPlan(label, point=point_of(collaborator, f"{where}: {label}"))
+        return CollaboratorPlan(label=label, point=point_of(collaborator, f"{where}: {label}"))
     if not (inspect.isfunction(collaborator) or inspect.ismethod(collaborator)):
-        return CollaboratorPlan(label, collaborator)
-    return CollaboratorPlan(label, collaborator, points=points_of(collaborator, f"{where}: {label}", names)[given:])
+        return CollaboratorPlan(label=label, target=collaborator)
+    points = points_of(collaborator, f"{where}: {label}", names)[given:]
+    return CollaboratorPlan(label=label, target=collaborator, points=points)
 
 
 def collaborator_problems(plan: CollaboratorPlan, where: str, may_await: bool) -> Iterator[Problem]:
@@ -210,11 +211,10 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
     """Return the plan of a class and all its problems."""
     where, names = cls.__name__, mark.names
     shared = ClientPlan(
-        (),
-        None if mark.headers is None else read_collaborator(mark.headers, where, 0, names),
-        read_auth(mark.auth, where),
-        tuple(read_collaborator(each, where, 1, names) for each in mark.request_filters),
-        tuple(read_collaborator(each, where, 1, names) for each in mark.response_filters),
+        headers=None if mark.headers is None else read_collaborator(mark.headers, where, 0, names),
+        auth=read_auth(mark.auth, where),
+        request_filters=tuple(read_collaborator(each, where, 1, names) for each in mark.request_filters),
+        response_filters=tuple(read_collaborator(each, where, 1, names) for each in mark.response_filters),
     )
     mappers = (*_find_mappers(cls), *((None, mapper) for mapper in mark.exception_mappers))
     mapping = tuple((status, read_collaborator(each, where, 1, names)) for status, each in mappers)
@@ -228,7 +228,17 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         elif not isinstance(member, FunctionType):
             problems.append(Problem(place, "only instance methods can send requests", "make it a plain method"))
         else:
-            reading = _RequestReader(cls, owner, name, place, member, request, mark, mapping, shared)
+            reading = _RequestReader(
+                cls=cls,
+                owner=owner,
+                name=name,
+                where=place,
+                function=member,
+                mark=request,
+                client=mark,
+                mappers=mapping,
+                shared=shared,
+            )
             plan = reading.read_method()
             problems.extend(reading.problems)
             plans.extend([plan] if plan is not None else [])
@@ -278,7 +288,7 @@ def _problems_without_verb(owner: type[object], where: str, member: object) -> I
         yield Problem(where, "it has fixed values but no HTTP verb", "add @rest.get(…) or another verb")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _RequestReader:
     """Reads one method and collects its problems."""
 
@@ -304,7 +314,7 @@ class _RequestReader:
         signature = self._read_signature()
         parameters = tuple(self._read_parameters(signature.parameters[1:], path[1::2]))
         self._check_names(parameters, path[1::2])
-        self._check_address(parameters)
+        self._check_whole_address(parameters)
         fixed = tuple(self._read_fixed_values())
         self._check_bodies(parameters, fixed)
         self._check_headers(parameters, fixed)
@@ -314,17 +324,23 @@ class _RequestReader:
         if self.problems or reply is None:
             return None
         request = RequestPlan(
-            self.where,
-            self.mark.verb,
-            path,
-            parameters,
-            reply,
-            fixed,
-            self.mappers,
-            self.mark.timeout,
-            self.mark.idempotent,
+            where=self.where,
+            verb=self.mark.verb,
+            path=path,
+            parameters=parameters,
+            reply=reply,
+            fixed=fixed,
+            mappers=self.mappers,
+            timeout=self.mark.timeout,
+            idempotent=self.mark.idempotent,
         )
-        return RestMethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
+        return RestMethodPlan(
+            name=self.name,
+            function=self.function,
+            signature=inspect.signature(self.function),
+            is_async=is_async,
+            request=request,
+        )
 
     def _read_signature(self) -> Signature:
         """Return the signature with the type variables of generic base classes replaced."""
@@ -412,7 +428,15 @@ class _RequestReader:
             )
         adapter = self._make_adapter(name, annotation) if place in (Place.BODY, Place.BODY_FIELD) else None
         omits_none = parameter.default is None
-        return ParameterPlan(name, place, _choose_wire_name(name, place, mark), spread, mark, adapter, omits_none)
+        return ParameterPlan(
+            name=name,
+            place=place,
+            wire_name=_choose_wire_name(name, place, mark),
+            spread=spread,
+            mark=mark,
+            adapter=adapter,
+            omits_none=omits_none,
+        )
 
     def _make_adapter(self, name: str, annotation: Any) -> TypeAdapter[Any] | None:
         try:
@@ -438,7 +462,7 @@ class _RequestReader:
             if names.count(name) > 1:
                 self._report_problem(f"more than one parameter has the name {{{name}}}", "keep one")
 
-    def _check_address(self, parameters: tuple[ParameterPlan, ...]) -> None:
+    def _check_whole_address(self, parameters: tuple[ParameterPlan, ...]) -> None:
         names = [parameter.name for parameter in parameters if parameter.place is Place.URL]
         if len(names) > 1:
             self._report_problem(f"{', '.join(names)} are all whole addresses, but a request has one", "keep one")

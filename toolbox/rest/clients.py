@@ -243,7 +243,7 @@ def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any 
     from ..settings import ToolboxSettings
 
     cls = cast("type[T]", client)
-    mark = client_mark_of(cls) or ClientMark(cls.__name__)
+    mark = client_mark_of(cls) or ClientMark(config_key=cls.__name__)
     plan, problems = read_client(cls, mark)
     given = rest_settings(mark.config_key, transport=transport, auth=auth, **settings)
     found = settings_in_force(mark, ToolboxSettings(), [given])
@@ -268,7 +268,7 @@ def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
 def standalone_exchange(where: str, settings: KeySettings) -> RestExchange:
     """Return an exchange for request plans without a client class. Raises `IllegalConfigurationError`."""
     raise_problems(endpoint_problems(where, settings.key, settings.settings, None))
-    return _make_exchange(settings, None, ClientPlan(()), where)
+    return _make_exchange(settings, None, ClientPlan(), where)
 
 
 def _make_exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> RestExchange:

@@ -22,7 +22,7 @@ from ..http_replies import BoundedBody
 from ..safe_text import brief
 from ..tls import tls_context
 from .endpoint import RestEndpoint
-from .origins import is_below, set_shown_url
+from .origins import is_below, mask_url
 from .outgoing import Outgoing
 from .replies import EXCERPT
 
@@ -124,7 +124,7 @@ class RestConnection:
 
         Raises `RestArgumentError` for a URL that is too long or not below the base URL of the endpoint.
         """
-        shown = brief(outgoing.shown_url, EXCERPT)
+        shown = brief(outgoing.url.shown, EXCERPT)
         try:
             request = self._build_request(outgoing, timeout)
         except httpx2.InvalidURL as error:
@@ -139,7 +139,7 @@ class RestConnection:
         connect = min(timeout, self.endpoint.settings.connect_timeout)
         request = httpx2.Request(
             outgoing.verb,
-            outgoing.url,
+            outgoing.url.sent,
             headers=[(name.encode(), value) for name, value in outgoing.headers.values()],
             content=outgoing.content,
             data=_group_fields(outgoing.fields) if outgoing.files else None,
@@ -150,7 +150,7 @@ class RestConnection:
             request.headers["User-Agent"] = "toolbox-di"
         if "accept-encoding" not in request.headers:
             request.headers["Accept-Encoding"] = "identity"
-        set_shown_url(request, outgoing.shown_url)
+        mask_url(request, outgoing.url.shown)
         return request
 
 

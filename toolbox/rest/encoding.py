@@ -10,8 +10,9 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -55,6 +56,33 @@ class DelimitedText(str):
         text = super().__new__(cls, "".join(parts))
         text.parts = parts
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class UrlText:
+    """A URL or a part of one: as it is sent, and as logs and errors may show it."""
+
+    sent: str = field(repr=False)
+    shown: str
+
+    @classmethod
+    def plain(cls, text: str) -> UrlText:
+        """Return a part without secrets."""
+        return cls(text, text)
+
+    def __add__(self, other: UrlText) -> UrlText:
+        return UrlText(self.sent + other.sent, self.shown + other.shown)
+
+    def with_query(self, pairs: Iterable[tuple[str, UrlText]]) -> UrlText:
+        """Return the URL with more query parameters: encoded names and values."""
+        url = self
+        for name, value in pairs:
+            url = UrlText(_append(url.sent, name, value.sent), _append(url.shown, name, value.shown))
+        return url
+
+
+def _append(url: str, name: str, value: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{name}={value}"
 
 
 def is_secret(value: object) -> bool:
@@ -158,17 +186,12 @@ def percent_encode(text: str) -> str:
         raise EncodingError("it contains a lone surrogate, which is not valid text") from error
 
 
-def is_dot_segment(part: str) -> bool:
-    """Return True for a segment that servers read as `.` or `..`, also when it is percent-encoded."""
-    return unquote(part.partition(";")[0]) in (".", "..")
+def has_dot_segment(path: str, decodings: int = 3) -> bool:
+    """Return True for a path or a path template in which a server could find the segment `.` or `..`.
 
-
-def has_dot_segment(path: str) -> bool:
-    """Return True for a path template in which a server could find the segment `.` or `..`.
-
-    The segment may be percent-encoded, also repeatedly, and separated by backslashes or encoded slashes.
+    The segment may be percent-encoded up to `decodings` times, and separated by backslashes or encoded slashes.
     """
-    for _ in range(3):
+    for _ in range(decodings):
         path = unquote(path)
     return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", path))
 
@@ -190,6 +213,15 @@ def encode_segment(value: object, allow_slash: bool = False) -> str:
         if any(part in (".", "..") for part in re.split(r"[/\\]", text)):
             raise EncodingError("'.' and '..' between slashes would change the path")
     return percent_encode(text)
+
+
+def could_name(given: str, parameter: str) -> bool:
+    """Return True if a server could read the query parameter `given` as `parameter`.
+
+    Servers differ: some ignore case, decode twice, or read `name[]` and `name[0]` as `name`.
+    """
+    read, wanted = unquote(given).strip().casefold(), parameter.casefold()
+    return read == wanted or read.startswith(f"{wanted}[")
 
 
 def encode_literal_path(text: str) -> str:

@@ -93,7 +93,7 @@ def rest_settings(key: str, *, transport: Any = None, auth: Any = None, **settin
     return KeySettings(settings_key(key), RestSettings(**settings), transport, auth)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestEndpoint:
     """The target of all requests of one config key. `url` has no user, no query and no trailing slash.
 
@@ -220,13 +220,13 @@ def read_endpoint(given: KeySettings, base_url: str | None) -> RestEndpoint:
         else:
             credentials.append((settings.api_key_header, key))
     return RestEndpoint(
-        given.key,
-        f"{parts.scheme}://{host}{parts.path.rstrip('/')}",
-        settings,
-        tuple((name, value.get_secret_value()) for name, value in settings.headers.items()),
-        tuple(credentials),
-        query,
-        tuple(secrets),
-        given.auth,
-        given.transport,
+        key=given.key,
+        url=f"{parts.scheme}://{host}{parts.path.rstrip('/')}",
+        settings=settings,
+        headers=tuple((name, value.get_secret_value()) for name, value in settings.headers.items()),
+        credentials=tuple(credentials),
+        query=query,
+        secrets=tuple(secrets),
+        auth=given.auth,
+        transport=given.transport,
     )

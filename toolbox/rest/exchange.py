@@ -1,8 +1,21 @@
 """One call of a REST client, from its values to its reply: headers, filters, redirects, retries, failures.
 
 A generator without I/O yields `Effect`s and receives their results. Two drivers perform them: with `await` for
-asynchronous methods, on the calling thread for others. Not here: building a request (`outgoing`), decoding a
-successful reply (`replies`).
+asynchronous methods, on the calling thread for others. The steps of a call, in this order:
+
+1. `_prepare_request` computes the fixed values and headers. `outgoing` builds the request from them, once for all
+   attempts, and refuses values that cannot be sent.
+2. `_attempt_repeatedly` makes one or more attempts; only idempotent requests are repeated.
+3. `_attempt_once` makes the `httpx2.Request`. `connections.request_for` checks as the last guard that it goes below the
+   base URL. Then authentication is looked up, and for each request of a chain of redirects: request filters, sending,
+   response filters. `origins` decides if a redirect is followed, and what another origin gets: no filters, credentials
+   or personal headers.
+4. `_raise_for_reply` asks the exception mappers about a failure, and raises.
+5. `hide` removes what was sent as a secret from errors, also from those of decoding and streaming.
+6. `call`, `stream` and their `_async` twins decode a success with `replies`.
+
+Of a URL there are two texts: the one that is sent, and the one that logs and errors show (`UrlText`, `MaskedUrl`).
+Not here: building a request (`outgoing`), decoding a successful reply (`replies`).
 """
 
 from __future__ import annotations
@@ -31,7 +44,7 @@ from .connections import RestConnection
 from .deadlines import BodyUntil, deadline_for_network
 from .encoding import expand_variables, is_secret_name, secrets_in_header, shown_header
 from .endpoint import propagated_headers
-from .origins import is_same_origin, redirected_request
+from .origins import is_same_origin, redirected_request, shown_url_of
 from .outgoing import Outgoing, build_outgoing
 from .replies import PieceDecoder, Response, beginning, decode, excerpt
 
@@ -218,7 +231,7 @@ class RestExchange:
                 return response
             request = following
             outgoing.sent.append(request)
-        raise RestClientError(f"{plan.where}: more than {settings.max_redirects} redirects", str(request.url))
+        raise RestClientError(f"{plan.where}: more than {settings.max_redirects} redirects", shown_url_of(request))
 
     def _limit_of(self, plan: RequestPlan) -> float:
         """Return the seconds of a method for a reply, and for the body of a failure or a redirect."""
@@ -250,11 +263,11 @@ class RestExchange:
         level = logging.INFO if self.connection.endpoint.settings.log else logging.DEBUG
         if logger.isEnabledFor(level):
             headers = "; ".join(shown_header(name, value) for name, value in request.headers.items())
-            facts = request.method, str(request.url), response.status_code, seconds * 1000, headers
+            facts = request.method, shown_url_of(request), response.status_code, seconds * 1000, headers
             logger.log(level, "%s %s: %s in %.0f ms (%s)", *facts)
 
     def _raise_for_reply(self, plan: RequestPlan, outgoing: Outgoing, response: httpx2.Response) -> Steps:
-        status, shown = response.status_code, outgoing.shown_url
+        status, shown = response.status_code, outgoing.url.shown
         if status >= 400:
             whole = Response(status, response.headers, response.content, shown)
             for wanted, mapper in plan.mappers:
@@ -321,23 +334,23 @@ async def call_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[
     """Send the request of an `async def` method and return its value."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
     with hide_sent(exchange, outgoing):
-        return decode(plan.reply, response, outgoing.shown_url, plan.where)
+        return decode(plan.reply, response, outgoing.url.shown, plan.where)
 
 
 def call(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """Send the request of a `def` method on this thread and return its value."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values))
     with hide_sent(exchange, outgoing):
-        return decode(plan.reply, response, outgoing.shown_url, plan.where)
+        return decode(plan.reply, response, outgoing.url.shown, plan.where)
 
 
 async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
     """Yield the items of a streamed reply; the request is sent with the first step."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
-    decoder = _make_decoder(exchange, plan, response, outgoing.shown_url)
+    decoder = _make_decoder(exchange, plan, response, outgoing.url.shown)
     try:
         with hide_sent(exchange, outgoing):
-            with translated_errors(plan.where, outgoing.shown_url):
+            with translated_errors(plan.where, outgoing.url.shown):
                 async for chunk in response.aiter_bytes():
                     for piece in decoder.feed(chunk):
                         yield piece
@@ -350,10 +363,10 @@ async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mappin
 def stream(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Any]:
     """Yield the items of a streamed reply on this thread; the request is sent with the first step."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
-    decoder = _make_decoder(exchange, plan, response, outgoing.shown_url)
+    decoder = _make_decoder(exchange, plan, response, outgoing.url.shown)
     try:
         with hide_sent(exchange, outgoing):
-            with translated_errors(plan.where, outgoing.shown_url):
+            with translated_errors(plan.where, outgoing.url.shown):
                 for chunk in response.iter_bytes():
                     yield from decoder.feed(chunk)
             yield from decoder.end()
@@ -420,12 +433,12 @@ async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
             return await value if inspect.isawaitable(value) else value
         case SendRequest(request, auth, limit, unread, where):
             client = await exchange.connection.async_client()
-            with translated_errors(where, str(request.url)):
+            with translated_errors(where, shown_url_of(request)):
                 async with asyncio.timeout(limit):
                     response = await client.send(request, auth=auth, stream=True, follow_redirects=False)
                     return response if unread else await _aread(response)
         case ReadBody(response, limit, where):
-            with translated_errors(where, str(response.request.url)):
+            with translated_errors(where, shown_url_of(response.request)):
                 async with asyncio.timeout(limit):
                     return await _aread(response)
         case CloseResponse(response):
@@ -447,13 +460,13 @@ def _perform(exchange: RestExchange, effect: Effect) -> Any:
             return value
         case SendRequest(request, auth, limit, unread, where):
             client = exchange.connection.sync_client()
-            with translated_errors(where, str(request.url)):
+            with translated_errors(where, shown_url_of(request)):
                 deadline = time.monotonic() + limit
                 with deadline_for_network(deadline, request):
                     response = client.send(request, auth=auth, stream=True, follow_redirects=False)
                     return response if unread else _read_until(response, deadline)
         case ReadBody(response, limit, where):
-            with translated_errors(where, str(response.request.url)):
+            with translated_errors(where, shown_url_of(response.request)):
                 deadline = time.monotonic() + limit
                 with deadline_for_network(deadline):
                     return _read_until(response, deadline)

@@ -10,14 +10,17 @@ from urllib.parse import urljoin
 
 import httpx2
 
-from .encoding import is_dot_segment, shown_url
+from .encoding import has_dot_segment, shown_url
 
 # Headers that a redirect may send to another origin: none of them identifies the caller.
 _IMPERSONAL = frozenset({"accept", "accept-encoding", "accept-language", "user-agent", "host"})
 
 
-class ShownUrl(httpx2.URL):
-    """A URL whose text hides its secrets, because httpx2 and other libraries log URLs."""
+class MaskedUrl(httpx2.URL):
+    """The URL of a request, whose text hides its secrets, because httpx2 and other libraries log URLs.
+
+    Resolve links with `join`; `str` is for people. `httpx2.URL(url)` is the URL without the mask.
+    """
 
     shown = ""
 
@@ -32,20 +35,30 @@ class ShownUrl(httpx2.URL):
         return httpx2.URL(self).join(url)
 
 
-def set_shown_url(request: httpx2.Request, shown: str) -> None:
-    url = ShownUrl(request.url)
+def mask_url(request: httpx2.Request, shown: str) -> None:
+    """Give the URL of a request the text that logs and errors may show."""
+    url = MaskedUrl(request.url)
     url.shown = shown
     request.url = url
 
 
+def shown_url_of(request: httpx2.Request) -> str:
+    """Return the text of a request's URL for logs and errors. It is not the URL that is sent."""
+    return str(request.url)
+
+
 def is_below(url: httpx2.URL, base: httpx2.URL) -> bool:
-    """Return True if the URL has the origin of `base`, a path below that of `base`, and no user info."""
+    """Return True if the URL has the origin of `base`, a path below that of `base`, and no user info.
+
+    A server that decodes the path finds no way up in it: `/api/..%2fadmin` is not below `/api`. It decodes once; what
+    arguments contain is encoded once more, so that an argument may be the text `%2e%2e`.
+    """
     if (url.raw_scheme, url.raw_host, url.port, url.userinfo) != (base.raw_scheme, base.raw_host, base.port, b""):
         return False
     start, path = base.raw_path.rstrip(b"/"), url.raw_path.partition(b"?")[0]
     if path != start and not path.startswith(start + b"/"):
         return False
-    return not any(map(is_dot_segment, path[len(start) :].decode("ascii").split("/")))
+    return not has_dot_segment(path[len(start) :].decode("ascii"), decodings=1)
 
 
 def is_same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
@@ -65,7 +78,7 @@ def redirected_request(
     """
     following = response.next_request
     try:
-        shown = shown_url(urljoin(str(request.url), response.headers["location"]))
+        shown = shown_url(urljoin(shown_url_of(request), response.headers["location"]))
     except ValueError:  # an invalid URL is not followed
         return None
     if following is None or following.url.scheme not in ("http", "https") or not following.url.host:
@@ -77,5 +90,5 @@ def redirected_request(
             del following.headers[name]
     elif "cookie" in request.headers:
         following.headers["Cookie"] = request.headers["Cookie"]
-    set_shown_url(following, hide(shown))
+    mask_url(following, hide(shown))
     return following

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, unquote_plus
 
 import httpx2
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -24,6 +24,8 @@ from .client_plans import ParameterPlan, RequestPlan
 from .encoding import (
     PROTECTED_HEADERS,
     EncodingError,
+    UrlText,
+    could_name,
     encode_cookie_value,
     encode_header_value,
     encode_literal_path,
@@ -49,17 +51,17 @@ _NO_ADDRESS = re.compile(r"[\x00-\x20\x7f\\]")
 _MASKS = (b"*", b'""')  # what pydantic writes for a secret, and for an empty one
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Outgoing:
     """A request that is ready to be sent, once or more often.
 
-    `secrets` are values that errors must not show. `open_headers` are the lower-case names of headers that may be
-    shown. `sent` lists the HTTP requests made from it, including redirected ones.
+    `url` includes keys of the settings that are sent in the query. `secrets` are values that errors must not show.
+    `open_headers` are the lower-case names of headers that may be shown. `sent` lists the HTTP requests made from it,
+    including redirected ones.
     """
 
     verb: str
-    url: str
-    shown_url: str
+    url: UrlText
     headers: dict[str, tuple[str, bytes]]
     content: bytes | None = None
     fields: list[tuple[str, str]] = field(default_factory=list)
@@ -96,9 +98,8 @@ class _RequestBuilder:
 
     def __init__(self, plan: RequestPlan, endpoint: RestEndpoint) -> None:
         self._plan, self._endpoint = plan, endpoint
-        self._segments: dict[str, tuple[str, str]] = {}
-        self._query: list[tuple[str, str]] = []
-        self._shown_query: list[tuple[str, str]] = []
+        self._segments: dict[str, UrlText] = {}
+        self._query: list[tuple[str, UrlText]] = []
         self._cookies: dict[str, str] = {}
         self._headers: dict[str, tuple[str, bytes]] = {}
         self._fields: list[tuple[str, str]] = []
@@ -107,7 +108,7 @@ class _RequestBuilder:
         self._body_fields: dict[str, bytes] = {}
         self._address: str | None = None
         self._address_is_hidden = False
-        self._fixed_names: set[str] = set()
+        self._fixed_names = {(Place.QUERY, name) for name, _ in endpoint.query}
         self._secrets: list[str] = []
         self._open_headers: set[str] = set()
 
@@ -123,7 +124,7 @@ class _RequestBuilder:
         variables = [os.environ.get(name, default) or "" for name, default in variables_of(fixed.value)]
         self._secrets += variables
         hidden = is_secret(value) or bool(variables)
-        self._fixed_names.add(fixed.name)
+        self._fixed_names.add((fixed.place, fixed.name))
         self._put_or_explain(fixed.name, lambda: self._put_value(fixed.place, fixed.name, value, hidden))
 
     def put_parameter(self, parameter: ParameterPlan, value: Any) -> None:
@@ -156,7 +157,7 @@ class _RequestBuilder:
         match place:
             case Place.PATH:
                 encoded = encode_segment(value, allow_slash)
-                self._segments[name] = encoded, HIDDEN if hidden else encoded
+                self._segments[name] = UrlText(encoded, HIDDEN if hidden else encoded)
             case Place.QUERY:
                 for text in texts_of(value):
                     self._put_query(name, text, hidden)
@@ -179,11 +180,10 @@ class _RequestBuilder:
 
     def _put_query(self, name: str, text: str, hidden: bool) -> None:
         encoded = percent_encode(text)
-        self._query.append((percent_encode(name), encoded))
         if is_secret_name(name):
             hidden = True
             self._secrets.append(text)
-        self._shown_query.append((percent_encode(name), HIDDEN if hidden else encoded))
+        self._query.append((percent_encode(name), UrlText(encoded, HIDDEN if hidden else encoded)))
 
     def _put_field(self, name: str, text: str) -> None:
         if is_secret_name(name):
@@ -203,10 +203,10 @@ class _RequestBuilder:
         for name, text, is_hidden in fields_of(value) if value is not None else ():
             if is_hidden:
                 self._secrets.append(text)
+            if any(place is parameter.place and could_name(name, fixed) for place, fixed in self._fixed_names):
+                raise EncodingError(f"its field {name!r} would replace a fixed value")
             if parameter.place is Place.FORM:
                 self._put_field(name, text)
-            elif name in self._fixed_names:
-                raise EncodingError(f"its field {name!r} would replace a fixed value")
             else:
                 self._put_query(name, text, is_hidden)
 
@@ -240,15 +240,15 @@ class _RequestBuilder:
             encode_header_value(item.media_type)  # it is sent as a header of the part
             self._files.append((parameter.wire_name, item))
 
-    def _join_address(self, base: str, address: str) -> tuple[str, str]:
-        """Return the address that an argument holds, with the query of the request, and the form to show of it.
+    def _join_address(self, base: UrlText, address: str) -> UrlText:
+        """Return the address that an argument holds, with the query of the request.
 
         Raises `RestArgumentError` unless it is below `base`: a server's reply, a user or a model may have chosen it.
         """
         name = next(each.name for each in self._plan.parameters if each.place is Place.URL)
-        return self._put_or_explain(name, lambda: self._check_address(base, address))
+        return self._put_or_explain(name, lambda: self._read_address(base, address))
 
-    def _check_address(self, base: str, address: str) -> tuple[str, str]:
+    def _read_address(self, base: UrlText, address: str) -> UrlText:
         if _NO_ADDRESS.search(address):
             raise EncodingError("it contains white space, a backslash or a control character")
         try:
@@ -257,27 +257,39 @@ class _RequestBuilder:
             query = parse_qsl(url.query.decode("ascii"), keep_blank_values=True)
         except (httpx2.InvalidURL, ValueError) as error:
             raise EncodingError("it is not a valid URL") from error
-        if has_dot_segment(address.partition("?")[0]) or not is_below(url, httpx2.URL(base)):
-            raise EncodingError(f"it must be below {base}, without user info")
+        if has_dot_segment(address.partition("?")[0]) or not is_below(url, httpx2.URL(base.sent)):
+            raise EncodingError(f"it must be below {base.shown}, without user info")
         self._secrets += [text for each, text in query if is_secret_name(each)]
-        added: list[tuple[str, str]] = []
-        shown: list[tuple[str, str]] = []
-        for pair, shown_pair in zip(self._query, self._shown_query, strict=True):
-            known = [text for each, text in query if each == unquote(pair[0])]
-            if not known:
-                added.append(pair)
-                shown.append(shown_pair)
-            elif unquote(pair[1]) not in known:
-                raise EncodingError(f"its query has another value of {unquote(pair[0])!r}")
         path = f"{url.scheme}://{url.netloc.decode('ascii')}{url.raw_path.decode('ascii')}"
-        shown_path = f"{base}/{HIDDEN}" if self._address_is_hidden else shown_url(path)
-        return _append_query(path, added), _append_query(shown_path, shown)
+        shown = f"{base.shown}/{HIDDEN}" if self._address_is_hidden else shown_url(path)
+        return UrlText(path, shown).with_query(self._query_without(query, url.raw_path.decode("ascii")))
+
+    def _query_without(self, query: list[tuple[str, str]], target: str) -> list[tuple[str, UrlText]]:
+        """Return the parameters of the request that an address does not have. `target` is its path with its query.
+
+        Raises `EncodingError` for a parameter that the address has with another value, also if only some servers would
+        read it so.
+        """
+        own: dict[str, list[str]] = {}
+        for name, value in self._query:
+            own.setdefault(unquote(name), []).append(unquote(value.sent))
+        path, _, text = target.partition("?")
+        # Some servers separate parameters with `;`, in the query and in the path.
+        pieces = re.split("[;&]", text) + [piece for segment in path.split("/") for piece in segment.split(";")[1:]]
+        split = (piece.partition("=") for piece in pieces)
+        read = [(unquote_plus(name), unquote_plus(value)) for name, _, value in split]
+        for name, values in own.items():
+            exact = {value for each, value in query if each == name}
+            similar = {value for each, value in read if could_name(each, name)}
+            if similar.difference(values) or exact not in (set(), set(values)):
+                raise EncodingError(f"its query has another value of {name!r}")
+        present = {each for each, _ in query}
+        return [(name, value) for name, value in self._query if unquote(name) not in present]
 
     def finish_request(self) -> Outgoing:
-        path, shown_path = "", ""
+        url = UrlText.plain(self._endpoint.url)
         for at, part in enumerate(self._plan.path):
-            encoded, shown = self._segments[part] if at % 2 else (encode_literal_path(part),) * 2
-            path, shown_path = path + encoded, shown_path + shown
+            url += self._segments[part] if at % 2 else UrlText.plain(encode_literal_path(part))
         for name, value in self._endpoint.query:
             self._put_query(name, value, True)
         own = {name: value for name, value in self._endpoint.credentials if name.lower() not in self._headers}
@@ -292,27 +304,16 @@ class _RequestBuilder:
             fields = (to_json(name) + b":" + value for name, value in self._body_fields.items())
             self._content = b"{" + b",".join(fields) + b"}"
             self._headers.setdefault("content-type", ("Content-Type", b"application/json"))
-        url, shown = self._endpoint.url + path, self._endpoint.url + shown_path
-        if self._address is None:
-            url, shown = _append_query(url, self._query), _append_query(shown, self._shown_query)
-        else:
-            url, shown = self._join_address(url, self._address)
         return Outgoing(
-            self._plan.verb,
-            url,
-            shown,
-            self._headers,
-            self._content,
-            self._fields,
-            self._files,
-            self._secrets,
-            self._open_headers | {"content-type"},
+            verb=self._plan.verb,
+            url=url.with_query(self._query) if self._address is None else self._join_address(url, self._address),
+            headers=self._headers,
+            content=self._content,
+            fields=self._fields,
+            files=self._files,
+            secrets=self._secrets,
+            open_headers=self._open_headers | {"content-type"},
         )
-
-
-def _append_query(url: str, pairs: list[tuple[str, str]]) -> str:
-    query = "&".join(f"{name}={value}" for name, value in pairs)
-    return f"{url}{'&' if '?' in url else '?'}{query}" if pairs else url
 
 
 def _encode_body(parameter: ParameterPlan, value: Any, secrets: list[str]) -> bytes:
