@@ -245,15 +245,16 @@ _SHAPELESS = (
     "\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
     "\U00013430-\U0001343f\U00016fe4\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-UNSEEN = f"[{_CONTROLS}{_SHAPELESS}]"
+_UNSEEN = _CONTROLS + _SHAPELESS
+UNSEEN = f"[{_UNSEEN}]"
 """A regular expression for a character that a person does not see, or that controls how others are shown.
 
 It does not match line breaks, tabs and joiners.
 """
 # Texts of models are full of emoji with U+FE0F: to a terminal and a log, it is a part of the picture.
 _NO_EMOJI = "(?<![\ufe0e\ufe0f])"
-_FOR_TERMINAL = re.compile(f"{UNSEEN}{_NO_EMOJI}")
-_FOR_LINE = re.compile(f"\n|{UNSEEN}{_NO_EMOJI}")
+_FOR_TERMINAL = re.compile(f"[{_UNSEEN}]{_NO_EMOJI}")
+_FOR_LINE = re.compile(f"[\n{_UNSEEN}]{_NO_EMOJI}")
 
 LOGGERS = tuple(
     f"toolbox{name}"

@@ -95,6 +95,8 @@ async def test_texts_of_models_and_tools_do_not_start_a_log_line(written: io.Str
         ("\x1b[0m\x9b", r"\x1b[0m\x9b"),
         ("\u202ex\u2028\ud800", r"\u202ex\u2028\ud800"),
         ("\U000e0041", r"\U000e0041"),
+        ("pay\u3164\u115f\u2800\ufe00\U000e0100", r"pay\u3164\u115f\u2800\ufe00\U000e0100"),
+        ("❤\ufe0f 👩\u200d🔬", "❤\ufe0f 👩\u200d🔬"),
     ],
 )
 def test_unsafe_characters_become_visible(text: str, line: str) -> None:

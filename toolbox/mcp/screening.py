@@ -199,9 +199,9 @@ def admits_null(schema: Mapping[str, Any], name: str) -> bool:
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
-    # With an empty registry, the validator fetches nothing: a schema can refer to other documents by `$dynamicRef`.
-    validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
     try:
+        # With an empty registry, the validator fetches nothing: a schema can refer to other documents by `$dynamicRef`.
+        validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
         return bool(validator.evolve(schema=schema["properties"][name]).is_valid(None))
     except Exception:  # a reference without end, or to another document
         return True

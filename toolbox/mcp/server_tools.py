@@ -192,10 +192,13 @@ def _without_nulls(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict
 
     Models write null for what they leave out; with `strict=True` they have to. Nested values stay as they are.
     """
-    given = {name for name, value in arguments.items() if value is None}
-    optional = (given & schema.get("properties", {}).keys()).difference(schema.get("required", ()))
-    left_out = {name for name in optional if not admits_null(schema, name)}
-    return {name: value for name, value in arguments.items() if name not in left_out}
+    properties, required = schema.get("properties", {}), schema.get("required")
+    optional = properties.keys() - (required if isinstance(required, list) else ())
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is not None or name not in optional or admits_null(schema, name)
+    }
 
 
 def _ask_to_try_again(error: McpError) -> ToolRetry:

@@ -59,13 +59,13 @@ def decode_arguments(
     missing = [each.name for each in arguments if each.required and each.name not in given]
     if missing:
         raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])
-    # Null omits an optional argument, also where the schema admits it: only a body can say null.
+    # Null omits an optional argument, also if its schema admits null: only inside of a body, null can be sent.
     values = {
         each.name: given[each.name]
         for each in arguments
         if each.name in given and (each.required or given[each.name] is not None)
     }
-    if faults := validator.correct(values):
+    if faults := validator.validate(values):
         raise ToolArgumentsError(request, faults)
     for each in arguments:
         try:
@@ -181,11 +181,11 @@ class ArgumentsValidator:
         self._library = _load_schema_library()
         self._validator: Any = None
 
-    def correct(self, arguments: dict[str, Any]) -> list[tuple[str, str]]:
-        """Leave out each null that the schema does not admit, and return the other faults, as (path, message).
+    def validate(self, arguments: dict[str, Any]) -> list[tuple[str, str]]:
+        """Return the faults of the arguments, as (path, message); at most `SHOWN`.
 
-        Models write null for what they leave out, at any depth. At most `SHOWN` faults are returned. Raises
-        `IllegalConfigurationError` if the schema is invalid.
+        First removes each null that the schema does not admit, at any depth: models write it for what they leave out.
+        Raises `IllegalConfigurationError` if the schema is invalid.
         """
         if self._validator is None:
             self._validator = self._compile_validator()

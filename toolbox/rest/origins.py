@@ -78,6 +78,7 @@ def redirected_request(
     """
     following = response.next_request
     try:
+        # Only the text to show is resolved against the masked URL; `following` has the real one.
         shown = shown_url(urljoin(shown_url_of(request), response.headers["location"]))
     except ValueError:  # an invalid URL is not followed
         return None
