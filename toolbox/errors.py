@@ -651,14 +651,16 @@ class ConversationSuspendedError(_WithFacts, FrameworkError):
 class OpenTransactionError(_WithFacts, FrameworkError):
     """A database session would keep its transaction, and its connection, while a model works.
 
-    `.where` is the service method, `.what` the tables or statements that a commit could lose.
+    `.where` is the service method, `.what` the tables or statements that a commit could lose, `.fix` what to do about
+    them, unless the transaction is to be kept.
     """
 
     where: str
     what: str
+    fix: str = "commit before the call"
     template = (
         "{where}: a database session keeps its transaction and its connection while the model works ({what}); "
-        "commit before the call, or keep it on purpose: `with sql.keep_transaction():`"
+        "{fix}, or keep it on purpose: `with sql.keep_transaction():`"
     )
 
 

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Connection, Engine, event, inspect
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, event, inspect
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
@@ -33,7 +33,7 @@ from ..execution.threads import running_loop
 from ..request_hooks import before_model_request
 from ..settings import ToolboxSettings, WhileAModelWorks
 from .engines import shares_connections
-from .transaction_notes import TransactionNotes
+from .transaction_notes import COMMIT, Loss, TransactionNotes
 from .transactions import is_begun_by_program, transactional_function_of
 
 logger = logging.getLogger("toolbox.sql")
@@ -275,39 +275,63 @@ class ReleasingSession(Session):
         return self._container.get(ToolboxSettings).sql.while_a_model_works
 
     def has_only_read(self, *, is_lent: bool = False) -> bool:
-        """Return True if a commit loses nothing, and gives a connection back.
+        """Return True if a commit loses nothing, and gives a connection back, but for a snapshot (see `give_back`).
 
         Otherwise warns, once per place, or raises `OpenTransactionError`. `is_lent`: the program has the connection.
         """
-        invocation = current_invocation.get()
-        where = "a model" if invocation is None else f"{invocation.service.__name__}.{invocation.method}"
         function = transactional_function_of(self)
         if function is not None:
-            self._report(where, [f"@transactional {function} has begun it"], function)
+            loss = Loss(f"@transactional {function} has begun it", "call the model outside of this function")
+            self._report([loss], function)
             return False
-        if changes := list(self._find_changes(is_lent)):
-            self._report(where, changes, f"{where}: {changes}")
+        if losses := list(self._find_losses(is_lent)):
+            self._report(losses)
             return False
         # Sessions that share a connection share their transaction: a commit would commit the changes of others.
         return not shares_connections(self.get_bind().engine)
 
-    def _find_changes(self, is_lent: bool) -> Iterator[str]:
-        if is_begun_by_program(self) or self.notes.has_savepoint:
-            yield "the program began the transaction, or a savepoint, itself"
+    def _find_losses(self, is_lent: bool) -> Iterator[Loss]:
         if not self.is_active:
-            yield "a statement has failed"
-        dirty = (each for each in self.dirty if self.is_modified(each))
+            yield Loss("a statement has failed", "roll back before the call")
+            return
+        if is_begun_by_program(self) or self.notes.has_savepoint:
+            yield Loss("the program began the transaction, or a savepoint, itself", f"{COMMIT}, where its block ends")
+        dirty = (each for each in self.dirty if self.is_modified(each) or self._listens_to_flush_of(each))
         for what, objects in (("new", self.new), ("changed", dirty), ("deleted", self.deleted)):
-            yield from dict.fromkeys(f"{what} objects of {_table_of(each)}" for each in objects)
+            yield from dict.fromkeys(Loss(f"{what} objects of {_table_of(each)}") for each in objects)
         if is_lent or self.has_lent_connection:
-            yield "the program uses session.connection()"
+            yield Loss("the program uses session.connection()")
+        if listened := sorted(self._listened_events()):
+            yield Loss(f"the program listens to {', '.join(listened)}")
         yield from self.notes.find_losses()
 
-    def _report(self, where: str, reasons: list[str], place: str) -> None:
-        error = OpenTransactionError(where, ", ".join(reasons))
+    def _listened_events(self) -> set[str]:
+        """Return the events of a commit for which the program has listeners."""
+        of_session, ours = self.dispatch, {_note_end}
+        listeners = {
+            "before_commit": [*of_session.before_commit],
+            "after_commit": [*of_session.after_commit],
+            "after_transaction_end": [*of_session.after_transaction_end],
+            "commit": [each for connection in self.notes.connections for each in connection.dispatch.commit],
+        }
+        return {name for name, found in listeners.items() if set(found) - ours}
+
+    def _listens_to_flush_of(self, instance: object) -> bool:
+        """Return True if a listener gets an object whose values are the same as before, and may change it."""
+        return bool(self.dispatch.before_flush or inspect(instance).mapper.dispatch.before_update)
+
+    def _report(self, losses: list[Loss], place: str | None = None) -> None:
+        """Warn once per place, or raise `OpenTransactionError`."""
+        invocation = current_invocation.get()
+        where = "a model" if invocation is None else f"{invocation.service.__name__}.{invocation.method}"
+        what = ", ".join(each.what for each in losses)
+        fixes = dict.fromkeys(each.fix for each in losses)
+        if any(each.startswith(COMMIT) for each in fixes if each != COMMIT):
+            fixes.pop(COMMIT, None)  # another one says more
+        error = OpenTransactionError(where, what, "; ".join(fixes))
         if self._setting == "raise":
             raise error
-        warned = _warned.setdefault(self._container, set())
+        warned, place = _warned.setdefault(self._container, set()), place or f"{where}: {what}"
         if place not in warned and len(warned) < _MOST_WARNINGS:
             warned.add(place)
             logger.warning("%s", error)
@@ -315,13 +339,22 @@ class ReleasingSession(Session):
     # --- giving the connection back
 
     def give_back(self) -> type[ConnectionReleasedEvent] | None:
-        """Commit. If that fails, discard the connection; loaded objects stay as they are."""
+        """Commit, unless the transaction reads a snapshot, which is reported as `has_only_read` does.
+
+        If that fails, discard the connection; loaded objects stay as they are.
+        """
         connections = list(self.notes.connections)
         try:
-            super().commit()
+            snapshots = self.notes.find_snapshots()
+            if not snapshots:
+                super().commit()
         except Exception as error:  # the model request goes on, and so does the program, with a new connection
             logger.warning("cannot give a connection back before a model request, it is discarded: %s", error)
             self._discard(connections)
+        else:
+            if snapshots:
+                self._report(snapshots)
+                return None
         return ConnectionReleasedEvent if connections else None
 
     def _discard(self, connections: list[Connection]) -> None:
@@ -356,6 +389,26 @@ def _table_of(instance: object) -> str:
     return str(getattr(table, "fullname", None) or type(instance).__name__)
 
 
+class _LentConnection(AsyncConnection):
+    """The connection of a session, which notes that the program takes the driver's own connection.
+
+    That one may be used without a trace, so the session keeps it until its transaction ends.
+    """
+
+    def __init__(self, connection: AsyncConnection, session: ReleasingSession) -> None:
+        super().__init__(connection.engine, connection.sync_connection)
+        self._session = session
+
+    async def get_raw_connection(self) -> PoolProxiedConnection:
+        connection = await super().get_raw_connection()
+        self._session.has_lent_connection = True
+        return connection
+
+    async def run_sync(self, fn: Callable[..., T], *arg: Any, **kw: Any) -> T:
+        self._session.has_lent_connection = True
+        return await super().run_sync(fn, *arg, **kw)
+
+
 class ReleasingAsyncSession(AsyncSession):
     """An `AsyncSession` that gives its connection back before a model request, if it has only read."""
 
@@ -369,6 +422,8 @@ class ReleasingAsyncSession(AsyncSession):
         was_lent = self._inner.has_lent_connection
         connection = await super().connection(*args, **options)
         self._inner.has_lent_connection = was_lent
+        if not isinstance(connection, _LentConnection):
+            connection = _LentConnection(connection, self._inner)
         self._lent.add(connection)  # it counts as long as the program has it
         return connection
 
