@@ -213,6 +213,26 @@ async def test_a_seed_replaces_a_bean_for_one_task(scope: Any) -> None:
         assert real == ["real", "real"]
 
 
+@pytest.mark.parametrize("seeds", [{}, {User: User()}])
+async def test_a_tool_gets_its_own_async_bean_where_its_request_has_one_too(seeds: dict[type, Any]) -> None:
+    @produces(scope="call")
+    async def session(user: User | None) -> bytearray:
+        return bytearray(b"of a user" if user is not None else b"")
+
+    class Uses:
+        def __init__(self, session: bytearray) -> None:
+            self.session = session
+
+    async with Container(seeds=[User]).register(session, Uses) as c, c.request_scope(seeds):
+        of_request = (await c.aget(Uses)).session
+        with call_scope(c):
+            await internals_of(c).prepare(Uses)
+            of_call = c.get(Uses).session
+            assert of_call is c.get(bytearray) is not of_request
+        assert c.get(bytearray) is of_request
+        assert of_request == of_call == (b"of a user" if seeds else b"")
+
+
 # --- lookups of what may be missing
 
 

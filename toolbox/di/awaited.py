@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from .graph import BeanGraph
 from .injection_points import MISSING
-from .scopes import OpenScope
 from .values import SingleBean, Value, as_key, beans_in
 
 
@@ -74,9 +73,9 @@ class Planner:
         """Return the plan for a value where no request scope is active, without the identity and what it needs."""
         return self._new_plan(value, lambda key: self._graph.outside(key) is not MISSING)
 
-    def plan_in(self, request: OpenScope, value: Value) -> Plan:
-        """Return the plan for a value in a request scope with seeds, without the beans that they replace."""
-        return self._new_plan(value, lambda key: key in request.store or key in request.seeds)
+    def plan_without(self, is_there: Callable[[int], bool], value: Value) -> Plan:
+        """Return the plan for a value in a request with seeds, without the beans that are there and what these need."""
+        return self._new_plan(value, is_there)
 
     def _new_plan(self, value: Value, is_there: Callable[[int], bool]) -> Plan:
         order: dict[int, None] = {}

@@ -263,7 +263,12 @@ class Wiring(Home):
         # Do not create beans that a seed replaces, nor beans that only those need.
         request = scope.request
         if request is not None and request.is_seeded:
-            plan = self._planner.plan_in(request, value)
+            seeds = request.seeds
+
+            def is_there(key: int) -> bool:  # not in the scope of a call, if only the request around it has the bean
+                return key in seeds or key in self.find_place(key, scope).store
+
+            plan = self._planner.plan_without(is_there, value)
         elif request is None and self.graph.has_callers:  # the identity is the anonymous one
             plan = self._planner.plan_outside(value)
         else:
