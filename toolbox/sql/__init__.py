@@ -16,6 +16,7 @@ from .engines import open_engine, open_sync_engine
 from .open_sessions import keep_transaction, open_session
 from .run_store import SqlRunStore
 from .sessions import engine, session, sync_engine, sync_session
+from .table_names import is_store_table
 from .transactions import transactional
 
 stores = (SqlRunStore, SqlChatMemoryStore)
@@ -32,6 +33,7 @@ __all__ = [
     "SqlSettings",
     "TransactionRolledBackError",
     "engine",
+    "is_store_table",
     "keep_transaction",
     "open_engine",
     "open_session",

@@ -26,7 +26,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from sqlalchemy import (
     Column,
@@ -53,6 +53,9 @@ Step: TypeAlias = Callable[[Connection], None]
 VERSIONS = Table(
     "toolbox_schemas", MetaData(), Column("name", Text, primary_key=True), Column("version", Integer, nullable=False)
 )
+
+tables_in_use: Final[set[str]] = set()
+"""The names of the tables of all stores that this process has created."""
 
 RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 """What a store does with the rows of its tables."""
@@ -92,6 +95,7 @@ class StoreTables:
         self._is_prepared = False
         self._preparing = asyncio.Lock()
         prepare_to_write(engine.sync_engine)
+        tables_in_use.update(each.name for each in schema.tables)
 
     def check_engine(self) -> None:
         """Raise `IllegalConfigurationError` for an engine of SQLite that cannot be prepared for `@transactional`."""

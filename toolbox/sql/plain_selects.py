@@ -10,6 +10,8 @@ import re
 from itertools import pairwise
 from typing import TypeAlias
 
+Tokens: TypeAlias = list[re.Match[str]]
+
 # In both databases, every character beyond ASCII is part of a name, also one that Python counts as a space.
 _TOKEN = re.compile(
     r"""
@@ -48,9 +50,9 @@ _KEYWORDS_AFTER = {
     "OVER": {")"},
     "SETS": {"GROUPING"},
 }
-"""Words that may be functions, unless they stand after one of these."""
+"""Words that are functions before a parenthesis, except after one of these."""
 _OPERATORS = {"ILIKE", "IS", "JOIN", "LIKE"}
-"""Words that may be functions, unless they stand after an operand."""
+"""Words that are functions before a parenthesis, except after an operand."""
 _FUNCTIONS_WITHOUT_PARENTHESES = set(
     """
     current_catalog current_date current_role current_schema current_time current_timestamp current_user localtime
@@ -59,9 +61,6 @@ _FUNCTIONS_WITHOUT_PARENTHESES = set(
 )
 _CALLS = "calls a function"
 _UNCLEAR = "is not a plain SELECT"
-
-
-Tokens: TypeAlias = list[re.Match[str]]
 
 
 def split_tokens(sql: str) -> Tokens:
@@ -95,16 +94,17 @@ def find_doubt(tokens: Tokens, dialect: str) -> str | None:
 
 
 class _Level:
-    """What stands between two parentheses, or outside of all: SELECTs, tables of a SELECT, or a part of one."""
+    """The text between two parentheses, or outside of all: SELECTs, tables of a SELECT, or a part of one."""
 
     __slots__ = ("calls", "has_table", "in_tables", "is_select", "is_table", "is_with", "reads_table")
 
     def __init__(self, *, is_table: bool = False) -> None:
-        self.is_table = self.in_tables = is_table
-        """It stands in place of a table. / What follows a comma or JOIN is a table."""
+        self.is_table, self.in_tables = is_table, is_table
+        """It takes the place of a table; what follows a comma or JOIN is a table."""
         self.is_select = self.is_with = False
+        """A SELECT has begun; before that, the subqueries of a WITH."""
         self.calls = self.has_table = self.reads_table = False
-        """The current SELECT calls a function, or has a table. / One of its SELECTs has a table."""
+        """The current SELECT calls a function; it has a table; one of the SELECTs of a UNION has one."""
 
     def begin_select(self) -> None:
         self.is_select, self.is_with, self.in_tables = True, False, False
@@ -212,12 +212,12 @@ class _SelectReader:
         return before not in _KEYWORDS_AFTER.get(keyword, ())
 
     def _is_operator(self, index: int) -> bool:
-        """Return True if an operand stands before a word, so that it is an operator."""
+        """Return True for a word that follows an operand, and so is an operator."""
         before = self._key_at(index - 1)
         return before in ("", ")", "]") or (before.isidentifier() and before not in _RESERVED)
 
     def _look_for_table(self, level: _Level, index: int) -> None:
-        """Note a table or a view that stands here. A parenthesis has its own level, for a subquery or joined tables."""
+        """Note the table or view at `index`. A parenthesis has its own level, for a subquery or joined tables."""
         while self._key_at(index) in ("ONLY", "LATERAL"):
             index += 1
         if self._key_at(index) == "(":

@@ -1,4 +1,4 @@
-"""Notes the statements of a transaction, and tells what a commit between two of them may lose, and what to do instead.
+"""Notes the statements of a transaction: what a commit between two of them may lose, and what to do instead.
 
 A transaction that has only read loses nothing, unless it reads a snapshot. What cannot be judged counts as a change.
 Statements are noted when they run, each kind once, and judged when somebody asks. Not here: sessions (`open_sessions`).

@@ -27,7 +27,7 @@ COUNT = {"postgresql": "SELECT count(*) FROM pg_class", "sqlite": "SELECT count(
 
 @contextlib.asynccontextmanager
 async def started(engine: AsyncEngine) -> AsyncIterator[Program]:
-    """A program with an engine of its own."""
+    """A program with this engine."""
     model = Watching()
     container = Container(models={"default": model}).register_instance(engine, AsyncEngine)
     async with container.register(sql.session, Desk):

@@ -31,7 +31,7 @@ Effects = Callable[[str], bool]
 
 @pytest.fixture(scope="module")
 def has_effects(postgres: Any) -> Iterator[Effects]:
-    """Executes a statement on PostgreSQL and tells whether it has written or locked a row; invalid ones have not."""
+    """Executes a statement on PostgreSQL. Returns True if it has written or locked a row; invalid ones have not."""
     import psycopg
 
     from tests.databases.conftest import new_database
