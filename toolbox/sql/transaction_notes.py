@@ -96,12 +96,11 @@ class TransactionNotes:
         return list(self._found)
 
     def find_snapshots(self) -> list[Loss]:
-        """Return the isolation levels above `READ COMMITTED`, whose snapshots a commit ends. May ask the database.
+        """Return isolation levels above `READ COMMITTED`, whose snapshots a commit ends. May ask the database.
 
         Raises `DBAPIError` if a connection is lost.
         """
-        levels = [_find_isolation_level(each) for each in self.connections]
-        return [Loss(f"isolation level {each}", READ_AGAIN) for each in levels if each not in _WITHOUT_SNAPSHOT]
+        return [loss for each in self.connections if (loss := _find_snapshot(each)) is not None]
 
     def _add(self, loss: Loss) -> None:
         if len(self._found) < _MOST_FOUND:
@@ -137,26 +136,35 @@ _levels: WeakKeyDictionary[Dialect, str] = WeakKeyDictionary()
 """What the databases answered, by engine: an engine with other options has the same dialect."""
 
 
+def _find_snapshot(connection: Connection) -> Loss | None:
+    """Return the isolation level of a transaction if a commit ends its snapshot, or why it is not known."""
+    if (
+        connection.dialect.name == "sqlite"
+    ):  # each transaction reads a snapshot, and one that only reads may end anywhere
+        return None
+    try:
+        level = _find_isolation_level(connection)
+    except NotImplementedError:
+        level = "unknown"
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        return Loss("a statement has failed", "roll back before the call")  # so the database answers nothing more
+    return None if level in _WITHOUT_SNAPSHOT else Loss(f"isolation level {level}", READ_AGAIN)
+
+
 def _find_isolation_level(connection: Connection) -> str:
-    """Return the isolation level of a transaction. The database is asked once per engine, SQLite not at all.
+    """Return the isolation level of a transaction. The database is asked once per engine.
 
     The answer is that of the transaction itself, so it does not matter who has set the level. If the program has a
     listener for the begin of transactions, it may set one for each, and so each is asked.
     """
-    if connection.dialect.name == "sqlite":
-        return "READ COMMITTED"  # all transactions read a snapshot, and one that only reads may end at any time
-    own, known = connection.engine.get_execution_options().get("isolation_level"), _levels.get(connection.dialect)
-    is_for_each = bool(connection.dispatch.begin)
-    if not is_for_each and (own or known):
-        return str(own or known).upper()
-    try:
-        level = connection.get_isolation_level()
-    except (DBAPIError, NotImplementedError) as error:
-        if isinstance(error, DBAPIError) and error.connection_invalidated:
-            raise
-        return "unknown"  # such as in a transaction in which a statement has failed
-    if not is_for_each:
-        _levels[connection.dialect] = level
+    if connection.dispatch.begin:
+        return connection.get_isolation_level()
+    if own := connection.engine.get_execution_options().get("isolation_level"):
+        return str(own).upper()
+    if (level := _levels.get(connection.dialect)) is None:
+        level = _levels[connection.dialect] = connection.get_isolation_level()
     return level
 
 

@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 from tests.databases.open_sessions.desk import Desk, Order, Program, Start, User, Watching, session_of
-from toolbox import Container, sql
+from toolbox import Container, OpenTransactionError, ToolboxSettings, sql
+from toolbox.settings import SqlSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -26,10 +27,10 @@ COUNT = {"postgresql": "SELECT count(*) FROM pg_class", "sqlite": "SELECT count(
 
 
 @contextlib.asynccontextmanager
-async def started(engine: AsyncEngine) -> AsyncIterator[Program]:
+async def started(engine: AsyncEngine, **options: Any) -> AsyncIterator[Program]:
     """A program with this engine."""
-    model = Watching()
-    container = Container(models={"default": model}).register_instance(engine, AsyncEngine)
+    model, settings = Watching(), ToolboxSettings(sql=SqlSettings(**options))
+    container = Container(models={"default": model}, settings=settings).register_instance(engine, AsyncEngine)
     async with container.register(sql.session, Desk):
         model.engines.append(engine)
         yield Program(container, model)
@@ -151,6 +152,14 @@ async def test_a_session_without_transactions_is_released(postgres_url: str, war
     assert warnings == []
 
 
+async def test_with_the_setting_raise_a_snapshot_is_an_error_and_nothing_is_sent(postgres_url: str) -> None:
+    engine_of = sql.open_engine(postgres_url, isolation_level="SERIALIZABLE")
+    async with engine_of as engine, started(engine, while_a_model_works="raise") as program:
+        with pytest.raises(OpenTransactionError, match="isolation level SERIALIZABLE"):
+            await is_kept(program)
+        assert program.model.requests == []
+
+
 async def test_a_listener_may_choose_another_level_for_each_transaction(postgres_url: str) -> None:
     levels = iter(["READ COMMITTED", "REPEATABLE READ", "READ COMMITTED", "SERIALIZABLE"])
     async with sql.open_engine(postgres_url) as engine, started(engine) as program:
@@ -229,7 +238,7 @@ async def test_a_snapshot_of_sqlite_is_released(sqlite_url: str, warnings: list[
     assert warnings == []
 
 
-async def test_a_transaction_whose_level_cannot_be_asked_is_kept(postgres_url: str, warnings: list[str]) -> None:
+async def test_a_failed_transaction_whose_level_cannot_be_asked_is_kept(postgres_url: str, warnings: list[str]) -> None:
     async with sql.open_engine(postgres_url) as engine, started(engine) as program:
         async with program.container.request_scope():
             session = await session_of(program)
@@ -238,7 +247,8 @@ async def test_a_transaction_whose_level_cannot_be_asked_is_kept(postgres_url: s
             assert await program.ask() == 1
             await session.rollback()
         assert not await is_kept(program)
-    assert "isolation level unknown" in warnings[0]
+    [warning] = warnings
+    assert "a statement has failed); roll back before the call" in warning
 
 
 # --- connections of the driver
