@@ -33,6 +33,7 @@ class Project:
     """A folder with models and migrations, as `alembic init` makes it, with the `env.py` of the page."""
 
     def __init__(self, folder: Path, url: str) -> None:
+        pytest.importorskip("alembic")
         self.folder, self.url = folder, url
         self.write_models("")
         self.alembic("init", "migrations")

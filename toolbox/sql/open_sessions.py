@@ -307,14 +307,13 @@ class ReleasingSession(Session):
 
     def _listened_events(self) -> set[str]:
         """Return the events of a commit for which the program has listeners."""
-        of_session, ours = self.dispatch, {_note_end}
         listeners = {
-            "before_commit": [*of_session.before_commit],
-            "after_commit": [*of_session.after_commit],
-            "after_transaction_end": [*of_session.after_transaction_end],
+            "before_commit": [*self.dispatch.before_commit],
+            "after_commit": [*self.dispatch.after_commit],
+            "after_transaction_end": [each for each in self.dispatch.after_transaction_end if each is not _note_end],
             "commit": [each for connection in self.notes.connections for each in connection.dispatch.commit],
         }
-        return {name for name, found in listeners.items() if set(found) - ours}
+        return {name for name, found in listeners.items() if found}
 
     def _listens_to_flush_of(self, instance: object) -> bool:
         """Return True if a listener gets an object whose values are the same as before, and may change it."""

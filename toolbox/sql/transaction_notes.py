@@ -138,9 +138,7 @@ _levels: WeakKeyDictionary[Dialect, str] = WeakKeyDictionary()
 
 def _find_snapshot(connection: Connection) -> Loss | None:
     """Return the isolation level of a transaction if a commit ends its snapshot, or why it is not known."""
-    if (
-        connection.dialect.name == "sqlite"
-    ):  # each transaction reads a snapshot, and one that only reads may end anywhere
+    if connection.dialect.name == "sqlite":  # it has only snapshots; a program that needs one keeps its transaction
         return None
     try:
         level = _find_isolation_level(connection)
@@ -162,7 +160,7 @@ def _find_isolation_level(connection: Connection) -> str:
     if connection.dispatch.begin:
         return connection.get_isolation_level()
     if own := connection.engine.get_execution_options().get("isolation_level"):
-        return str(own).upper()
+        return str(own).upper().replace("_", " ")
     if (level := _levels.get(connection.dialect)) is None:
         level = _levels[connection.dialect] = connection.get_isolation_level()
     return level
