@@ -1,5 +1,6 @@
 """Calls of MCP tools that wait for a person: which ones wait, and that an answered call runs only on its own server."""
 
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 from fastapi import FastAPI
 
+from tests.conftest import free_port
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AiMessage,
@@ -19,8 +21,11 @@ from toolbox import (
     register_ai_service,
     tool,
 )
+from toolbox.deferred_answers import ToolOrigin
 from toolbox.mcp import McpServers, mcp_resource, mcp_server, mcp_toolbox, mcp_tools
-from toolbox.runs import Answer, RunIncompatibleError, Runs, RunStore, approve, reject
+from toolbox.mcp.tool_choice import address_of
+from toolbox.runs import Answer, InMemoryRunStore, RunIncompatibleError, Runs, RunStore, approve, reject
+from toolbox.runs.stored_calls import find_other_origin
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install, mount_mcp
@@ -66,11 +71,11 @@ class HotterOven(Oven):
 
 
 @asynccontextmanager
-async def serving_mcp(oven: Oven) -> AsyncIterator[str]:
+async def serving_mcp(oven: Oven, port: int = 0) -> AsyncIterator[str]:
     app = FastAPI()
     install(app, served := Container().register_instance(oven))
     mount_mcp(app, served, [type(oven)])
-    async with serving(app) as base:
+    async with serving(app, port) as base:
         yield f"{base}/mcp"
 
 
@@ -143,25 +148,103 @@ async def test_a_pending_call_has_the_declared_name_of_its_server_and_runs_under
 
 
 async def test_an_approved_call_does_not_run_if_the_server_changed_the_tools_input(tmp_path: Path) -> None:
-    changed = HotterOven()
-    async with serving_mcp(Oven()) as first, serving_mcp(changed) as second:
-        run_id, call_id = await asked(tmp_path, {"own": first})
-        async with kitchen(tmp_path, {"own": second}, "done") as container:
-            with pytest.raises(RunIncompatibleError, match="or has changed it"):
-                await container.runs.resume(run_id, {call_id: approve()})
+    changed, port = HotterOven(), free_port()
+    async with serving_mcp(Oven(), port) as url:
+        run_id, call_id = await asked(tmp_path, {"own": url})
+    async with serving_mcp(changed, port), kitchen(tmp_path, {"own": url}, "done") as container:
+        with pytest.raises(RunIncompatibleError, match="or has changed it"):
+            await container.runs.resume(run_id, {call_id: approve()})
 
     assert changed.burnt == []
 
 
 async def test_another_description_keeps_an_approval(tmp_path: Path) -> None:
-    described = OtherOven()
-    async with serving_mcp(Oven()) as first, serving_mcp(described) as second:
-        run_id, call_id = await asked(tmp_path, {"own": first})
-        async with kitchen(tmp_path, {"own": second}, "done") as container:
-            result = await container.runs.resume(run_id, {call_id: approve()})
+    described, port = OtherOven(), free_port()
+    async with serving_mcp(Oven(), port) as url:
+        run_id, call_id = await asked(tmp_path, {"own": url})
+    async with serving_mcp(described, port), kitchen(tmp_path, {"own": url}, "done") as container:
+        result = await container.runs.resume(run_id, {call_id: approve()})
 
     assert result.content == "done"
     assert described.burnt == ["other toast"]
+
+
+# --- the same name, another server
+
+
+@pytest.mark.parametrize("answer", [approve(), approve({"what": "bread"})], ids=["approve", "edit"])
+async def test_a_server_that_was_exchanged_at_run_time_does_not_run_an_approved_call(answer: Answer) -> None:
+    own, other = Oven(), Oven()
+    model = ScriptedChatModel([BURN, "done"])
+    async with (
+        serving_mcp(own) as first,
+        serving_mcp(other) as second,
+        Container(models={"default": model}).register(Cook, McpServers) as container,
+    ):
+        servers = container.get(McpServers)
+        await servers.add(mcp_server("own", url=first, approval="all"))
+        waiting = await container.get(Cook).cook("Burn the toast.")
+        await servers.remove("own")
+        await servers.add(mcp_server("own", url=second, approval="all"))
+        with pytest.raises(RunIncompatibleError, match="MCP server 'own' has another address or command"):
+            await container.runs.resume(waiting.run_id or "", {"0": answer})
+        assert own.burnt == other.burnt == []
+
+        await servers.remove("own")
+        await servers.add(mcp_server("own", url=f"{first}?key=new", approval="all"))
+        result = await container.runs.resume(waiting.run_id or "", {})
+
+    assert result.content == "done"
+    assert (own.burnt, other.burnt) == (["toast" if answer.arguments is None else "bread"], [])
+
+
+async def test_reading_a_resource_is_bound_to_the_address_too(tmp_path: Path) -> None:
+    read = AiMessage(None, [tool_call("get_resource", {"uri": "oven://manual"})])
+    async with serving_mcp(Oven()) as first, serving_mcp(Oven()) as second:
+        async with kitchen(tmp_path, {"own": first}, read, expose_resources=True) as container:
+            waiting = await container.get(Cook).cook("Read the manual.")
+        async with kitchen(tmp_path, {"own": second}, "done", expose_resources=True) as container:
+            with pytest.raises(RunIncompatibleError, match="another address or command"):
+                await container.runs.resume(waiting.run_id or "", {"0": approve()})
+
+
+async def test_a_command_with_other_arguments_does_not_run_an_approved_call(tmp_path: Path) -> None:
+    """The first argument is the script of the server, which ignores the others."""
+
+    def office(*replies: Any, args: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Container:
+        script = str(Path(__file__).with_name("growing_server.py"))
+        server = mcp_server("own", command=sys.executable, args=[script, *args], env=env, approval="all")
+        made = Container(models={"default": ScriptedChatModel(replies)}).register(Cook)
+        return made.register_instance(server, name="own").register_instance(store, as_type=RunStore)
+
+    store = InMemoryRunStore()
+    async with office(AiMessage(None, [tool_call("grow")])) as container:
+        waiting = await container.get(Cook).cook("Grow.")
+    async with office("done", args=("--other",)) as container:
+        with pytest.raises(RunIncompatibleError, match="another address or command"):
+            await container.runs.resume(waiting.run_id or "", {"0": approve()})
+    async with office("done", env={"KEY": "new"}) as container:
+        result = await container.runs.resume(waiting.run_id or "", {})
+    assert result.content == "done"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ({"url": "https://a.example/mcp?key=1"}, {"url": "https://a.example/mcp?key=2"}, True),
+        ({"url": "https://u:p@A.example/mcp"}, {"url": "https://a.example/mcp#x"}, True),
+        ({"url": "https://a.example/mcp"}, {"url": "https://a.example/other"}, False),
+        ({"url": "https://a.example/mcp"}, {"url": "https://a.example:8443/mcp"}, False),
+        ({"url": "https://a.example/mcp"}, {"url": "http://a.example/mcp"}, False),
+        ({"command": "a", "args": ["b c"]}, {"command": "a", "args": ["b", "c"]}, False),
+        ({"command": "a"}, {"command": "b"}, False),
+        ({"command": "a", "cwd": "/x", "env": {"K": "1"}}, {"command": "a", "cwd": "/y"}, True),
+    ],
+)
+def test_an_address_is_compared_without_what_is_secret_or_changes(first: Any, second: Any, is_same: bool) -> None:
+    one, other = (address_of(mcp_server("own", **each).settings) for each in (first, second))
+    assert (one == other) is is_same
+    assert "p@" not in one
 
 
 async def test_a_rejected_call_needs_no_unchanged_tool(tmp_path: Path) -> None:
@@ -223,6 +306,13 @@ async def test_a_call_that_was_approved_for_a_tool_of_the_program_does_not_run_o
 def burn(what: str) -> str:
     """Burn something at home."""
     return "smoke"
+
+
+def test_a_call_that_waits_since_an_earlier_version_is_bound_to_the_name() -> None:
+    earlier, now = ToolOrigin("own", "fingerprint"), ToolOrigin("own", "fingerprint", "address")
+
+    assert find_other_origin("burn", now, earlier) is None
+    assert find_other_origin("burn", ToolOrigin("own", "changed", "address"), earlier) is not None
 
 
 # --- names of tools

@@ -7,6 +7,7 @@ import pytest
 
 from tests import programs
 from toolbox import AiMessage, Container, Result, register_ai_service
+from toolbox.guardrails import GuardrailResult, ToolInputGuardrail, ToolInputGuardrailRequest, tool_input_guardrails
 from toolbox.mcp import McpError, McpInputRequiredError, McpServer, McpServers, mcp_server, mcp_toolbox
 from toolbox.runs import Runs, RunStore, approve, fail, reject, respond
 from toolbox.sql import SqlRunStore
@@ -95,6 +96,39 @@ async def test_a_server_that_forgot_its_question_asks_again_in_another_process(t
     assert again.id != pending.id
     assert resumed.content == "Coming!"
     assert [each.result for each in resumed.tool_executions] == ["4 x soup"]
+
+
+class Vegetarian(ToolInputGuardrail):
+    def validate(self, request: ToolInputGuardrailRequest) -> GuardrailResult:
+        return self.success_with({"dish": request.arguments["dish"].replace("beef", "bean")})
+
+
+@register_ai_service
+@tool_input_guardrails(Vegetarian)
+class Careful(Protocol):
+    @mcp_toolbox("kitchen")
+    async def serve(self, wish: str) -> Result[str]: ...
+
+
+@pytest.mark.parametrize(
+    ("edit", "result"), [(None, "3 x bean soup"), ({"dish": "beef stew"}, "3 x bean stew")], ids=["approve", "edit"]
+)
+async def test_a_server_that_got_an_answer_gets_the_arguments_that_guardrails_and_persons_let_through(
+    edit: Any, result: str
+) -> None:
+    command, *arguments = programs.command(str(ASKING))
+    server = mcp_server("kitchen", command=command, args=arguments, connect_timeout=110, approval="all")
+    model = ScriptedChatModel([orders("beef soup"), "Coming!"])
+    async with Container(models={"default": model}).register(Careful).register_instance(server, name="kitchen") as here:
+        waiting = await here.get(Careful).serve("Soup, please.")
+        assert waiting.pending[0].arguments == {"dish": "bean soup"}
+        run_id = waiting.run_id or ""
+        waiting = await here.runs.resume(run_id, {"0": approve(arguments=edit)})
+        assert waiting.pending[0].arguments == {"dish": result.removeprefix("3 x ")}
+        ended = await here.runs.resume(run_id, {waiting.pending[0].id: respond({"seats": 3})})
+
+    [execution] = ended.tool_executions
+    assert (execution.result, execution.arguments) == (result, {"dish": result.removeprefix("3 x ")})
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[str]:
+async def serving(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
     listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
     server = Server(app)
     task = asyncio.create_task(server.serve(sockets=[listening]))
     await server.up.wait()

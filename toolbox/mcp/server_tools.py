@@ -43,7 +43,7 @@ from .error_codes import INVALID_PARAMS
 from .questions import read_answers
 from .screening import admits_null, visible
 from .servers import NAMED_SERVERS, McpServer, McpServers, all_servers
-from .tool_choice import fingerprint_of, matches_any
+from .tool_choice import address_of, fingerprint_of, matches_any
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -179,7 +179,7 @@ def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> A
     if tool.annotations is not None:
         metadata["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
     specification = ToolSpecification(server.offered_name(tool.name), tool.description, tool.input_schema, metadata)
-    origin = ToolOrigin(server.name, fingerprint_of(tool))
+    origin = ToolOrigin(server.name, fingerprint_of(tool), address_of(server.settings))
     setattr(execute_tool, TAKES_ANSWERS, True)
     setattr(execute_tool, TOOL_ORIGIN, lambda request: origin)
     setattr(execute_tool, TAKES_PROGRESS, True)
@@ -246,9 +246,12 @@ def _make_resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool
         return server_in(arguments) in guarded
 
     def origin(request: ToolExecutionRequest) -> ToolOrigin:
+        server = None
         with suppress(ValueError):
-            return ToolOrigin(str(server_in(read_arguments(request.arguments, schema))), "get_resource")
-        return ToolOrigin("", "get_resource")
+            server = by_name.get(str(server_in(read_arguments(request.arguments, schema))))
+        if server is None:
+            return ToolOrigin("", "get_resource")
+        return ToolOrigin(server.name, "get_resource", address_of(server.settings))
 
     async def list_resources(request: ToolExecutionRequest, memory_id: object) -> str:
         found: list[dict[str, Any]] = []

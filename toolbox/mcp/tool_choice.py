@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ..search import SEARCH_TOOL
 from ..services.outputs import ANSWER_TOOL
@@ -138,6 +139,17 @@ def fingerprint_of(tool: Tool) -> str:
     """Return a short hash of what an approval of a call covers: the tool's own name, input schema and annotations."""
     parts = _make_fingerprints(tool)
     return _hash_json([tool.name, parts["schema"], parts["annotations"]])
+
+
+def address_of(settings: McpSettings) -> str:
+    """Return a hash of a server's address, without its query, or of its command with the arguments: it is stored.
+
+    Queries, users and passwords can change without changing the server.
+    """
+    if settings.url is None:
+        return _hash_json([settings.command, *settings.args])
+    address = urlsplit(settings.url)
+    return _hash_json([address.scheme.lower(), address.netloc.rpartition("@")[2].lower(), address.path])
 
 
 def _hash_json(value: object) -> str:
