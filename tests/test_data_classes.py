@@ -99,7 +99,7 @@ MADE: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     ),
     (
         ToolExecution,
-        (REQUEST, "3", [3], False, NOW, 0.5, {"a": 1}),
+        (REQUEST, "3", [3], False, NOW, 0.5, {"a": 1}, {"n": 3}),
         {
             "request": REQUEST,
             "result": "3",
@@ -108,6 +108,7 @@ MADE: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
             "started_at": NOW,
             "duration": 0.5,
             "attributes": {"a": 1},
+            "arguments": {"n": 3},
         },
     ),
     (

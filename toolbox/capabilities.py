@@ -15,7 +15,7 @@ of `toolbox.tools`, is imported above. Not here: the layers themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -49,6 +49,7 @@ LATE: Mapping[str, str] = {
     "answers of people": "toolbox.runs.run_layers:answered",
     "checks before the first run": "toolbox.runs.run_layers:unless_run",
     "approval": "toolbox.runs.run_layers:approval",
+    "approval without a run": "toolbox.runs.run_layers:without_approval",
     "recording of judgements": "toolbox.runs.run_layers:judging",
     "recording of results": "toolbox.runs.run_layers:recording",
     "a new run": "toolbox.runs.run_session:RunSession",
@@ -134,10 +135,10 @@ def tool_layers(
     output_guardrails = _NamedLayer(
         "tool output guardrails", "tool_output_guardrails", find_named("tool_output_guardrails")
     )
-    checks: tuple[ToolLayer, ...] = (input_guardrails, _add_approval)
+    checks: tuple[ToolLayer, ...] = (input_guardrails, _refuse_approval)
     judgement: ToolLayer = output_guardrails
     if in_run:  # a recorded call has passed the checks, and its result was judged
-        checks = tuple(_InRunLayer("checks before the first run", each) for each in checks)
+        checks = (_InRunLayer("checks before the first run", _Approval(input_guardrails)),)
         judgement = _InRunLayer("recording of judgements", output_guardrails)
     return (
         *_load_when(in_run, "answers of people"),
@@ -168,9 +169,20 @@ def _load_when(needed: bool, name: str) -> tuple[Any, ...]:
     return (load(name),) if needed else ()
 
 
-def _add_approval(step: ToolStep, tool: Tool) -> ToolStep:
-    approved: Callable[[ToolStep, Tool], ToolStep] | None = load("approval") if tool.requires_approval else None
-    return step if approved is None else approved(step, tool)
+def _refuse_approval(step: ToolStep, tool: Tool) -> ToolStep:
+    refusing: ToolLayer | None = load("approval without a run") if tool.requires_approval else None
+    return step if refusing is None else refusing(step, tool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Approval:
+    """The layer of approval in a run, with the layer of tool input guardrails, which judge changed arguments again."""
+
+    guardrails: ToolLayer
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        approved: ToolStep = load("approval")(step, tool, self.guardrails)
+        return approved
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar, get_args
 
 from .contents import CONTENT_TYPES as CONTENT_TYPES
 from .contents import AudioContent as AudioContent
@@ -116,12 +116,29 @@ class ToolExecutionResult:
             object.__setattr__(self, "contents", _check_contents(self.contents))
 
 
+class ReadOnlyDict(dict[str, Any]):
+    """A dictionary whose methods do not change it. It is copied, pickled and written as JSON like every dictionary."""
+
+    __slots__ = ()
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError("this dictionary is read-only; change a copy: dict(…)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadOnlyDict, (dict(self),)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolExecution:
     """A finished tool call.
 
     `result` is the text sent to the model. `result_object` is the value that the tool returned, or None if it failed.
-    `started_at` has a time zone. `duration` is in seconds.
+    `started_at` has a time zone. `duration` is in seconds. `arguments` are those that the tool ran with, after
+    interceptors, guardrails and an approval: a read-only mapping of JSON values, by the model's names, with defaults.
+    It is empty if the tool did not run. `request` is what the model sent.
     """
 
     request: ToolExecutionRequest
@@ -131,6 +148,10 @@ class ToolExecution:
     started_at: datetime
     duration: float
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", ReadOnlyDict(self.arguments))
 
 
 ToolExecutor: TypeAlias = Callable[[ToolExecutionRequest, Any], "object | Awaitable[object]"]

@@ -32,10 +32,15 @@ TAKES_ANSWERS = "__toolbox_takes_answers__"
 
 @dataclass(frozen=True, slots=True)
 class ToolOrigin:
-    """The MCP server that a call goes to, and a fingerprint of the tool as that server listed it."""
+    """The MCP server that a call goes to, and a fingerprint of the tool as that server listed it.
+
+    `address` is a hash of the server's address, or of its command with the arguments; an empty text in runs of earlier
+    versions.
+    """
 
     mcp_server: str
     fingerprint: str
+    address: str = ""
 
 
 TOOL_ORIGIN = "__toolbox_origin__"

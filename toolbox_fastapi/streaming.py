@@ -54,12 +54,13 @@ def _write_json(value: object, private: Any) -> str:
         return json.dumps(to_jsonable_python(value, exclude=private, **options), separators=(",", ":"))
 
 
-# The object that a tool returned can hold data that the model never read; a browser must not get it by accident.
+# The object that a tool returned, and the arguments that interceptors gave it, can hold data that the model never read;
+# a browser must not get it by accident.
 _PRIVATE: dict[type[Any], Any] = {
-    ToolExecuted: {"execution": {"result_object"}},
-    ToolExecution: {"result_object"},
+    ToolExecuted: {"execution": {"result_object", "arguments"}},
+    ToolExecution: {"result_object", "arguments"},
     ToolExecutionResult: {"result_object"},
-    Result: {"tool_executions": {"__all__": {"result_object"}}},
+    Result: {"tool_executions": {"__all__": {"result_object", "arguments"}}},
 }
 
 

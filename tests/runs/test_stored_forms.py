@@ -78,7 +78,9 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
 LATER = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
 REQUEST = ToolExecutionRequest("call_1", "pay", '{"amount": 3}', {"signature": "s"})
 OTHER = ToolExecutionRequest("call_2", "seats", "not { json")
-EXECUTION = ToolExecution(REQUEST, "paid", {"id": 7, "tags": [1, 2.5, None]}, False, AT, 0.25, {"cached": True})
+EXECUTION = ToolExecution(
+    REQUEST, "paid", {"id": 7, "tags": [1, 2.5, None]}, False, AT, 0.25, {"cached": True}, {"amount": 4}
+)
 FAILED = ToolExecution(OTHER, "no\ud800seats", None, True, LATER, 1.0)
 USAGE = TokenUsage(10, 20, 3, 4, 5)
 CONTENTS = (
@@ -113,7 +115,7 @@ FULL_STATE = State(
     token_usage=USAGE,
     response=RESPONSE,
     pending=(
-        PendingToolCall(REQUEST, "finished", ToolOutcome(EXECUTION, (CONTENTS[0],), False, True, {"amount": 4})),
+        PendingToolCall(REQUEST, "finished", ToolOutcome(EXECUTION, (CONTENTS[0],), False, True)),
         PendingToolCall(OTHER, "finished", ToolOutcome(FAILED, (), True, False)),
         PendingToolCall(OTHER, "suspended", None, {"place": "0/1", "kind": "approval", "n": [1]}),
         PendingToolCall(REQUEST),
@@ -135,7 +137,7 @@ STATES = {
     "prompt": State(SystemMessage(""), (), (UserMessage(""),), mode="tool"),
 }
 
-ORIGIN = ToolOrigin("weather", "abc")
+ORIGIN = ToolOrigin("weather", "abc", "def")
 CALL = PendingCall("0/1", "pay", {"amount": 3}, "m.Shop", "approval", "large", {"url": "x"}, "ann", "call_1")
 WAITING = (
     WaitingCall(
@@ -146,6 +148,7 @@ WAITING = (
         outer=(OuterCall(id="0", service="m.Desk", method="ask", tool_name="shop", arguments='{"q": 1}'),),
         origin=ORIGIN,
         since=AT,
+        requested='{"amount": 3}',
     ),
     WaitingCall(call=PendingCall("1", "wait", {}, "m.Shop", "deferred", started_by="ann"), method="buy"),
 )
@@ -290,6 +293,7 @@ def test_a_part_of_a_document_is_stored_as_before(make: Callable[[str], str]) ->
 # --- earlier and later releases
 
 ADDED_TO_STATES = {"answer_retries", "failed", "ran", "undone", "sent", "model", "compensations", "arguments"}
+WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),
     "is_reduced",
@@ -302,17 +306,30 @@ def without(written: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 def test_a_state_of_an_earlier_release_is_read() -> None:
     written = without(stored("states")["full"], ADDED_TO_STATES)
+    for execution in (*written["executions"], *(each["execution"] for each in written["pending"][:2])):
+        del execution["arguments"]
     for call in written["pending"]:
-        for name in ("failed", "ran", "arguments"):
+        for name in ("failed", "ran"):
             call.pop(name, None)
 
     state = State.from_json(json.dumps(written))
 
     assert state.ran == {0}
     assert (state.sent, state.model, state.answer_retries, state.arguments) == (None, None, 0, {})
+    assert state.executions == (WITHOUT_ARGUMENTS, FAILED)
     first, second, *_ = state.pending
-    assert first.outcome == ToolOutcome(EXECUTION, (CONTENTS[0],), False, True)
+    assert first.outcome == ToolOutcome(WITHOUT_ARGUMENTS, (CONTENTS[0],), False, True)
     assert second.outcome == ToolOutcome(FAILED, (), False, False)
+
+
+def test_an_earlier_release_wrote_changed_arguments_beside_the_call_that_finished() -> None:
+    written = stored("states")["full"]
+    del written["pending"][0]["execution"]["arguments"]
+    written["pending"][0]["arguments"] = {"amount": 5}
+
+    outcome = State.from_json(json.dumps(written)).pending[0].outcome
+
+    assert outcome == ToolOutcome(replace(EXECUTION, arguments={"amount": 5}), (CONTENTS[0],), False, True)
 
 
 def test_a_failed_tool_of_an_earlier_release_has_not_run() -> None:
@@ -335,7 +352,7 @@ def test_the_result_of_a_tool_of_an_earlier_release_says_if_it_has_run() -> None
 def test_a_document_of_an_earlier_release_is_read() -> None:
     written = without(stored("documents")["full"], ADDED_TO_DOCUMENTS)
     for waiting in written["waiting"]:
-        for name in ("call_id", "outer", "origin", "since"):
+        for name in ("call_id", "outer", "origin", "since", "requested"):
             del waiting[name]
     for answer in written["answers"]:
         del answer["origin"]

@@ -5,6 +5,7 @@ Not here: the failure of a whole call (`test_compensated_calls`), runs (`test_co
 """
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -37,7 +38,8 @@ async def test_a_failed_tool_undoes_the_tools_of_earlier_rounds() -> None:
     result = await service.ask("q")
 
     assert bank.accounts == {"ada": 0}
-    assert bank.undone == [("credit", CREDIT.arguments, "TX-ada")]
+    arguments = {"name": "ada", "euros": "10.50", "note": "none"}
+    assert bank.undone == [("credit", json.dumps(arguments), "TX-ada")]
     assert result.content == "sorry"
     assert results(model) == [rolled_back("credit"), ("bob has no money", True)]
     assert [each.result for each in result.tool_executions] == ["TX-ada", "bob has no money"]

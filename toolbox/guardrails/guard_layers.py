@@ -249,7 +249,8 @@ def guarded_input(step: ToolStep, tool: Tool, named: Sequence[BeanReference]) ->
         place = _GuardContext.of_tool(call)
         for each in guardrails:
             request = ToolInputGuardrailRequest(call.request, call.visible_arguments(), call.context)
-            result = await _run_guardrail(each, request, place, partial(_replace_arguments, call))
+            before = {} if tool.has_immutable_arguments else call.written_arguments()
+            result = await _run_guardrail(each, request, place, partial(_replace_arguments, call, before))
             match result.outcome:
                 case "success":
                     continue
@@ -264,12 +265,12 @@ def guarded_input(step: ToolStep, tool: Tool, named: Sequence[BeanReference]) ->
     return run
 
 
-def _replace_arguments(call: ToolCall, values: object) -> ToolCall:
+def _replace_arguments(call: ToolCall, before: Mapping[str, Any], values: object) -> ToolCall:
     if not isinstance(values, Mapping):
         kind = type(values).__name__
         raise TypeError(f"success_with() of a tool input guardrail takes a dict of all arguments, got {kind}")
     try:
-        return call.with_validated(values)
+        return call.with_validated(values, before)
     except ToolArgumentsError as error:
         raise ValueError(f"invalid arguments after success_with(): {error}") from error
 

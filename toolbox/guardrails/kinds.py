@@ -155,7 +155,7 @@ class ToolInputGuardrail(_Guardrail, ABC):
     """Judges the arguments of tool calls: `@tool_input_guardrails(…)` at a tool.
 
     After a `failure` the tool does not run, and the model reads the text. `fatal` raises `ToolGuardrailError`.
-    `success_with` takes all arguments, which are validated again.
+    `success_with` takes all arguments; those that it replaces are validated.
     """
 
     @abstractmethod

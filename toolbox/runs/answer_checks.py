@@ -23,6 +23,7 @@ from ..services.methods import arguments_as_tool
 from ..services.opening import open_invocation
 from ..services.plans import MethodPlan
 from ..tools.tool_calls import Tool
+from ..tools.written_arguments import change_arguments
 from .documents import WaitingCall
 from .persons import person_name
 from .places import invocation_of
@@ -137,22 +138,18 @@ class AnswerChecks:
     async def _check_arguments(
         self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall, arguments: Mapping[str, Any]
     ) -> None:
-        """Raise `RunAnswerError` for replaced arguments that are not valid."""
+        """Raise `RunAnswerError` for changed arguments that are not valid, or that the tool would not get as sent."""
         run_id = stored.id
         tool = self._preparing.find_tool(run_id, waiting, prepared.added)
         if tool is None and (tool := await self._ask_providers(stored, prepared, waiting)) is None:
             return
-        known = {each.shown_name for each in tool.visible}
-        unknown = [(name, "unknown argument") for name in arguments if tool.decode is not None and name not in known]
         call = waiting.call
+        request = ToolExecutionRequest(call.id, call.tool_name, waiting.requested)
         try:
-            if tool.decode is not None:
-                tool.decode(ToolExecutionRequest(call.id, call.tool_name, json.dumps(dict(arguments))))
+            change_arguments(tool, request, {}, call.arguments, arguments)
         except ToolArgumentsError as error:
-            unknown = [*error.problems, *unknown]
-        if unknown:
-            fact = f"call {call.id}: invalid arguments for {call.tool_name}: {faults_text(unknown)}"
-            raise RunAnswerError(run_id, fact, unknown)
+            fact = f"call {call.id}: invalid arguments for {call.tool_name}: {faults_text(error.problems)}"
+            raise RunAnswerError(run_id, fact, error.problems) from error
 
     async def _ask_providers(self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall) -> Tool | None:
         """Ask the tool providers of the call that waits for a tool. Returns None if they do not offer it now."""
@@ -180,10 +177,12 @@ class AnswerChecks:
         tool = self._preparing.find_offered(run_id, plan, outer.id, outer.tool_name, prepared.added)
         if tool is None or tool.decode is None:
             return None
-        written = next((each.answer.arguments for each in edited if each.call_id == outer.id), None)
-        text = outer.arguments if written is None else json.dumps(dict(written))
         inner = self._preparing.find_plan(run_id, waiting.call.service, waiting.method)
-        decoded = tool.decode(ToolExecutionRequest(outer.id, outer.tool_name, text))
+        request = ToolExecutionRequest(outer.id, outer.tool_name, outer.arguments)
+        decoded = tool.decode(request)
+        for each in edited:
+            if each.call_id == outer.id and each.answer.arguments is not None:
+                decoded, _ = change_arguments(tool, request, decoded, each.asked, each.answer.arguments)
         return inner, arguments_as_tool(inner, (), decoded)
 
 

@@ -72,7 +72,8 @@ class WaitingCall:
 
     `method` is the service method that asked for it. `outer` are the calls that it is part of, outermost first.
     `origin` is where the tool comes from, if that is another server. `since` is the time since when it waits; None if
-    that is the last change of the header.
+    that is the last change of the header. `requested` are the arguments as the model wrote them; an empty text in runs
+    of earlier versions.
     """
 
     call: PendingCall
@@ -82,6 +83,7 @@ class WaitingCall:
     outer: tuple[OuterCall, ...] = ()
     origin: ToolOrigin | None = None
     since: StoredTime | None = None
+    requested: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,8 @@ class PreparedRuns:
         edited = {each.call_id for each in document.answers if each.answer.arguments is not None}
         for each in document.waiting:
             tool, call = self.find_tool(run_id, each, added), each.call
-            _refuse_misfit(run_id, tool, call.id, call.tool_name, json.dumps(dict(call.arguments)))
+            # Those that are shown have passed the validators, which may not accept them again.
+            _refuse_misfit(run_id, tool, call.id, call.tool_name, each.requested or json.dumps(dict(call.arguments)))
             self._refuse_other_outer(run_id, each, added, edited)
         return PreparedRun(plan, arguments, seeds, document, added)
 

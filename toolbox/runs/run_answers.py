@@ -40,9 +40,10 @@ class Answer:
 
 
 def approve(arguments: Mapping[str, Any] | None = None) -> Answer:
-    """Let the call run. `arguments` replaces all of its arguments; they are validated, and guardrails run again.
+    """Let the call run. `arguments` are all of its arguments, of which those that differ from the shown ones change.
 
-    Raises `TypeError` if `arguments` is not a mapping.
+    These are validated, and guardrails run again; the others keep the values that were shown. Raises `TypeError` if
+    `arguments` is not a mapping.
     """
     if arguments is None:
         return Answer("approve")

@@ -19,10 +19,10 @@ from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..tools.results import Encoded, EncodedInFull
 from ..tools.specification import given_or_default
-from ..tools.tool_calls import Tool, ToolCall, ToolStep
+from ..tools.tool_calls import Tool, ToolCall, ToolLayer, ToolStep
 from .persons import read_person
 from .run_session import RunPlace, RunSession
-from .stored_calls import decode_arguments
+from .tool_records import EditedCall
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -70,7 +70,7 @@ def run_place_of(call: ToolCall) -> RunPlace | None:
 
 
 def answered(step: ToolStep, tool: Tool) -> ToolStep:
-    """Return the outermost layer of a tool: it answers rejected calls, and replaces arguments that a person changed.
+    """Return the outermost layer of a tool: it answers rejected calls, and gives recorded results.
 
     A result that output guardrails have judged is given as it was recorded, whatever the layers inside return.
     """
@@ -80,15 +80,12 @@ def answered(step: ToolStep, tool: Tool) -> ToolStep:
         if place is None:
             return await step(call)
         tools = place.session.tools
-        answer = tools.take_answer(place.call)
-        if answer is not None and answer.kind == "reject":
-            return EncodedInFull(printable(answer.reason or ""), is_error=True)
+        if (rejection := tools.find_rejection(place.call)) is not None:
+            return EncodedInFull(printable(rejection.reason or ""), is_error=True)
         if place.is_recorded:
             return await tools.replay(step, call)
         tools.note_decoded(call)
-        if answer is None:
-            return await step(call)
-        return await step(call.with_arguments(decode_arguments(call, answer.arguments or {})))
+        return await step(call)
 
     return run
 
@@ -104,25 +101,59 @@ def unless_run(checked: ToolStep, step: ToolStep) -> ToolStep:
     return run
 
 
-def approval(step: ToolStep, tool: Tool) -> ToolStep:
-    """Return the layer that suspends calls that need approval; tools that never do keep their step."""
+def without_approval(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the layer of calls without a run, which nobody can approve: it refuses those that need it."""
     if not tool.requires_approval:
         return step
 
     async def run(call: ToolCall) -> Encoded:
+        refused = await _ask_rule(tool, call) is not None
+        return EncodedInFull(NOT_APPROVABLE, is_error=True) if refused else await step(call)
+
+    return run
+
+
+def approval(step: ToolStep, tool: Tool, guardrails: ToolLayer) -> ToolStep:
+    """Return the layer of tool input guardrails and, after them, of approval: it suspends calls that need one.
+
+    A tool that needs no approval has it too: it may have needed one when a person changed its arguments.
+    """
+    # What a person has changed is applied to exactly the arguments that the person saw. They are those of the model;
+    # or guardrails have made them, or an interceptor, whose arguments come here again. So what the person left alone
+    # keeps its value. The guardrails judge the changed call, and may only rewrite what the person changed.
+
+    async def run_edited(edited: EditedCall) -> Encoded:
+        async def run_approved(call: ToolCall) -> Encoded:
+            complete_context(call.context, approved_by=read_person(edited.given.by))
+            return await step(edited.keep_unchanged(call))
+
+        return await guardrails(run_approved, tool)(edited.call)
+
+    async def run_if_approved(call: ToolCall) -> Encoded:
         place = run_place_of(call)
-        if place is None:  # nobody can approve a call without a run
-            refused = await _ask_rule(tool, call) is not None
-            return EncodedInFull(NOT_APPROVABLE, is_error=True) if refused else await step(call)
-        tools, arguments = place.session.tools, call.json_arguments()
-        given = tools.take_edited_approval(call) or tools.find_approval(call, arguments)
-        if given is not None:
+        assert place is not None
+        tools = place.session.tools
+        given = tools.find_approval(call)
+        if given is not None and given.answer.arguments is not None:
+            return await run_edited(tools.edit(call, given))
+        if given is not None and (seen := tools.as_seen(call, given)) is not None:
+            tools.note_used(call, given)
             complete_context(call.context, approved_by=read_person(given.by))
-            if given.answer.arguments is None and given.asked != arguments:  # it runs with what the person saw
-                call = call.with_arguments(decode_arguments(call, given.asked))
-        elif (asked := await _ask_rule(tool, call)) is not None:
+            return await step(seen)
+        if (asked := await _ask_rule(tool, call)) is not None:
             raise tools.suspend(call, place.call, "approval", asked.reason)
         return await step(call)
+
+    guarded = guardrails(run_if_approved, tool)
+
+    async def run(call: ToolCall) -> Encoded:
+        place = run_place_of(call)
+        assert place is not None
+        if place.session.at(place.call).edits:
+            given = place.session.tools.find_approval(call)
+            if given is not None and given.answer.arguments is not None:
+                return await run_edited(place.session.tools.edit(call, given))
+        return await guarded(call)
 
     return run
 

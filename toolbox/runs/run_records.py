@@ -33,7 +33,7 @@ class Unjudged:
     """An attempt of a call that output guardrails have not judged. `result` is None if a record has it."""
 
     place: str
-    arguments: dict[str, Any] | None
+    arguments: Mapping[str, Any] | None
     result: Encoded | None
     has_run: bool
 
@@ -87,10 +87,8 @@ class PlaceState:
     waiting: WaitingCall | None = None
     as_decoded: ToolCall | None = None
     """The call with the arguments that the model gave it, to know later whether they were changed."""
-    has_new_answer: bool = False
-    """True until the answer of a person has been applied to the call."""
-    has_edited_arguments: bool = False
-    """True if the next attempt gets the arguments that a person chose."""
+    edits: list[GivenAnswer] = field(default_factory=list)
+    """The approvals that change the arguments of the call, and have not been used."""
     was_requested_before: bool = False
     """True if the model made the call before this process continued the run."""
     is_judged_next: bool = False

@@ -35,7 +35,7 @@ from .record_contents import (
 )
 from .run_records import OpenReply, RunRecords, read_usage, write_usage
 from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
-from .stored_calls import find_fault, find_misfit, find_stored_tool, is_same_origin, origin_of, tool_that_gives
+from .stored_calls import find_fault, find_misfit, find_other_origin, find_stored_tool, origin_of, tool_that_gives
 from .suspensions import collect_unstored_results, collect_waiting, make_snapshots, with_outer_calls
 from .tool_records import CancelledInsideError, ToolRecords
 
@@ -259,7 +259,8 @@ class RunSession(RunRecords):
         self._raise_if_elsewhere(invocation)
         path = place_below(path_of(invocation), invocation.state.position_of(effect.index))
         place = self.at(path)
-        place.has_new_answer = True
+        if self.next_record(path) is None:  # else they were used for the recorded attempt
+            place.edits = self.tools.find_edits(path)
         environment = invocation.environment
         context = replace(environment.context, place=RunPlace(self, path, path))
         tools, listeners, name = environment.tools, environment.listeners, effect.request.name
@@ -298,9 +299,8 @@ class RunSession(RunRecords):
 
         def give(call: ToolCall) -> Encoded:
             record = self.last_result(place)
-            encoded = self.tools.read_result(record)
-            self.tools.note_recorded(call, record)
-            return encoded
+            self.tools.restore_attempt(call, record)
+            return self.tools.read_result(record)
 
         return tool_that_gives(give, request.name)
 
@@ -310,8 +310,8 @@ class RunSession(RunRecords):
         """Raise `RunIncompatibleError` if an answered call would run on another server than its person saw.
 
         A name says nothing about a tool of an MCP server: while the call waited, the server can have gone, another one
-        can list a tool of that name, or the server can have changed the tool. All calls of the reply are checked before
-        one of them runs. The answer stays, for a worker that reaches the same tool.
+        can have its name or list a tool of that name, or the server can have changed the tool. All calls of the reply
+        are checked before one of them runs. The answer stays, for a worker that reaches the same tool.
         """
         if self.cancels or not self.answers:  # nothing runs any more, or nobody saw a call
             return
@@ -323,13 +323,9 @@ class RunSession(RunRecords):
                 continue
             tool, seen = environment.tools.get(pending.request.name), given[-1].origin
             now = None if tool is None else origin_of(tool, pending.request)
-            if is_same_origin(now, seen):
+            reason = find_other_origin(pending.request.name, now, seen)
+            if reason is None:
                 continue
-            name = repr(pending.request.name)
-            if seen is None:
-                reason = f"the tool {name} was not of an MCP server when its call was answered, and now is"
-            else:
-                reason = f"MCP server {seen.mcp_server!r} does not offer the tool {name} now, or has changed it"
             server = "" if seen is None else settings_key(seen.mcp_server)
             away = next((each for each in invocation.unreachable if settings_key(each.server) == server), None)
             raise RunIncompatibleError(self.id, reason) from away

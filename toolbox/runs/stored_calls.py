@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, cast
 
 from pydantic_core import to_jsonable_python
@@ -28,13 +27,6 @@ def json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:
     except Exception as error:
         fact = f"the attributes of ToolDeferred cannot be written as JSON ({error})"
         raise IllegalConfigurationError([Problem(tool.where, fact, "use JSON values")]) from error
-
-
-def decode_arguments(call: ToolCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return validated arguments for the tool of a call, from JSON values. Raises `ToolArgumentsError`."""
-    if call.tool.decode is None:
-        return dict(arguments)
-    return call.tool.decode(replace(call.request, arguments=json.dumps(dict(arguments))))
 
 
 def tool_that_gives(give: Callable[[ToolCall], Encoded], name: str) -> Tool:
@@ -88,8 +80,18 @@ def origin_of(tool: Tool, request: ToolExecutionRequest) -> ToolOrigin | None:
     return None if origin is None else cast("ToolOrigin", origin(request))
 
 
-def is_same_origin(now: ToolOrigin | None, seen: ToolOrigin | None) -> bool:
-    """Return True for the same tool of the same server, whose name can be stored in another spelling."""
-    if now is None or seen is None:
-        return now is seen
-    return now.fingerprint == seen.fingerprint and settings_key(now.mcp_server) == settings_key(seen.mcp_server)
+def find_other_origin(name: str, now: ToolOrigin | None, seen: ToolOrigin | None) -> str | None:
+    """Return why a tool is not the one that a person saw; None for the same tool of the same server.
+
+    The name of the server can be stored in another spelling, and its address may be missing in earlier versions.
+    """
+    if seen is None and now is None:
+        return None
+    if seen is None:
+        return f"the tool {name!r} was not of an MCP server when its call was answered, and now is"
+    is_here = now is not None and settings_key(now.mcp_server) == settings_key(seen.mcp_server)
+    if now is None or not is_here or now.fingerprint != seen.fingerprint:
+        return f"MCP server {seen.mcp_server!r} does not offer the tool {name!r} now, or has changed it"
+    if seen.address not in ("", now.address):
+        return f"MCP server {seen.mcp_server!r} has another address or command than when the call was answered"
+    return None

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -19,12 +19,21 @@ from pydantic_core import to_jsonable_python
 from ..chat import PendingCall
 from ..context import CallPlace
 from ..deferred_answers import TAKES_ANSWERS, DeferredAnswer, current_answer
-from ..errors import EndsInvocation, LeaseLostError, RunCancelledError, RunStoreError, ToolArgumentsError, ToolDeferred
+from ..errors import (
+    EndsInvocation,
+    LeaseLostError,
+    RunCancelledError,
+    RunIncompatibleError,
+    RunStoreError,
+    ToolArgumentsError,
+    ToolDeferred,
+)
 from ..safe_text import printable
 from ..services.answers import restored_result, supplied_result
 from ..tools.codec import decode_request
 from ..tools.results import Encoded, EncodedInFull
-from ..tools.tool_calls import Tool, ToolCall, ToolStep, ToolSuspension
+from ..tools.tool_calls import Tool, ToolAttempt, ToolCall, ToolStep, ToolSuspension
+from ..tools.written_arguments import change_arguments, with_recorded_arguments
 from ..transaction_recorder import current_recorder
 from .documents import GivenAnswer, WaitingCall
 from .places import RecordKey, is_compensation, place_of_attempt
@@ -33,7 +42,7 @@ from .record_contents import has_run_in, result_from_dict, result_to_json
 from .recorder import RecorderInTransaction, recorder_of
 from .run_answers import Answer
 from .run_records import PlaceState, Recorded, RunRecords, Unjudged, describe_store_error
-from .stored_calls import decode_arguments, json_attributes, origin_of
+from .stored_calls import json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -47,6 +56,23 @@ def place_of(call: ToolCall) -> CallPlace:
     """Return the place of a call that is part of a run."""
     assert call.context.place is not None
     return call.context.place
+
+
+@dataclass(frozen=True, slots=True)
+class EditedCall:
+    """A call with arguments that a person changed in an approval; `changed` are the names of their parameters."""
+
+    given: GivenAnswer
+    call: ToolCall
+    changed: frozenset[str]
+
+    def keep_unchanged(self, call: ToolCall) -> ToolCall:
+        """Return this call after guardrails have rewritten arguments: they may only rewrite what the person changed."""
+        if call is self.call:
+            return call
+        kept = {name: value for name, value in (self.call.arguments or {}).items() if name not in self.changed}
+        rewritten = {name: value for name, value in (call.arguments or {}).items() if name in self.changed}
+        return call.with_arguments({**kept, **rewritten})
 
 
 class CancelledInsideError(RunCancelledError, EndsInvocation):
@@ -74,6 +100,9 @@ class ToolRecords:
         attempt = place.path = place_of_attempt(place.call, state.attempts)
         if (record := records.result_at(attempt)) is not None:
             return await self._give_recorded(step, call, attempt, record)
+        if state.edits and not (records.cancels or records.at(attempt).starts):
+            # What arrives here is not what a person has seen and changed.
+            raise self.suspend(call, place.call, "approval")
         if call.tool.is_service:  # its own tool calls have records, so it may run again
             try:
                 return await self._run_and_record(step, call, attempt)
@@ -84,12 +113,11 @@ class ToolRecords:
         if not records.is_stored:
             return await self._run_and_record(step, call, attempt)
         if (known := self._decide_outcome(call, attempt)) is not None:
-            if not known.is_error:
-                call.environment.note_ran(call)
+            self._restore_attempt(call, records.read_record(records.at(attempt).starts[-1]), has_run=not known.is_error)
             await self._write_result(attempt, known, call)
             return known
         recorder = recorder_of(records, call, attempt, self._encode_result)
-        start = json.dumps({"version": 1, "atomic": recorder is not None})
+        start = json.dumps({"version": 1, "atomic": recorder is not None, "arguments": call.written_arguments()})
         await records.write_record(RecordKey(attempt, "start", len(records.at(attempt).starts) + 1), "start", start)
         if recorder is None:
             return await self._run_and_record(step, call, attempt)
@@ -193,45 +221,62 @@ class ToolRecords:
         """Return the recorded result of a call. Raises `ToolSuspension` while a deferred one has no answer."""
         if record.kind == "deferred":
             return await self._continue_deferred(step, call, attempt, self._records.read_record(record))
+        self.restore_attempt(call, record)
         self._note_unjudged(attempt, call, has_run=has_run_in(self._records.facts_of(record)))
-        encoded = self.read_result(record, call.tool, call)
-        self.note_recorded(call, record)
-        return encoded
+        return self.read_result(record, call.tool)
 
-    def note_recorded(self, call: ToolCall, record: Recorded) -> None:
-        """Note that the tool of a recorded call ran, if it did."""
-        if has_run_in(self._records.facts_of(record)):
-            call.environment.note_ran(call)
+    def restore_attempt(self, call: ToolCall, record: Recorded) -> None:
+        """Note the attempt of a call whose result is recorded, with its arguments, if the tool ran."""
+        self._restore_attempt(
+            call, self._records.read_record(record), has_run=has_run_in(self._records.facts_of(record))
+        )
+
+    def _restore_attempt(self, call: ToolCall, written: Mapping[str, Any], *, has_run: bool) -> None:
+        # Not those of `call`: interceptors are called again around a recorded result, and change its arguments again.
+        recorded = written.get("arguments")
+        if recorded is None:  # the function of the tool was not called, or the record is of an earlier version
+            if not has_run:
+                return
+            recorded = (self._state_of(call).as_decoded or call).written_arguments()
+        attempt = ToolAttempt(None, recorded)
+        with suppress(ToolArgumentsError):
+            attempt.call = self._call_as_recorded(call, recorded)
+        call.attempt = attempt
+        if has_run:
+            call.attempts.note_succeeded(attempt)
+        else:
+            call.attempts.note_begun(attempt)
+
+    def _call_as_recorded(self, call: ToolCall, recorded: Mapping[str, Any]) -> ToolCall:
+        """Return a call with the arguments of a record. Raises `ToolArgumentsError` if they cannot be read back."""
+        decoded = self._state_of(call).as_decoded
+        return with_recorded_arguments(call, recorded, *([] if decoded is None else [decoded]))
 
     async def _continue_deferred(
         self, step: ToolStep, call: ToolCall, attempt: str, written: Mapping[str, Any]
     ) -> Encoded:
         """Return the answer to a deferred call, or run the tool again with it. Raises `ToolSuspension` without one."""
+        recorded = written.get("arguments")
         for each in reversed(self._records.answers_at(attempt)):
             if each.answer.kind == "respond" and getattr(call.tool.function, TAKES_ANSWERS, False):
                 token = current_answer.set(DeferredAnswer(written["attributes"], each.answer.value))
                 try:
-                    return await self.run_once(step, call)  # the next attempt, with its own records
+                    # The next attempt, with its own records, and the arguments that guardrails and persons have seen.
+                    seen = call if recorded is None else self._call_as_recorded(call, recorded)
+                    return await self.run_once(step, seen)
                 finally:
                     current_answer.reset(token)
             if each.answer.kind in ("respond", "fail"):
                 encoded = _encode_answer(call.tool, each.answer)
-                if not encoded.is_error:
-                    call.environment.note_ran(call)
+                self._restore_attempt(call, written, has_run=not encoded.is_error)
                 return encoded
         raise self.suspend(call, attempt, "deferred", written["reason"], written["attributes"])
 
-    def read_result(self, record: Recorded, tool: Tool | None = None, call: ToolCall | None = None) -> Encoded:
-        """Return the result in a record, in the type of `tool`. Raises a recorded error.
-
-        `call` gets the arguments that the tool had.
-        """
+    def read_result(self, record: Recorded, tool: Tool | None = None) -> Encoded:
+        """Return the result in a record, in the type of `tool`. Raises a recorded error."""
         written = self._records.read_record(record)
         with self._records.reading():
             result = result_from_dict(written)
-        if call is not None and written.get("arguments") is not None:
-            with suppress(ToolArgumentsError):
-                call.arguments = decode_arguments(call, written["arguments"])
         if isinstance(result, Exception):
             raise result
         if tool is not None:
@@ -246,12 +291,11 @@ class ToolRecords:
         """
         records, place = self._records, place_of(call)
         state = records.at(place.call)
-        state.has_edited_arguments = False  # the next attempt needs a separate approval
         last, first = records.last_result(place.call), state.result
         assert first is not None
         if records.facts_of(first).get("arguments") is not None:
             try:
-                call = call.with_arguments(decode_arguments(call, records.read_record(first)["arguments"]))
+                call = with_recorded_arguments(call, records.read_record(first)["arguments"])
             except ToolArgumentsError:
                 return self.read_result(last, call.tool)
         state.as_decoded = call
@@ -281,20 +325,12 @@ class ToolRecords:
     def _encode_result(
         self, result: Encoded | Exception | ToolDeferred, call: ToolCall, has_run: bool
     ) -> tuple[str, str]:
-        """Return the kind and the data of the record of a result; with the call's arguments if they were changed."""
+        """Return the kind and the data of the record of a result, with the arguments that the tool had."""
         if isinstance(result, ToolDeferred):
             attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
-            return "deferred", json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
-        return "result", result_to_json(result, self._write_changed_arguments(call), has_run=has_run)
-
-    def _write_changed_arguments(self, call: ToolCall) -> dict[str, Any] | None:
-        """Return the arguments of a call as JSON values if a person, a guardrail or an interceptor changed them."""
-        known = self._state_of(call).as_decoded
-        if known is None or call.arguments is None or call.arguments is known.arguments:
-            return None
-        with suppress(Exception):  # any exception of a value's own serializers
-            return call.json_arguments()
-        return None
+            about = {"version": 1, "arguments": _arguments_that_ran(call)}
+            return "deferred", json.dumps({**about, "reason": result.reason, "attributes": attributes})
+        return "result", result_to_json(result, _arguments_that_ran(call), has_run=has_run)
 
     async def judge(self, guarded: ToolStep, call: ToolCall) -> Encoded:
         """Run a call and its output guardrails, and record what they let the model read in place of the tool's result.
@@ -330,7 +366,7 @@ class ToolRecords:
         """Remember an attempt whose result output guardrails will judge; `result` is not recorded yet."""
         state = self._state_of(call)
         if state.is_judged_next:
-            state.unjudged = Unjudged(attempt, self._write_changed_arguments(call), result, has_run)
+            state.unjudged = Unjudged(attempt, _arguments_that_ran(call), result, has_run)
 
     # --- persons
 
@@ -338,41 +374,34 @@ class ToolRecords:
         """Remember the arguments that the model gave to a call, to know later whether they were changed."""
         self._state_of(call).as_decoded = call
 
-    def take_answer(self, call: str) -> Answer | None:
-        """Return the rejection of a call, or the approval that changed its arguments; only once for each call."""
-        state = self._records.at(call)
-        if not state.has_new_answer:
-            return None
-        state.has_new_answer = False
+    def find_rejection(self, call: str) -> Answer | None:
+        """Return the rejection of a call, if it was not approved with other arguments since."""
         for each in reversed(self._records.answers_at(call)):
             if each.answer.kind == "reject":
                 return each.answer
-            if each.answer.kind == "approve" and each.answer.arguments is not None:
-                state.has_edited_arguments = True
-                return each.answer
+            if each.answer.arguments is not None:
+                return None
         return None
 
-    def take_edited_approval(self, call: ToolCall) -> GivenAnswer | None:
-        """Return the approval of a call whose arguments a person chose, for one attempt.
+    def find_edits(self, call: str) -> list[GivenAnswer]:
+        """Return the approvals of a call that change its arguments, oldest first."""
+        return [each for each in self._records.answers_at(call) if each.answer.arguments is not None]
 
-        Guardrails may have changed the arguments since: the approval covers that.
-        """
-        state = self._state_of(call)
-        if not state.has_edited_arguments:
-            return None
-        state.has_edited_arguments = False
-        return self._approvals_of(call)[-1]
-
-    def find_approval(self, call: ToolCall, arguments: Mapping[str, Any]) -> GivenAnswer | None:
-        """Return the approval of a call with these arguments, which are those of `call` as JSON values.
+    def find_approval(self, call: ToolCall) -> GivenAnswer | None:
+        """Return the last approval of a call with these arguments, as the person saw them; an edit only once.
 
         Where the model gave no value, a default of another version of the program voids no approval: a parameter may be
         new. What a guardrail or an interceptor changed must be what the person saw.
         """
-        # The arguments that a person replaced are not approved.
-        approvals = [each for each in self._approvals_of(call) if each.answer.arguments is None]
+        edits = self._state_of(call).edits
+        approvals = [
+            each
+            for each in self._records.answers_at(place_of(call).call)
+            if each.answer.kind == "approve" and (each.answer.arguments is None or each in edits)
+        ]
         if not approvals:
             return None
+        arguments = call.json_arguments()
         written, known = decode_request(call.request), self._state_of(call).as_decoded
         model = written if known is None or known.arguments is None else known.json_arguments()
         defaults = {name for name in arguments if name not in written and arguments[name] == model.get(name)}
@@ -383,8 +412,31 @@ class ToolRecords:
         shown = without_defaults(arguments)
         return next((each for each in reversed(approvals) if without_defaults(each.asked) == shown), None)
 
-    def _approvals_of(self, call: ToolCall) -> list[GivenAnswer]:
-        return [each for each in self._records.answers_at(place_of(call).call) if each.answer.kind == "approve"]
+    def as_seen(self, call: ToolCall, given: GivenAnswer) -> ToolCall | None:
+        """Return an approved call with the arguments that the person saw; None if they cannot be read back."""
+        try:
+            return call if given.asked == call.json_arguments() else with_recorded_arguments(call, given.asked)
+        except ToolArgumentsError:
+            return None
+
+    def note_used(self, call: ToolCall, given: GivenAnswer) -> None:
+        """Note that an approval is used: edits up to it are about arguments that have come, or will not come again."""
+        state, answers = self._state_of(call), self._records.answers_at(place_of(call).call)
+        last = max(number for number, each in enumerate(answers) if each == given)
+        state.edits = [each for each in state.edits if each in answers[last + 1 :]]
+
+    def edit(self, call: ToolCall, given: GivenAnswer) -> EditedCall:
+        """Return a call with what a person changed in its arguments. Raises `RunIncompatibleError`."""
+        assert given.answer.arguments is not None
+        self.note_used(call, given)
+        try:
+            seen = call if given.asked == call.json_arguments() else with_recorded_arguments(call, given.asked)
+            shown, sent = seen.json_arguments(), given.answer.arguments
+            edited, names = change_arguments(call.tool, call.request, seen.arguments or {}, shown, sent)
+        except ToolArgumentsError as error:
+            reason = f"the tool {call.tool.name!r} no longer accepts the arguments of an approval: {error}"
+            raise RunIncompatibleError(self._records.id, reason) from error
+        return EditedCall(given, call.with_arguments(edited), names)
 
     def suspend(
         self,
@@ -415,6 +467,7 @@ class ToolRecords:
             approvers=tool.approvers,
             not_self=tool.not_self,
             origin=origin,
+            requested=call.request.arguments,
         )
         return ToolSuspension({"kind": kind})
 
@@ -424,7 +477,13 @@ class ToolRecords:
 
 def _has_run(call: ToolCall, result: Encoded) -> bool:
     """Return True if a result is of the tool itself, and not of a layer that answered for it."""
-    return not result.is_error and call.environment.has_run(call.request)
+    return not result.is_error and call.attempts.succeeded is not None
+
+
+def _arguments_that_ran(call: ToolCall) -> Mapping[str, Any] | None:
+    """Return the arguments of the last attempt of a call; None if the function of the tool was not called."""
+    attempt = call.attempt or call.attempts.begun  # an interceptor inside of the record has passed on a changed call
+    return attempt.arguments if attempt is not None and attempt.has_begun else None
 
 
 def _encode_answer(tool: Tool, answer: Answer) -> Encoded:

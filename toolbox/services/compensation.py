@@ -12,22 +12,21 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from ..bean_references import definitions_of
-from ..chat import AiMessage, ToolExecution, ToolExecutionResultMessage, ToolSpecification
+from ..chat import AiMessage, ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
 from ..context import Cancellation, current_invocation, in_tool
-from ..errors import Problem, leaves_run_unchanged
+from ..errors import Problem, ToolArgumentsError, leaves_run_unchanged
 from ..events import CompensatedEvent, Listeners
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
 from ..introspection import admits_none, unwrapped
 from ..logs import own_frames
-from ..tools.codec import decode_request
 from ..tools.failures import message_of
 from ..tools.function_calls import run_tool
 from ..tools.marks import compensated_by
@@ -35,8 +34,9 @@ from ..tools.results import Encoded
 from ..tools.sources import members_of
 from ..tools.specification import Role, ToolParameter, read_parameters
 from ..tools.tool_calls import Tool, ToolCall, ToolStep, call_options_problems, read_hidden
+from ..tools.written_arguments import with_recorded_arguments
 from .invocation import Invocation, Perform
-from .loop import CallModel, RunTool, ToolFinished, request_of
+from .loop import CallModel, RunTool, request_of
 from .outputs import Compensation
 from .recording_needs import PlaceInRun
 from .state import State, identity_of
@@ -212,33 +212,13 @@ def compensating(perform: Perform) -> Perform:
 
     async def performed(effect: CallModel | RunTool, invocation: Invocation) -> Any:
         if isinstance(effect, RunTool):
-            return _with_arguments(await perform(effect, invocation), invocation)
+            return await perform(effect, invocation)
         if invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
             await _await_to_its_end(_undo_round(invocation, failed), invocation)
             effect = CallModel(request_of(invocation.rules, invocation.state))
         return await perform(effect, invocation)
 
     return performed
-
-
-def _with_arguments(event: Any, invocation: Invocation) -> Any:
-    """Return the event of a tool call with the arguments that the tool ran with, if it is part of a run."""
-    # A process that continues the run does not run the tool again, and so cannot see what interceptors, guardrails or
-    # a person had made of the model's arguments.
-    if invocation.place is None or not isinstance(event, ToolFinished):
-        return event
-    ran = (invocation.environment.ran or {}).get(id(event.outcome.execution.request))
-    if ran is None:
-        return event
-    return replace(event, outcome=replace(event.outcome, arguments=_json_arguments(ran)))
-
-
-def _json_arguments(call: ToolCall) -> dict[str, Any]:
-    """Return the arguments of a call as JSON values, by the model's names; those of the model if that fails."""
-    try:
-        return call.json_arguments()
-    except Exception:  # any exception of a value's own serializers
-        return decode_request(call.request)
 
 
 def _failed_in_last_round(state: State) -> str | None:
@@ -281,7 +261,7 @@ async def _undo_failed(invocation: Invocation, error: BaseException, caller_left
         if written is not None:
             await _undo(invocation, [fields_from_dict(_Undo, each) for each in written["undo"]], caller_left)
         elif listed := _to_undo(invocation):
-            undo = [each.to_dict(invocation) for each in listed]
+            undo = [fields_to_dict(each) for each in listed]
             await place.session.record_failure(place.path, error, undo)
             await _undo(invocation, listed, caller_left)
 
@@ -315,28 +295,27 @@ async def _undo_round(invocation: Invocation, failed: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Undo:
-    """An execution to undo. In a record, `arguments` are those that the tool had, by the model's names."""
+    """An execution to undo. `arguments` are those that its tool ran with, as JSON values by the model's names."""
 
     position: int
     execution: StoredExecution
-    arguments: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self, invocation: Invocation) -> dict[str, Any]:
-        """Return it as JSON values."""
-        arguments = _json_arguments(self.call_that_ran(invocation))
-        return fields_to_dict(replace(self, arguments=arguments))
+    def execution_that_ran(self) -> ToolExecution:
+        """Return the execution for its compensation: its request has the arguments that ran."""
+        given = json.dumps(dict(self.arguments), ensure_ascii=False)
+        request = replace(self.execution.request, arguments=given)
+        return replace(self.execution, request=request, arguments=self.arguments)
 
     def call_that_ran(self, invocation: Invocation) -> ToolCall:
-        """Return the call as the tool ran: of this process, or with the stored arguments."""
-        request, environment = self.execution.request, invocation.environment
-        if (ran := (environment.ran or {}).get(id(request))) is not None:
-            return ran
-        tool = invocation.toolset.stored(request.name)
-        assert tool is not None
-        if self.arguments is not None:
-            request = replace(request, arguments=json.dumps(dict(self.arguments)))
-        arguments = None if tool.decode is None else tool.decode(request)
-        return ToolCall(tool, request, arguments, environment.context, environment)
+        """Return the call with the arguments that ran. Raises `ToolArgumentsError` if they cannot be read back."""
+        here = invocation.environment.attempts_of(self.execution.request).succeeded
+        if here is None or here.call is None:
+            return with_recorded_arguments(_call_of_model(self.execution.request, invocation), self.arguments)
+        try:  # the tool may have changed its arguments in place
+            return with_recorded_arguments(here.call, self.arguments)
+        except ToolArgumentsError:
+            return here.call
 
 
 def _to_undo(invocation: Invocation) -> list[_Undo]:
@@ -344,10 +323,27 @@ def _to_undo(invocation: Invocation) -> list[_Undo]:
     compensations, state = _compensations_in(invocation), invocation.state
     to_undo = _positions_that_ran(state) - state.undone
     return [
-        _Undo(position, execution, state.arguments.get(position))
+        _Undo(position, execution, _arguments_that_ran(position, execution, invocation))
         for position, execution in reversed(list(enumerate(state.all_executions)))
         if position in to_undo and _name_now(execution, invocation) in compensations
     ]
+
+
+def _arguments_that_ran(position: int, execution: ToolExecution, invocation: Invocation) -> Mapping[str, Any]:
+    """Return the arguments that a tool ran with; in a state of an earlier version, the model's unless it has others."""
+    if given := execution.arguments or invocation.state.arguments.get(position):
+        return given
+    with suppress(ToolArgumentsError):
+        return _call_of_model(execution.request, invocation).written_arguments()
+    return {}
+
+
+def _call_of_model(request: ToolExecutionRequest, invocation: Invocation) -> ToolCall:
+    """Return a stored call as the model made it. Raises `ToolArgumentsError` if its arguments are not valid."""
+    tool, environment = invocation.toolset.stored(request.name), invocation.environment
+    assert tool is not None
+    arguments = None if tool.decode is None else tool.decode(request)
+    return ToolCall(tool, request, arguments, environment.context, environment)
 
 
 async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bool = False) -> dict[int, bool]:
@@ -361,12 +357,9 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
             logger.error("cannot undo tool %r: this program has no compensation for it", execution.request.name)
             continue
         invocation.state = state.changed(undone=state.undone | {position})
-        arguments: dict[str, Any] = {}
         failure: Exception | None = None
         try:
-            ran = each.call_that_ran(invocation)
-            arguments = _json_arguments(ran)
-            await _call(compensation, each, ran, invocation, caller_left, _place_of(position, invocation))
+            await _call(compensation, each, invocation, caller_left, _place_of(position, invocation))
         except Exception as error:
             if invocation.place is not None and leaves_run_unchanged(error, invocation.place.session.id):
                 raise  # another process continues the run
@@ -379,7 +372,9 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
                 exc_info=own_frames(error),
             )
         done[position] = failure is None
-        undone = Compensation(execution.request.name, arguments, None if failure is None else message_of(failure))
+        undone = Compensation(
+            execution.request.name, dict(each.arguments), None if failure is None else message_of(failure)
+        )
         state = invocation.state
         invocation.state = state.changed(compensations=(*state.compensations, undone))
     return done
@@ -416,7 +411,6 @@ def _place_of(position: int, invocation: Invocation) -> PlaceInRun | None:
 async def _call(
     compensation: Tool,
     undo: _Undo,
-    ran: ToolCall,
     invocation: Invocation,
     caller_left: bool,
     place: PlaceInRun | None,
@@ -424,22 +418,22 @@ async def _call(
     """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
     environment, request = invocation.environment, undo.execution.request
     context = replace(in_tool(environment.context, request, Cancellation()), place=place)
-    environment = replace(environment, ran={})  # the compensation is a call of the same request
+    environment = replace(environment, attempts={})  # the compensation is a call of the same request
     if caller_left:
         environment = replace(environment, runner=LoopRunner(invocation.host.workers))
     copied = copy_context()
     copied.run(current_invocation.set, context)
-    call = ToolCall(compensation, request, _arguments(compensation, undo.execution, ran), context, environment)
-    run = run_tool if environment.listeners is None else _with_event(environment.listeners, ran)
+    call = ToolCall(compensation, request, _arguments(compensation, undo, invocation), context, environment)
+    run = run_tool if environment.listeners is None else _with_event(environment.listeners, undo)
     step = run(call) if place is None else place.session.run_tool(run, call)
     await asyncio.create_task(_awaiting(step), context=copied)
 
 
-def _with_event(listeners: Listeners, ran: ToolCall) -> ToolStep:
+def _with_event(listeners: Listeners, undo: _Undo) -> ToolStep:
     """Return the step that runs a compensation and sends its event. One whose result is recorded has had its event."""
 
     async def run(call: ToolCall) -> Any:
-        began, undone = perf_counter(), (call.request.name, _json_arguments(ran))
+        began, undone = perf_counter(), (call.request.name, dict(undo.arguments))
         try:
             value = await run_tool(call)
         except Exception as error:
@@ -455,12 +449,12 @@ async def _awaiting(step: Any) -> None:
     await step
 
 
-def _arguments(compensation: Tool, execution: ToolExecution, ran: ToolCall) -> dict[str, Any]:
+def _arguments(compensation: Tool, undo: _Undo, invocation: Invocation) -> dict[str, Any]:
     """Return the execution, or the arguments that the tool ran with, for the compensation's parameters."""
     visible = compensation.visible
     if len(visible) == 1 and unwrapped(visible[0].annotation).type is ToolExecution:
-        return {visible[0].name: execution}
-    given = ran.visible_arguments()
+        return {visible[0].name: undo.execution_that_ran()}
+    given = undo.call_that_ran(invocation).visible_arguments()
     return {each.name: given[each.name] for each in visible if each.name in given}
 
 

@@ -468,7 +468,6 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
     response = state.response
     assert response is not None
     messages, executions, failed, ran = [], [*state.executions], state.failed, state.ran
-    arguments = state.arguments
     for call in pending:
         outcome = call.outcome
         assert outcome is not None, "the round has ended"
@@ -476,8 +475,6 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
             failed |= {len(executions)}
         if outcome.ran:
             ran |= {len(executions)}
-        if outcome.arguments is not None:
-            arguments = {**arguments, len(executions): outcome.arguments}
         executions.append(outcome.execution)
         messages.append(outcome.message)
     if len(pending) > 1:
@@ -488,7 +485,6 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
         pending=(),
         failed=failed,
         ran=ran,
-        arguments=arguments,
     )
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended

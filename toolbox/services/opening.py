@@ -118,7 +118,7 @@ async def _find_tools(invocation: Invocation) -> None:
         max_result_chars=plan.call_limits.max_result_chars,
         on_unknown_outcome=plan.options.on_unknown_outcome,
         listeners=host.listeners,
-        ran={},
+        attempts={},
         abandon_runs=host.abandon_runs,
         model=host.models.find,
     )

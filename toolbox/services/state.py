@@ -79,7 +79,7 @@ def _pending_to_dict(call: PendingToolCall) -> Json:
     if (outcome := call.outcome) is not None:
         written["execution"] = execution_to_dict(outcome.execution)
         written["message"] = message_to_dict(outcome.message)
-        written |= {"failed": outcome.failed, "ran": outcome.ran, "arguments": outcome.arguments}
+        written |= {"failed": outcome.failed, "ran": outcome.ran}
     return written
 
 
@@ -89,8 +89,10 @@ def _pending_from_dict(written: Any) -> PendingToolCall:
         message = message_from_dict(written["message"], "message")
         assert isinstance(message, ToolExecutionResultMessage)
         execution, failed = execution_from_dict(written["execution"]), written.get("failed", False)
+        if not execution.arguments and written.get("arguments"):  # of a state of an earlier version
+            execution = replace(execution, arguments=written["arguments"])
         ran = written.get("ran", _has_run(execution, failed))
-        outcome = ToolOutcome(execution, tuple(message.contents), failed, ran, written.get("arguments"))
+        outcome = ToolOutcome(execution, tuple(message.contents), failed, ran)
     request = request_from_dict(written["request"], "request")
     return PendingToolCall(request, written["status"], outcome, written["details"])
 
@@ -118,7 +120,7 @@ class State:
       calls until all have finished, including calls that were started before the reply was complete.
     - `failed`: positions in `executions` of tools that failed; `ran`: of those that ran without an error, whatever the
       model read; `undone`: of those whose compensation was called, as in `compensations`.
-    - `arguments`: of tools that ran with others than the model's, by their position, as JSON values.
+    - `arguments`: in states of earlier versions, those of tools that ran with others than the model's, by position.
     - `model`: the name of the model; None in states of earlier versions.
     """
 

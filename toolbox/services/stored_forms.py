@@ -141,7 +141,8 @@ def execution_to_dict(execution: ToolExecution) -> Json:
         value = None
     others = {name: getattr(execution, name) for name in ToolExecution.__slots__}
     known = {"request": request_to_dict(execution.request), "started_at": execution.started_at.isoformat()}
-    return {**others, **known, "result_object": value, "attributes": dict(execution.attributes)}
+    mappings = {"attributes": dict(execution.attributes), "arguments": dict(execution.arguments)}
+    return {**others, **known, "result_object": value, **mappings}
 
 
 def execution_from_dict(written: Any) -> ToolExecution:

@@ -51,7 +51,7 @@ class ArgumentDecoder:
         self._adapter = adapter
         self._schema: Mapping[str, Any] | None = None  # made for the first call that needs a repair
         self._validator = None if adapter is None else adapter.validator
-        self._decimals = adapter is not None and _mentions(adapter.core_schema, "decimal")
+        self._decimals = adapter is not None and mentions(adapter.core_schema, "decimal")
         self._defaults = tuple((each.name, _fresh(each)) for each in visible if each.has_default)
         self._shown = {each.name: each.default for each in visible}
         self._visible = {each.name: each for each in visible}
@@ -89,7 +89,7 @@ class ArgumentDecoder:
 
     def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return decoded arguments together with the function's own defaults, in the order of the parameters."""
-        return {**self._shown, **arguments}
+        return {name: arguments.get(name, default) for name, default in self._shown.items()}
 
     def validate(
         self, request: ToolExecutionRequest, values: Mapping[str, Any], kept: Mapping[str, Any] | None = None
@@ -267,11 +267,11 @@ def _fresh(parameter: ToolParameter) -> Callable[[], Any] | None:
     return lambda: copy.deepcopy(default)
 
 
-def _mentions(schema: Any, kind: str) -> bool:
+def mentions(schema: Any, kind: str) -> bool:
     """Return True if a core schema contains a schema of this type."""
     if isinstance(schema, dict):
-        return schema.get("type") == kind or any(_mentions(each, kind) for each in schema.values())
-    return isinstance(schema, (list, tuple)) and any(_mentions(each, kind) for each in schema)
+        return schema.get("type") == kind or any(mentions(each, kind) for each in schema.values())
+    return isinstance(schema, (list, tuple)) and any(mentions(each, kind) for each in schema)
 
 
 # --- numbers

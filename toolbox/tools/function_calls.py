@@ -47,6 +47,7 @@ from .tool_calls import NoService, Tool, ToolCall, ToolLayer, ToolStep
 
 def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope and encode the result: the step inside all layers."""
+    call.begin_attempt()
     return _run_reporting(call) if call.tool.progress_names else _run_function(call)
 
 
@@ -75,11 +76,9 @@ async def _run_reporting(call: ToolCall) -> Encoded:
     else:
         hidden = dict.fromkeys(call.tool.progress_names, progress)
         given = call.with_arguments({**(call.arguments or {}), **hidden})
+        given.attempt = call.attempt  # without the `Progress` among its arguments
     try:
-        encoded = await _run_function(given)
-        if not encoded.is_error:
-            call.environment.note_ran(call)  # without the `Progress` among its arguments
-        return encoded
+        return await _run_function(given)
     finally:
         progress.end()
         if token is not None:
@@ -153,12 +152,13 @@ class _FunctionCall:
     function has opened, is closed there; the rest is closed on the loop, also after an error.
     """
 
-    __slots__ = ("_call", "_on_start", "_opened", "abandoned_by")
+    __slots__ = ("_attempt", "_call", "_on_start", "_opened", "abandoned_by")
 
     _opened: ToolCallScope
 
     def __init__(self, call: ToolCall, on_start: Callable[[], None] | None = None) -> None:
-        self._call, self._on_start = call, on_start
+        assert call.attempt is not None
+        self._call, self._on_start, self._attempt = call, on_start, call.attempt
         self.abandoned_by: BaseException | None = None
 
     async def run(self) -> Encoded:
@@ -171,7 +171,7 @@ class _FunctionCall:
                 await self._prepare_beans()
             encoded = await (self._run_here() if on_loop else self._run_elsewhere())
             if not encoded.is_error:
-                environment.note_ran(self._call)
+                self._call.attempts.note_succeeded(self._attempt)
             return encoded
         except asyncio.CancelledError as error:
             self.abandoned_by = error
@@ -269,18 +269,21 @@ class _FunctionCall:
 
     def _ship(self) -> Callable[[], Any]:
         """Return the call for another process, where there are no beans and no scope."""
-        if self._on_start is not None:
-            self._on_start()
-        function, args, kwargs = _bind(self._call)
+        function, args, kwargs = self._begin()
         return functools.partial(function, *args, **kwargs)
 
     # --- everywhere
 
     def _call_function(self) -> Any:
+        function, args, kwargs = self._begin()
+        return function(*args, **kwargs)
+
+    def _begin(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         if self._on_start is not None:
             self._on_start()
-        function, args, kwargs = _bind(self._call)
-        return function(*args, **kwargs)
+        bound = _bind(self._call)
+        self._call.attempts.note_begun(self._attempt)
+        return bound
 
     def _close_on_thread(self, error: BaseException | None) -> None:
         """Close the beans that can be closed on this thread."""

@@ -48,7 +48,7 @@ from .codec import refuse_doubled_names
 from .failures import DEFAULTS, READY, Handler, check_answer, logger, message_of
 from .function_calls import run_tool
 from .results import Encoded, EncodedInFull, cut
-from .tool_calls import CallCancellation, Tool, ToolCall, ToolEnvironment, ToolOutcome, ToolSuspension
+from .tool_calls import CallCancellation, Tool, ToolAttempts, ToolCall, ToolEnvironment, ToolOutcome, ToolSuspension
 
 LARGE_RESULT = 100_000
 """Results with more characters than this are logged as a warning if no limit is set."""
@@ -68,7 +68,7 @@ async def execute_tool(request: ToolExecutionRequest, environment: ToolEnvironme
 
 async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) -> ToolOutcome:
     """Run one call in the current context."""
-    request = environment.own_request(request)
+    request, attempts = environment.begin_call(request)
     started_at, clock = datetime.now(UTC), perf_counter()
     tool, listeners, limit = environment.called_tool(request), environment.listeners, environment.max_result_chars
     outer = environment.context
@@ -82,7 +82,7 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
     raised: Exception | None = None
     try:
         try:
-            encoded = await answer(tool, request, context, environment)
+            encoded = await answer(tool, request, context, environment, attempts)
         except Exception as error:
             encoded = await error_result(error, tool, request, context, environment)
             raised = error
@@ -93,10 +93,12 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
             text, contents = _too_long(request, encoded, limit)
         taken, attributes = perf_counter() - clock, encoded.attributes or {}
         outcome = ToolOutcome(
-            ToolExecution(request, text, encoded.value, encoded.is_error, started_at, taken, attributes),
+            ToolExecution(
+                request, text, encoded.value, encoded.is_error, started_at, taken, attributes, attempts.arguments
+            ),
             contents,
             encoded.failed or (raised is not None and is_failure(raised, request)),
-            ran=environment.has_run(request),
+            ran=attempts.succeeded is not None,
         )
         if listeners is not None:
             listeners.tell(ToolExecutedEvent(context, outcome.execution, raised))
@@ -114,9 +116,13 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
 
 
 def answer(
-    tool: Tool | None, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
+    tool: Tool | None,
+    request: ToolExecutionRequest,
+    context: InvocationContext,
+    environment: ToolEnvironment,
+    attempts: ToolAttempts | None = None,
 ) -> Awaitable[Encoded]:
-    """Decode the request and run the tool with its layers.
+    """Decode the request and run the tool with its layers. `attempts` get what is known of it.
 
     Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
     """
@@ -124,9 +130,9 @@ def answer(
         # A tool that was sent before a resume may be hidden from the identity of today.
         raise _not_offered(request, filter(environment.was_sent, environment.tools), environment)
     if tool.access is not None:
-        return _answer_if_allowed(tool, tool.access, request, context, environment)
+        return _answer_if_allowed(tool, tool.access, request, context, environment, attempts)
     arguments = _arguments_in(request, tool)
-    return _run(ToolCall(tool, request, arguments, context, environment))
+    return _run(ToolCall(tool, request, arguments, context, environment, attempts))
 
 
 def _arguments_in(request: ToolExecutionRequest, tool: Tool) -> dict[str, Any] | None:
@@ -138,7 +144,12 @@ def _arguments_in(request: ToolExecutionRequest, tool: Tool) -> dict[str, Any] |
 
 
 async def _answer_if_allowed(
-    tool: Tool, access: Access, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
+    tool: Tool,
+    access: Access,
+    request: ToolExecutionRequest,
+    context: InvocationContext,
+    environment: ToolEnvironment,
+    attempts: ToolAttempts | None,
 ) -> Encoded:
     """Check the roles of the identity again, right before the call; a forbidden tool is an unknown tool."""
     identity = await identity_in(environment.scope)
@@ -151,7 +162,7 @@ async def _answer_if_allowed(
         ]
         raise _not_offered(request, names, environment)
     arguments = _arguments_in(request, tool)
-    return await _run(ToolCall(tool, request, arguments, context, environment))
+    return await _run(ToolCall(tool, request, arguments, context, environment, attempts))
 
 
 def _run(call: ToolCall) -> Awaitable[Encoded]:

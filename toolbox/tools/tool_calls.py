@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -35,6 +35,7 @@ from ..context import (
 from ..errors import (
     EndsInvocation,
     Problem,
+    ToolArgumentsError,
 )
 from ..events import (
     Listeners,
@@ -206,9 +207,10 @@ class ToolCall:
 
     `arguments` maps the names of the function's parameters to the model's values, without those that keep the
     function's default. It is None for an executor written by hand, which reads the request, unless a layer changed it.
+    `attempt` is the last attempt of exactly this call, and `attempts` are those of all its copies.
     """
 
-    __slots__ = ("arguments", "context", "environment", "request", "tool")
+    __slots__ = ("arguments", "attempt", "attempts", "context", "environment", "request", "tool")
 
     def __init__(
         self,
@@ -217,13 +219,16 @@ class ToolCall:
         arguments: dict[str, Any] | None,
         context: InvocationContext,
         environment: ToolEnvironment,
+        attempts: ToolAttempts | None = None,
     ) -> None:
         self.tool, self.request, self.arguments = tool, request, arguments
         self.context, self.environment = context, environment
+        self.attempts = ToolAttempts() if attempts is None else attempts
+        self.attempt: ToolAttempt | None = None
 
-    def with_arguments(self, arguments: dict[str, Any]) -> ToolCall:
+    def with_arguments(self, arguments: dict[str, Any] | None) -> ToolCall:
         """Return the same call with other arguments, which are not validated again."""
-        return ToolCall(self.tool, self.request, arguments, self.context, self.environment)
+        return ToolCall(self.tool, self.request, arguments, self.context, self.environment, self.attempts)
 
     @property
     def is_late(self) -> bool:
@@ -244,30 +249,44 @@ class ToolCall:
     def json_arguments(self) -> dict[str, Any]:
         """Return the same as JSON values, by the model's names: for people and records.
 
-        Not for comparing calls: all secrets become the same text.
+        Not for comparing calls: all secrets become the same text. Raises whatever the values' own serializers raise.
         """
-        from pydantic_core import to_jsonable_python
-
         names = {each.name: each.shown_name for each in self.tool.visible}
-        written = {
-            names.get(name, name): to_jsonable_python(given_or_default(value), by_alias=True, serialize_unknown=True)
-            for name, value in self.visible_arguments().items()
-        }
-        return dict(json.loads(json.dumps(written)))
+        return {names.get(name, name): json_of(value) for name, value in self.visible_arguments().items()}
 
-    def with_validated(self, values: Mapping[str, Any]) -> ToolCall:
-        """Return the same call with `values` as its arguments, after validating all of them.
+    def written_arguments(self) -> dict[str, Any]:
+        """Return the same without the arguments that JSON cannot have; it raises nothing."""
+        names, written = {each.name: each.shown_name for each in self.tool.visible}, {}
+        with suppress(ToolArgumentsError):
+            for name, value in self.visible_arguments().items():
+                with suppress(Exception):  # any exception of a value's own serializers
+                    written[names.get(name, name)] = json_of(value)
+        return written
 
-        Raises `ToolArgumentsError`.
+    def begin_attempt(self) -> None:
+        """Begin a new attempt of the call, with the arguments as they are now."""
+        self.attempt = ToolAttempt(self, self.written_arguments())
+
+    def with_validated(self, values: Mapping[str, Any], before: Mapping[str, Any]) -> ToolCall:
+        """Return the same call with `values` as its arguments, after validating those that are others.
+
+        `before` are the arguments as they were written before someone may have changed them in place. Raises
+        `ToolArgumentsError`.
         """
         validate = self.tool.validate
         if validate is None:
             return self.with_arguments(dict(values))
-        known = self.visible_arguments()
-        # The same immutable object is valid already, and validators may change a value each time they see it.
-        kept = {
-            name: value for name, value in values.items() if value is known.get(name, self) and type(value) in IMMUTABLE
-        }
+        # The same object is valid already, and validators may change a value each time they see it.
+        known, now = self.visible_arguments(), self.written_arguments()
+        names = {each.name: each.shown_name for each in self.tool.visible}
+
+        def is_kept(name: str, value: Any) -> bool:
+            if value is not known.get(name, self):
+                return False
+            shown = names[name]
+            return type(value) in IMMUTABLE or (shown in now and now[shown] == before.get(shown, self))
+
+        kept = {name: value for name, value in values.items() if is_kept(name, value)}
         changed = {name: value for name, value in values.items() if name not in kept}
         return self.with_arguments(validate(self.request, changed, kept))
 
@@ -277,6 +296,55 @@ class ToolCall:
         if validate is None:
             return self.with_arguments({**self.visible_arguments(), **changes})
         return self.with_arguments(validate(self.request, changes, self.arguments))
+
+
+def json_of(value: Any) -> Any:
+    """Return an argument as JSON values. Raises whatever its own serializers raise."""
+    from pydantic_core import to_jsonable_python
+
+    written = to_jsonable_python(given_or_default(value), by_alias=True, serialize_unknown=True)
+    return json.loads(json.dumps(written), parse_constant=str)  # JSON has no infinity
+
+
+class ToolAttempt:
+    """One attempt of a tool call. `arguments` are those it began with, as JSON values by the model's names.
+
+    The tool may change its arguments in place, so they are written before. `has_begun` is True when the function was
+    called. `call` is None for an attempt of another process whose arguments this program cannot read.
+    """
+
+    __slots__ = ("arguments", "call", "has_begun")
+
+    def __init__(self, call: ToolCall | None, arguments: Mapping[str, Any], has_begun: bool = False) -> None:
+        self.call, self.arguments, self.has_begun = call, arguments, has_begun
+
+
+@dataclass(slots=True)
+class ToolAttempts:
+    """What is known about the attempts of one tool call: the last one that began, and the last one without an error.
+
+    What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the result
+    of one that ran. A compensation must undo what ran, and nothing else. Runs record it with the result.
+    """
+
+    begun: ToolAttempt | None = None
+    succeeded: ToolAttempt | None = None
+
+    def note_begun(self, attempt: ToolAttempt) -> None:
+        """Note that the function of the tool is called, or was called by another process."""
+        attempt.has_begun = True
+        self.begun = attempt
+
+    def note_succeeded(self, attempt: ToolAttempt) -> None:
+        """Note that the function ran without an error."""
+        self.note_begun(attempt)
+        self.succeeded = attempt
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments that ran; empty if the tool did not run."""
+        last = self.succeeded or self.begun
+        return {} if last is None else last.arguments
 
 
 ToolStep: TypeAlias = Callable[[ToolCall], Awaitable[Encoded]]
@@ -319,10 +387,9 @@ class ToolEnvironment:
     failures: ToolErrors
     max_result_chars: int | None = None
     listeners: Listeners | None = None
-    ran: dict[int, ToolCall | None] | None = None
-    """The calls whose tools ran without an error, by the id of their request, for compensations; for other executions
-    None. It is None itself outside of services: nothing is undone there, and the environment of an executor would
-    collect its calls for ever."""
+    attempts: dict[int, ToolAttempts] | None = None
+    """The attempts of each call by the id of its request, for compensations. None outside of services: nothing is
+    undone there, and the environment of an executor would collect its calls for ever."""
     on_unknown_outcome: UnknownOutcome = "tell"
     """What a run does for tools that do not say it themselves."""
     search_tool: str | None = None
@@ -339,28 +406,21 @@ class ToolEnvironment:
     Returns the names of these services.
     """
 
-    def own_request(self, request: ToolExecutionRequest) -> ToolExecutionRequest:
-        """Return the request object of one execution: a copy if the model has given this object before.
+    def begin_call(self, request: ToolExecutionRequest) -> tuple[ToolExecutionRequest, ToolAttempts]:
+        """Return the request object of one execution, and its attempts, which are found by this object.
 
-        `note_ran` is about one execution, and finds it by this object.
+        It is a copy if the model has given the object before.
         """
-        if self.ran is None:
-            return request
-        if id(request) in self.ran:
-            request = replace(request)
-        self.ran[id(request)] = None
-        return request
+        attempts = ToolAttempts()
+        if self.attempts is not None:
+            if id(request) in self.attempts:
+                request = replace(request)
+            self.attempts[id(request)] = attempts
+        return request, attempts
 
-    def note_ran(self, call: ToolCall) -> None:
-        """Note that the tool of a call ran without an error. The step that runs a tool calls it."""
-        # What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the
-        # result of one that ran. A compensation must undo what ran, and nothing else. Runs record it with the result.
-        if self.ran is not None:
-            self.ran[id(call.request)] = call
-
-    def has_run(self, request: ToolExecutionRequest) -> bool:
-        """Return True if `note_ran` was called for the tool of a call."""
-        return self.ran is not None and self.ran.get(id(request)) is not None
+    def attempts_of(self, request: ToolExecutionRequest) -> ToolAttempts:
+        """Return the attempts of an execution in this process; without any if there was none."""
+        return (self.attempts or {}).get(id(request)) or ToolAttempts()
 
     def was_sent(self, name: str) -> bool:
         """Return True if the model could see a tool of this name when it replied."""
@@ -376,15 +436,13 @@ class ToolOutcome:
     """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model.
 
     `failed` is True if the tool's exception reached the handler of failed tools. `ran` is True if the tool ran without
-    an error, whatever the model reads. `arguments` are those that it ran with, as JSON values by the model's names,
-    where a compensation will need them and they are not the model's.
+    an error, whatever the model reads.
     """
 
     execution: ToolExecution
     contents: Sequence[Content] = ()
     failed: bool = False
     ran: bool = False
-    arguments: Mapping[str, Any] | None = None
 
     @property
     def message(self) -> ToolExecutionResultMessage:
@@ -409,7 +467,7 @@ def running_again(call: ToolCall) -> Iterator[ToolCall]:
     context = in_tool(call.context, call.request, CallCancellation(call.environment.context.cancellation))
     token = current_invocation.set(context)
     try:
-        yield ToolCall(call.tool, call.request, call.arguments, context, call.environment)
+        yield ToolCall(call.tool, call.request, call.arguments, context, call.environment, call.attempts)
     finally:
         current_invocation.reset(token)
 
