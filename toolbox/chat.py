@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from .contents import CONTENT_TYPES as CONTENT_TYPES
 from .contents import AudioContent as AudioContent
@@ -116,14 +116,15 @@ class ToolExecutionResult:
             object.__setattr__(self, "contents", _check_contents(self.contents))
 
 
+def _refuse_change(self: object, *args: object, **kwargs: object) -> Any:
+    raise TypeError("this dictionary is read-only; change a copy: dict(…)")
+
+
 class ReadOnlyDict(dict[str, Any]):
     """A dictionary whose methods do not change it. It is copied, pickled and written as JSON like every dictionary."""
 
     __slots__ = ()
-
-    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError("this dictionary is read-only; change a copy: dict(…)")
-
+    _refuse: ClassVar[Any] = _refuse_change
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 

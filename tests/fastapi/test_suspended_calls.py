@@ -4,10 +4,24 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.testclient import TestClient
+from starlette.requests import HTTPConnection
 
-from toolbox import AiMessage, ChatResponse, Container, MemoryId, TokenStream, register_ai_service, tool, toolbox
+from toolbox import (
+    AiMessage,
+    ChatResponse,
+    Container,
+    Instance,
+    MemoryId,
+    Result,
+    TokenStream,
+    application_scoped,
+    register_ai_service,
+    request_scoped,
+    tool,
+    toolbox,
+)
 from toolbox import Inject as ToolInject
 from toolbox.errors import (
     AnswerForbiddenError,
@@ -177,3 +191,87 @@ def test_a_tool_of_an_endpoint_that_needs_a_seed_which_is_not_kept_is_a_problem_
     problems = [str(each) for each in container.check()]
     assert len(problems) == (len(tools) == 2)
     assert all("Reading.path -> Request" in each and "run_seeds" in each for each in problems)
+
+
+# --- what needs the web request
+
+
+@request_scoped
+class Client:
+    def __init__(self, request: Request) -> None: ...
+
+
+@application_scoped
+class Clients:
+    def __init__(self, client: Instance[Client]) -> None: ...
+
+
+@request_scoped
+class Visitor:
+    """Knows the web request while there is one."""
+
+    def __init__(self, request: Request | None, later: Instance[Request | None]) -> None:
+        self.address = None if request is None else request.url.path
+        assert later.get() is request
+
+
+def paying_tool(wanted: Any) -> Any:
+    def pay(bean: Any) -> str:
+        return f"paid from {bean.address}"
+
+    pay.__annotations__["bean"] = ToolInject[wanted]
+    return tool(requires_approval=True)(pay)
+
+
+def paying(wanted: Any) -> type[Any]:
+    @register_ai_service(tools=paying_tool(wanted))
+    class Till(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    return Till
+
+
+@pytest.mark.parametrize(
+    ("wanted", "way"),
+    [
+        (Request, "Request"),
+        (WebSocket, "WebSocket"),
+        (HTTPConnection, "HTTPConnection"),
+        (Instance[Request], "Request"),
+        (Client, "Client -> Request"),
+        (Clients, "Clients -> Client -> Request"),
+    ],
+)
+def test_a_call_that_may_wait_and_needs_the_web_request_is_a_problem_at_startup(wanted: Any, way: str) -> None:
+    container = Container(models={"default": ScriptedChatModel([])}).register(paying(wanted), Client, Clients)
+    install(FastAPI(), container)
+
+    [problem] = container.check()
+
+    seed = way.rpartition(" ")[2]
+    assert problem.where == f"Till.ask -> pay -> {way}"
+    assert f"take `{seed} | None`" in problem.fix
+    assert "Container(run_seeds=…)" in problem.fix
+
+
+@register_ai_service(tools=paying_tool(Visitor))
+class Shop(Protocol):
+    async def ask(self, text: str) -> Result[str]: ...
+
+
+def test_a_call_that_can_do_without_the_web_request_continues_after_its_approval() -> None:
+    model = ScriptedChatModel([tool_call("pay"), "done"])
+    container = Container(models={"default": model}).register(Shop, Visitor)
+    install(app := FastAPI(), container)
+
+    @app.post("/ask")
+    async def ask(shop: Inject[Shop]) -> str:
+        return (await shop.ask("x")).run_id or ""
+
+    @app.post("/approve/{run_id}")
+    async def approved(run_id: str, runs: Inject[Runs]) -> list[str]:
+        return [each.result for each in (await runs.resume(run_id, {"0": approve()})).tool_executions]
+
+    with TestClient(app) as browser:
+        run_id = browser.post("/ask").json()
+        assert browser.post(f"/approve/{run_id}").json() == ["paid from None"]

@@ -396,3 +396,35 @@ async def test_reading_a_resource_waits_only_for_the_servers_that_ask_for_it(tmp
     assert pending.arguments["server"] == "own"
     assert pending.attributes == {"mcp_server": "own"}
     assert [each.result for each in second.tool_executions] == ["Do not touch."] * 2
+
+
+# --- what a run has when it continues
+
+
+class Tenant:
+    """A seed that is not stored with runs."""
+
+
+def tenant_headers(tenant: Tenant) -> dict[str, str]:
+    return {}
+
+
+def optional_headers(tenant: Tenant | None) -> dict[str, str]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("headers", "approval", "ways"),
+    [
+        (tenant_headers, "all", ["Cook.cook -> McpTools_all -> McpServers -> McpServer 'own' -> Tenant"]),
+        (tenant_headers, None, []),
+        (optional_headers, "all", []),
+    ],
+)
+def test_headers_that_need_a_seed_are_a_problem_if_calls_wait_for_approval(
+    headers: Any, approval: Any, ways: list[str]
+) -> None:
+    container = Container(models={"default": ScriptedChatModel([])}, seeds=(Tenant,)).register(Cook)
+    container.register_instance(mcp_server("own", url=GONE, headers=headers, approval=approval), name="own")
+
+    assert [each.where for each in container.check()] == ways

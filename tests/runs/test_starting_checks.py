@@ -30,13 +30,18 @@ from toolbox import (
     DemoChatModel,
     IllegalConfigurationError,
     Inject,
+    Instance,
+    OpenAiChatModel,
     Result,
+    application_scoped,
     compensate_for,
     create_ai_service,
     produces,
     register_ai_service,
     request_scoped,
+    rest,
     tool,
+    user_message,
 )
 from toolbox.interceptors import ToolInterceptor, interceptors
 from toolbox.models import ModelRouter
@@ -129,6 +134,93 @@ def test_kept_seeds_and_services_that_cannot_be_suspended_are_fine() -> None:
     assert problems(Viewer, Audit) == []
     assert problems(Payer, run_seeds=(User,)) == []
     assert len(problems(Payer)) == 1
+
+
+@request_scoped
+class Lazy:
+    def __init__(self, connection: Instance[Connection]) -> None: ...
+
+
+@application_scoped
+class Mailer:
+    def __init__(self, audit: Instance[Audit]) -> None: ...
+
+
+@request_scoped
+class Careful:
+    def __init__(self, connection: Instance[Connection | None], other: Connection | None) -> None: ...
+
+
+@produces(scope="request")
+def bytes_of(mailer: Mailer) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "way"),
+    [
+        (Instance[Connection], "Connection"),
+        (Instance[Audit], "Audit -> Connection"),
+        (Lazy, "Lazy -> Connection"),
+        (Mailer, "Mailer -> Audit -> Connection"),
+        (Instance[Mailer], "Mailer -> Audit -> Connection"),
+        (list[Mailer], "Mailer -> Audit -> Connection"),
+        (bytes, "bytes -> Mailer -> Audit -> Connection"),
+        (Careful, None),
+        (Instance[Careful], None),
+        (Instance[User], None),
+    ],
+)
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_an_instance_looks_up_counts_on_each_way(wanted: Any, way: str | None, durable: bool) -> None:
+    def pay(bean: Any) -> str:
+        return "x"
+
+    pay.__annotations__["bean"] = Inject[wanted]
+
+    @register_ai_service(tools=tool(requires_approval=not durable)(pay), durable=durable)
+    class Payer(Protocol):
+        @user_message("{text}")
+        async def chat(self, run: RunId, text: str) -> str: ...
+
+    found = problems(Payer, Audit, Lazy, Mailer, Careful, bytes_of, run_seeds=(User,), store=Kept())
+
+    assert [each.partition(":")[0] for each in found] == ([] if way is None else [f"Payer.chat -> pay -> {way}"])
+    assert all("Container(run_seeds=…)" in each and "`Connection | None`" in each for each in found)
+
+
+def test_what_a_client_and_the_key_of_a_model_look_up_counts_too() -> None:
+    @request_scoped
+    class Headers:
+        def __init__(self, connection: Connection) -> None: ...
+
+        def __call__(self) -> dict[str, str]:
+            return {}
+
+    def key(connection: Inject[Connection]) -> str:
+        return "key"
+
+    @rest.register_rest_client(base_url="http://127.0.0.1:9", headers=Headers)
+    class Shop(Protocol):
+        @rest.get("/orders")
+        async def orders(self) -> str: ...
+
+    @tool(requires_approval=True)
+    def pay(shop: Inject[Shop]) -> str:
+        return "x"
+
+    @register_ai_service(tools=pay, model="small")
+    class Payer(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    last = OpenAiChatModel("m", base_url="http://127.0.0.1:9/v1", api_key=key)
+    small = OpenAiChatModel("m", base_url="http://127.0.0.1:9/v1", api_key="k", fallback=("last",))
+    container = Container(models={"small": small, "last": last}, seeds=(Connection,)).register(Payer, Shop)
+
+    assert {each.where for each in container.check()} == {
+        "Payer.chat -> pay -> Shop -> Headers -> Connection",
+        "Payer.chat -> ChatModel 'small' -> ChatModel 'last' -> Connection",
+    }
 
 
 def test_interceptors_that_need_a_seed_are_reported_too() -> None:

@@ -86,7 +86,8 @@ class BeanDefinition:
 
     `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
     `make_ready` is then awaited before `factory` is called, if that returns an instance that async code must create.
-    `behind` are beans it needs and gets in another way; `included` calls the provider of an included container.
+    `behind` are beans it needs and gets in another way; `later` are those that it looks up when it is used, in the
+    scope of its caller. `included` calls the provider of an included container.
     `inner` is the parameter of a decorator that gets the decorated bean. `optional`: the factory may return None. An
     `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what is
     wrong with the declaration by itself. `adapt` converts all instances: those of the factory, of seeds and of
@@ -105,6 +106,7 @@ class BeanDefinition:
     own_task: bool = False
     caches: bool = True
     behind: tuple[InjectionPoint, ...] = ()
+    later: tuple[InjectionPoint, ...] = ()
     make_ready: Callable[[], Awaitable[None]] | None = None
     included: Any = None
     inner: str = ""

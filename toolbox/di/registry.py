@@ -305,8 +305,14 @@ def read_instance(entry: object) -> Registration | None:
     if not isinstance(entry, RegisteredInstance):
         return None
     value = entry.value
+    later = getattr(value, LATER, ()) if hasattr(type(value), LATER) else ()
     definition = BeanDefinition(
-        provides=entry.provides, factory=lambda: value, scope=Scope.APPLICATION, name=entry.name, source=value
+        provides=entry.provides,
+        factory=lambda: value,
+        scope=Scope.APPLICATION,
+        name=entry.name,
+        source=value,
+        later=later,
     )
     implies, check = (getattr(value, each, None) if hasattr(type(value), each) else None for each in (IMPLIES, CHECK))
     return Registration((definition,), implies or (), check)
@@ -325,6 +331,8 @@ IMPLIES = "__toolbox_implies__"
 """Attribute of a class or an instance: further classes to register with it."""
 CHECK = "__toolbox_check__"
 """Attribute of a class or an instance: a function that takes the `BeanGraph` and yields `Problem`s."""
+LATER = "__toolbox_later__"
+"""Attribute of an instance: the injection points of what it looks up when it is used."""
 
 
 def bean_reader(names: Names) -> Reader:

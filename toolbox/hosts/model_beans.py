@@ -17,13 +17,14 @@ from ..context import InvocationContext
 from ..di.beans import BeanDefinition, FactoryKind
 from ..di.decorators import Scope
 from ..di.graph import Binding
-from ..di.injection_points import InjectionPoint
+from ..di.injection_points import MISSING, InjectionPoint, point_of
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import forms_of, is_union, plain, type_name
 from ..models import model_requests
 from ..models.fallbacks import CoolingModels, FallbackModel, NamedModel, fallback_names
 from ..models.selection import DEFAULT_NAME, NamedModels, key_function_of, no_model
 from ..services.injected_models import InjectedModel, InjectingHost, tell_skipped
+from ..tools.tool_calls import read_injected
 
 PROVIDER_NAME = "chat_model"
 """The name of the default model among the providers; that of another model ends with it."""
@@ -84,6 +85,7 @@ class ModelBeans:
             provides=ChatModel,
             name=name,
             adapt=partial(self._make_injected, name, _place_of(definition)),
+            later=tuple(_points_of_requests(name, definition.source)),
             implicit=True,
             provider_name=PROVIDER_NAME if name == DEFAULT_NAME else f"{name}_{PROVIDER_NAME}",
         )
@@ -254,6 +256,18 @@ class ModelBeans:
         model = self.own_model(wanted, None)
         kind, known_as = type(model).__name__, getattr(model, "model", None)
         return f"{kind}, {known_as}" if isinstance(known_as, str) else kind
+
+
+def _points_of_requests(name: str, model: object) -> Iterator[InjectionPoint]:
+    """Yield what requests to a model look up: its fallbacks, and what its `api_key=` function takes."""
+    if isinstance(model, type) or not callable(getattr(model, "chat", None)):
+        return  # of a class or a producer it is not known before it has made the model
+    for each in fallback_names(model):
+        yield replace(point_of(ChatModel, f"fallback of model {name!r}"), name=each)
+    if (function := key_function_of(model)) is not None:
+        where = f"the api_key function of model {name!r}"
+        for parameter in read_injected(function, where)[0]:
+            yield point_of(parameter.wanted, where, default=None if parameter.optional else MISSING)
 
 
 def _same(model: Any = None) -> Any:

@@ -30,7 +30,7 @@ from ..services.declaration import CallLimits, ServiceOptions, method_names, ser
 from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
 from ..services.host_needs import ServiceHost
 from ..services.implied_beans import named_beans, registrable, strategies
-from ..services.inner_plans import may_suspend
+from ..services.inner_plans import is_run, may_suspend
 from ..services.method_marks import named_at_method
 from ..services.methods import implementation_of
 from ..services.planning import plan_service
@@ -117,7 +117,7 @@ class RegisteredServices:
         """
         plans = [plan for methods in self.plans.values() for plan in methods.values()]
         added = [tools for tools in added if any(may_suspend(each, self.plans) for each in tools)]
-        suspends = added or any(each.durable or each.may_suspend for each in plans)
+        suspends = added or any(is_run(each, graph) for each in plans)
         if not (self.host.run_seeds or suspends or runs_are_imported()):
             return
         yield from load("checks of runs")(self.plans, graph, self.host.run_seeds, self.layering.interceptors, added)

@@ -85,10 +85,15 @@ class McpTools:
         self._logged_duplicates: set[tuple[str, str]] = set()
 
     @classmethod
+    def __toolbox_may_suspend__(cls, graph: BeanGraph) -> bool:
+        """Return True if a person must approve calls of one of the servers."""
+        known = _servers_in(graph)
+        names = [settings_key(name) for name in cls.__toolbox_mcp_servers__] or [*known]
+        return any(known[name].settings.approval is not None for name in names if name in known)
+
+    @classmethod
     def __toolbox_check__(cls, graph: BeanGraph) -> Iterator[Problem]:
-        made = [each.factory() for each in graph.definitions if each.provides in (ToolboxSettings, McpServer)]
-        settings = next((each for each in made if isinstance(each, ToolboxSettings)), None) or ToolboxSettings()
-        known = all_servers(settings, [each for each in made if isinstance(each, McpServer)])
+        known = _servers_in(graph)
         for name in cls.__toolbox_mcp_servers__:
             key = settings_key(name)
             if key not in known:
@@ -141,6 +146,13 @@ class McpTools:
                     name,
                     server,
                 )
+
+
+def _servers_in(graph: BeanGraph) -> Mapping[str, McpServer]:
+    """Return the declared servers by the keys of their names."""
+    made = [each.factory() for each in graph.definitions if each.provides in (ToolboxSettings, McpServer)]
+    settings = next((each for each in made if isinstance(each, ToolboxSettings)), None) or ToolboxSettings()
+    return all_servers(settings, [each for each in made if isinstance(each, McpServer)])
 
 
 def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServiceTool:

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from ..container import Container, internals_of
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
-from ..di.injection_points import point_of, points_of
+from ..di.injection_points import InjectionPoint, point_of, points_of
 from ..errors import Problem
 from ..rest.encoding import encode_header_value, is_header_name
 from ..services.plans import MethodPlan
@@ -49,13 +49,17 @@ class McpServer:
         )
         return (headers,) if is_bean and isinstance(headers, type) else ()
 
-    def __toolbox_check__(self, graph: BeanGraph) -> Iterator[Problem]:
+    @property
+    def __toolbox_later__(self) -> tuple[InjectionPoint, ...]:
+        """Return the beans that the headers need."""
         where = f"mcp_server({self.name!r}).headers"
         if isinstance(self.headers, type):
-            yield from graph.problems_of(point_of(self.headers, where))
-        elif inspect.isroutine(self.headers):
-            for point in points_of(self.headers, where):
-                yield from graph.problems_of(point)
+            return (point_of(self.headers, where),)
+        return tuple(points_of(self.headers, where)) if inspect.isroutine(self.headers) else ()
+
+    def __toolbox_check__(self, graph: BeanGraph) -> Iterator[Problem]:
+        for point in self.__toolbox_later__:
+            yield from graph.problems_of(point)
 
 
 def mcp_server(

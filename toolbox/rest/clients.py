@@ -84,6 +84,8 @@ def read_rest_client(
         return None
     cls = cast("type[Any]", registered)
     plan, problems = read_client(cls, mark)
+    points = (point for each in plan.collaborators() for point in each.all_points())
+    later = tuple(each for each in points if not is_context(each))
 
     def make_client(connections: RestConnections, given: list[KeySettings]) -> Any:
         from .exchange import RestExchange
@@ -97,17 +99,17 @@ def read_rest_client(
 
     def check_client(graph: BeanGraph) -> Iterator[Problem]:
         yield from problems
-        for collaborator in plan.collaborators():
-            for point in collaborator.all_points():
-                if not is_context(point):
-                    yield from graph.problems_of(point)
+        for point in later:
+            yield from graph.problems_of(point)
         yield from _problems_of_settings(cls, mark, settings(), graph)
 
     needs = (
         point_of(RestConnections, f"{cls.__name__}.connections", parameter="connections"),
         point_of(list[KeySettings], f"{cls.__name__}.given", parameter="given"),
     )
-    definition = BeanDefinition(provides=cls, factory=make_client, scope=Scope.APPLICATION, needs=needs, source=cls)
+    definition = BeanDefinition(
+        provides=cls, factory=make_client, scope=Scope.APPLICATION, needs=needs, later=later, source=cls
+    )
     return Registration((definition,), (RestConnections, *_implied_collaborators(plan)), check_client)
 
 

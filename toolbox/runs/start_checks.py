@@ -6,7 +6,7 @@ Not here: checks of services that do not concern runs (`hosts.registered_service
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, TypeAlias
 
@@ -14,14 +14,15 @@ from ..bean_references import BeanReference
 from ..chat import ChatModel
 from ..di.decorators import Named
 from ..di.graph import BeanGraph
-from ..di.injection_points import point_of
-from ..di.values import SingleBean
+from ..di.injection_points import MISSING, point_of
+from ..di.problem_texts import web_request_fix
+from ..di.values import LazyBean, SingleBean, Value, beans_in
 from ..errors import Problem
 from ..introspection import type_name
 from ..models.routing import model_names_of
 from ..security import SecurityIdentity
 from ..services.call_messages import FunctionMessage
-from ..services.inner_plans import inner_plan
+from ..services.inner_plans import inner_plan, is_run
 from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..services.stored_forms import adapter_of
@@ -57,7 +58,7 @@ def run_problems(
     kept = {*seeds, SecurityIdentity}
     found: dict[tuple[str, ...], Problem] = {}
     for plan in everything:
-        if plan.durable or plan.may_suspend:
+        if is_run(plan, graph):
             for path, problem in _Needs(plans, graph, kept, interceptors).of(plan, (plan.where,)):
                 found.setdefault(path, problem)
     for tools in added:
@@ -270,15 +271,39 @@ class _Needs:
         value = graph.value_of(point_of(wanted, path[-1]))
         if optional and isinstance(value, SingleBean) and graph.is_seed(value.bean):
             return
-        for keys in graph.seeds_behind(value, self._kept):
+        for keys in self._seeds_behind(value):
             here = (*path, *(graph.definitions[key].label for key in keys))
             yield here, _not_kept(here, graph.definitions[keys[-1]].provides)
+
+    def _seeds_behind(self, first: Value) -> Iterator[tuple[int, ...]]:
+        """Yield a path of beans to each seed that is not kept and that a value needs, at once or in a later lookup."""
+        # Not `graph.seeds_behind`: what an `Instance` looks up may be asked for while the seeds are there. In a run it
+        # is asked for whenever the run gets there, and that can be after an answer.
+        graph, seen = self._graph, set[int]()
+        todo: list[tuple[tuple[int, ...], Value]] = [((), first)]
+        while todo:
+            above, value = todo.pop(0)
+            if isinstance(value, LazyBean):
+                value = graph.value_of(replace(point_of(value.wanted, ""), name=value.name))
+            for key in beans_in(value):
+                definition, path = graph.definitions[key], (*above, key)
+                is_optional = graph.is_seed(key) and isinstance(value, SingleBean) and value.absent is not MISSING
+                if key in seen or is_optional or definition.provides in self._kept:
+                    continue
+                seen.add(key)
+                if graph.is_seed(key):
+                    yield path
+                    continue
+                inner = [found for _, found in (*graph[key].needs, *graph[key].behind)]
+                todo += [(path, each) for each in (*inner, *map(graph.value_of, definition.later))]
 
 
 def _not_kept(path: tuple[str, ...], seed: Any) -> Problem:
     name = type_name(seed)
-    fact = f"a suspended call needs the request seed {name}, which does not exist when the run continues"
-    fix = f"add {name} to Container(run_seeds=…) if it is a pydantic model or dataclass, or remove the dependency"
+    fact = f"a run that continues needs the request seed {name}, which does not exist then"
+    fix = f"add {name} to Container(run_seeds=…) if it is a pydantic model or dataclass, or take `{name} | None`"
+    if web_request_fix(seed):
+        fix = f"take `{name} | None`, or a model with what you need of it that is in Container(run_seeds=…)"
     return Problem(" -> ".join(path), fact, fix)
 
 

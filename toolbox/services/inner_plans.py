@@ -12,6 +12,8 @@ from ..introspection import class_of
 from ..tools.tool_calls import Tool
 from .plans import MethodPlan
 
+PROVIDER_MAY_SUSPEND = "__toolbox_may_suspend__"
+"""At classes of tool providers: a function of the `BeanGraph` that tells if they may offer tools that suspend calls."""
 PLAN_MARK = "__toolbox_plan__"
 """At the methods of a service as tools: their plan."""
 
@@ -28,6 +30,15 @@ def leads_to_provider(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]])
     """Return True if this tool is a service with a tool provider, also indirectly: its tools may suspend the call."""
     inner = inner_plan(tool, plans)
     return inner is not None and (bool(inner.providers) or inner.has_inner_provider)
+
+
+def is_run(plan: MethodPlan, graph: Any) -> bool:
+    """Return True if calls of a method are runs, as far as it is known at start: durable ones, and those that may wait.
+
+    `graph` are the beans, in which tool providers find out if they may offer tools that suspend.
+    """
+    asked = (getattr(each.bean, PROVIDER_MAY_SUSPEND, None) for each in plan.providers)
+    return plan.durable or plan.may_suspend or any(each is not None and each(graph) for each in asked)
 
 
 def call_may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
