@@ -11,6 +11,9 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 from pydantic import (
+    AliasChoices,
+    AliasGenerator,
+    AliasPath,
     Base64Bytes,
     BaseModel,
     ConfigDict,
@@ -23,6 +26,7 @@ from pydantic import (
     field_serializer,
     model_serializer,
 )
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from toolbox import (
     ChatModel,
@@ -461,6 +465,84 @@ def test_arguments_that_the_approving_person_would_not_see_are_problems(kind: An
     assert reason in str(problem)
     with pytest.raises(IllegalConfigurationError, match="needs approval"):
         create_ai_service(Payments, chat_model=ScriptedChatModel([]))
+
+
+class Split(BaseModel):
+    amount: int = Field(validation_alias="euros", serialization_alias="total")
+
+
+class ReadElsewhere(BaseModel):
+    amount: int = Field(validation_alias="euros")
+
+
+class WrittenElsewhere(BaseModel):
+    amount: int = Field(serialization_alias="euros")
+
+
+class FromPath(BaseModel):
+    amount: int = Field(validation_alias=AliasPath("amounts", 0))
+
+
+class Generated(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(validation_alias=str.upper, serialization_alias=str.title),
+    )
+    amount: int
+
+
+@pydantic_dataclass
+class SplitData:
+    amount: int = Field(validation_alias="euros", serialization_alias="total")
+
+
+class Chosen(BaseModel):
+    one: int = Field(validation_alias=AliasChoices("uno", "one"))
+    two: int = Field(alias="due")
+    three: int = Field(validation_alias=AliasChoices("tre", AliasPath("all", 3)), serialization_alias="tre")
+
+
+class ByName(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    amount: int = Field(validation_alias="euros")
+
+
+@pydantic_dataclass(config=ConfigDict(validate_by_name=True))
+class DataByName:
+    amount: int = Field(validation_alias="euros")
+
+
+@pytest.mark.parametrize("around", [lambda kind: kind, lambda kind: list[kind], lambda kind: dict[str, kind | None]])
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        (Split, "total"),
+        (ReadElsewhere, "amount"),
+        (WrittenElsewhere, "euros"),
+        (FromPath, "amount"),
+        (Generated, "Amount"),
+        (SplitData, "total"),
+        (Chosen, None),
+        (ByName, None),
+        (DataByName, None),
+    ],
+)
+def test_fields_that_are_read_and_written_under_different_aliases_are_problems(
+    kind: Any, written: str | None, around: Callable[[Any], Any]
+) -> None:
+    def pay(invoice: Any) -> None: ...
+
+    pay.__annotations__["invoice"] = around(kind)
+
+    @register_ai_service(tools=tool(requires_approval=True)(pay))
+    class Payments(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    found = Container(models={"default": ScriptedChatModel([])}).register(Payments).check()
+
+    assert len(found) == (0 if written is None else 1)
+    for each in found:
+        assert "'invoice.amount'" in each.what
+        assert f"it is written as {written!r}" in each.what
 
 
 @pytest.mark.parametrize("needs_approval", [False, True])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference
@@ -154,20 +155,21 @@ def hidden_argument_problems(where: str, tool: Tool) -> Iterator[Problem]:
             continue
         for path, reason in dict.fromkeys(_hidden_in(schema, parameter.name)):
             fact = f"needs approval, but the person who approves does not see the argument {path!r} as it is: {reason}"
-            yield Problem(where, fact, "use a type whose JSON has all values as they are")
+            yield Problem(where, fact, "use a type whose JSON has all values as they are, and can be read again")
 
 
-def _hidden_in(schema: Any, path: str) -> Iterator[tuple[str, str]]:
+def _hidden_in(schema: Any, path: str, config: Mapping[str, Any] = MappingProxyType({})) -> Iterator[tuple[str, str]]:
     """Yield the paths in pydantic's schema of a type whose values JSON leaves out or changes, with the reason.
 
     Serializers of pydantic's own types, such as dates and addresses, write the value; those of programs may write
-    anything.
+    anything. `config` is that of the class around the schema.
     """
     if isinstance(schema, (list, tuple)):
         for each in schema:
-            yield from _hidden_in(each, path)
+            yield from _hidden_in(each, path, config)
     if not isinstance(schema, Mapping):
         return
+    config = schema.get("config", config)
     if schema.get("serialization_exclude") is True or callable(schema.get("serialization_exclude_if")):
         yield path, "exclude= leaves it out"
     if schema.get("init_only") is True:
@@ -175,15 +177,36 @@ def _hidden_in(schema: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(written := schema.get("serialization"), Mapping) and (reason := _reason_of(written)) is not None:
         yield path, reason
     for key, inner in schema.items():
-        if key == "fields" and isinstance(inner, Mapping):
-            for name, field in inner.items():
-                yield from _hidden_in(field, f"{path}.{name}")
-        elif key == "fields":
-            for field in inner:  # of a data class: first its names, then in an inner schema what each of them is
-                if isinstance(field, Mapping):
-                    yield from _hidden_in(field, f"{path}.{field['name']}" if "name" in field else path)
+        if key == "fields":
+            for name, field in _fields_in(inner):
+                if name and (split := _find_split_alias(name, field, config)) is not None:
+                    yield f"{path}.{name}", split
+                yield from _hidden_in(field, f"{path}.{name}" if name else path, config)
         elif key not in ("serialization", "computed_fields", "metadata", "default"):
-            yield from _hidden_in(inner, path)
+            yield from _hidden_in(inner, path, config)
+
+
+def _fields_in(fields: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the names and the schemas of fields; of a data class an outer schema has the names alone."""
+    named = fields.items() if isinstance(fields, Mapping) else ((each, each) for each in fields)
+    for name, field in named:
+        if isinstance(field, Mapping):
+            yield name if isinstance(name, str) else field.get("name", ""), field
+
+
+def _find_split_alias(name: str, field: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+    """Return that a field is not read under the name under which it is written; None if it is."""
+    written, given = field.get("serialization_alias", name), field.get("validation_alias")
+    read = set[str]()
+    if given is not None and config.get("validate_by_alias", True):
+        choices = given if isinstance(given, list) and all(isinstance(each, list) for each in given) else [given]
+        paths = [[each] if isinstance(each, str) else each for each in choices]
+        read |= {path[0] for path in paths if len(path) == 1}
+    if given is None or config.get("validate_by_name", config.get("populate_by_name", False)):
+        read.add(name)
+    if written in read:
+        return None
+    return f"it is written as {written!r}, which is not a name under which it is read"
 
 
 def _reason_of(serialization: Mapping[str, Any]) -> str | None:
