@@ -180,12 +180,17 @@ def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
 
 def with_self(annotation: Any, cls: type[Any]) -> Any:
     """Return the annotation with `cls` for `Self`."""
-    if annotation is typing.Self:
-        return cls
+    return with_types(annotation, {typing.Self: cls})
+
+
+def with_types(annotation: Any, types: Mapping[Any, Any]) -> Any:
+    """Return the annotation with other types at the places of these, also inside of others."""
+    if is_hashable(annotation) and annotation in types:
+        return types[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if not any(with_self(each, cls) is not each for each in arguments):
+    filled = tuple(with_types(each, types) for each in arguments)
+    if all(new is old for new, old in zip(filled, arguments, strict=True)):
         return annotation
-    filled = tuple(with_self(each, cls) for each in arguments)
     if origin is Annotated:
         return Annotated[(filled[0], *annotation.__metadata__)]
     generic: Any = typing.Union if is_union(annotation) else origin

@@ -77,14 +77,14 @@ def message_to_dict(message: Message) -> Json:
             about: Json = {} if role == "system" else {"role": role}
             return {"type": "system", "text": text, **about, **_name_to_dict(name), **_attributes_to_dict(attributes)}
         case UserMessage(contents, name, attributes):
-            parts = [_content_to_dict(each) for each in contents]
+            parts = [content_to_dict(each) for each in contents]
             return {"type": "user", "contents": parts, **_name_to_dict(name), **_attributes_to_dict(attributes)}
         case AiMessage(text, requests, reasoning, attributes, name):
             calls = [request_to_dict(each) for each in requests]
             fields: Json = {"text": text, "tool_execution_requests": calls, "reasoning": reasoning}
             return {"type": "ai", **_remove_empty(fields), **_name_to_dict(name), **_attributes_to_dict(attributes)}
         case ToolExecutionResultMessage(id, tool_name, text, is_error, attributes, contents):
-            more: Json = {"is_error": is_error, "contents": [_content_to_dict(each) for each in contents]}
+            more: Json = {"is_error": is_error, "contents": [content_to_dict(each) for each in contents]}
             required = {"type": "tool_result", "id": id, "tool_name": tool_name, "text": text}
             return {**required, **_remove_empty(more), **_attributes_to_dict(attributes)}
     raise TranscriptError("", f"expected a message, got {type(message).__name__}")
@@ -173,7 +173,8 @@ def request_from_dict(written: Any, path: str = "") -> ToolExecutionRequest:
 # --- contents
 
 
-def _content_to_dict(content: Content) -> Json:
+def content_to_dict(content: Content) -> Json:
+    """Return one part of a message as a dictionary of JSON values, without empty fields."""
     match content:
         case TextContent(text):
             return {"type": "text", "text": text}
@@ -195,10 +196,11 @@ def _data_to_dict(data: bytes | str | None) -> Json:
 
 def _read_contents(written: Json, path: str) -> list[Content]:
     found = read_field(written, "contents", list, path, [])
-    return [_read_content(each, f"{_join_path(path, 'contents')}.{number}") for number, each in enumerate(found)]
+    return [content_from_dict(each, f"{_join_path(path, 'contents')}.{number}") for number, each in enumerate(found)]
 
 
-def _read_content(written: Any, path: str) -> Content:
+def content_from_dict(written: Any, path: str = "") -> Content:
+    """Return the part that `content_to_dict` wrote. Raises `TranscriptError` if it is invalid."""
     kind = read_field(written, "type", str, path)
     if kind == "text":
         return TextContent(read_field(written, "text", str, path))

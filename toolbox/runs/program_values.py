@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, get_args
 
-from pydantic import Secret, SecretBytes, SecretStr, ValidationError
+from pydantic import PlainSerializer, PlainValidator, Secret, SecretBytes, SecretStr, ValidationError
 from pydantic_core import to_jsonable_python
 
-from ..chat import AiMessage, FinishReason
+from ..chat import AiMessage, FinishReason, Message
+from ..contents import CONTENT_TYPES
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError, ScopeNotActiveError
-from ..introspection import type_name
+from ..introspection import type_name, with_types
 from ..safe_text import faults_of, faults_text
 from ..services.answers import restored_result
 from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan
 from ..services.state import State
 from ..services.stored_forms import adapter_of
-from ..transcripts import message_from_dict, message_to_dict
+from ..transcripts import content_from_dict, content_to_dict, message_from_dict, message_to_dict
 from .documents import RunDocument
 
 
@@ -35,9 +36,28 @@ def qualified(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def _stored_as(kind: type[Any], write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Any:
+    """Return the annotation of a class that these functions write and read."""
+
+    def read_kind(written: Any) -> Any:
+        value = read(written)
+        if not isinstance(value, kind):
+            raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    return Annotated[kind, PlainValidator(read_kind), PlainSerializer(write)]
+
+
+# As in conversations: pydantic would write bytes as text, and read base64 text as bytes.
+_FORMS: Mapping[Any, Any] = {
+    **{each: _stored_as(each, message_to_dict, message_from_dict) for each in get_args(Message)},
+    **{each: _stored_as(each, content_to_dict, content_from_dict) for each in CONTENT_TYPES},
+}
+
+
 def write_and_read(annotation: Any, value: Any) -> tuple[Any, Any]:
     """Return the JSON form of a value, and the value that is read from it."""
-    adapter = adapter_of(annotation)
+    adapter = adapter_of(with_types(annotation, _FORMS))
     text = adapter.dump_json(value, by_alias=True, warnings="error")
     again = adapter.validate_json(text)
     _refuse_secret(value, text)
@@ -66,7 +86,13 @@ def _refuse_secret(value: Any, text: bytes) -> None:
 
 
 def _read_as(annotation: Any, written: Any) -> Any:
-    return adapter_of(annotation).validate_json(json.dumps(written))
+    text = json.dumps(written)
+    try:
+        return adapter_of(with_types(annotation, _FORMS)).validate_json(text)
+    except ValidationError as error:
+        with suppress(ValidationError):  # an earlier version has written a message or a part of one
+            return adapter_of(annotation).validate_json(text)
+        raise error
 
 
 def json_value(value: Any) -> Any:
