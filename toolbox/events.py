@@ -301,6 +301,8 @@ class RunAnsweredEvent(InvocationEvent):
 class RunStartedEvent(InvocationEvent):
     """A run begins: a durable call, or one that `runs.start` has started. A `ServiceStartedEvent` follows.
 
+    A process that takes a run over before its first effect begins it too.
+
     `trace` has the headers of the span in which the run was created, such as `traceparent`.
     """
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from toolbox import EventListener, InvocationEvent, register_ai_service, tool
+from toolbox import ChatRequest, EventListener, InvocationContext, InvocationEvent, register_ai_service, tool
 from toolbox.errors import RunStoreError
 from toolbox.events import (
     RunAnsweredEvent,
@@ -16,8 +16,10 @@ from toolbox.events import (
     ServiceSuspendedEvent,
     ToolSuspendedEvent,
 )
-from toolbox.runs import InMemoryRunStore, RunEngine, RunId, RunSuspended, approve
+from toolbox.models import ModelRouter
+from toolbox.runs import InMemoryRunStore, RunEngine, RunId, RunSuspended, StoredRecord, approve
 from toolbox.runs.event_log import event_from_json
+from toolbox.runs.record_contents import model_to_json
 from toolbox.testing import tool_call
 
 from .approved_refunds import REFUND, Desk, container, refund
@@ -68,6 +70,33 @@ async def test_a_run_is_started_once_and_then_resumed() -> None:
     kinds = [type(each) for each in seen.events]
     assert kinds.count(RunResumedEvent) == 1
     assert RunStartedEvent not in kinds
+
+
+@pytest.mark.parametrize("is_routed", [False, True])
+async def test_a_run_whose_first_owner_died_before_its_first_effect_is_started_by_the_next(is_routed: bool) -> None:
+    @register_ai_service(tools=[refund], model=Chooser if is_routed else None)
+    class Shop(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    seen, store = Seen(), InMemoryRunStore()
+    made = container(asks(REFUND), says("done"), store=store, services=(Shop,), take_over_runs=False)
+    made.register_instance(Nowhere(), RunEngine)
+    async with made.register_instance(seen, EventListener) as here:
+        run = await here.runs.start(Shop.ask, "refund")
+        owned = await store.acquire(run.id, "a process that dies")
+        assert owned is not None
+        if is_routed:
+            await store.append(run.id, owned.generation, [StoredRecord("#model", "model", model_to_json("default"))])
+        await store.release(run.id, owned.generation)
+        await here.runs.execute(run.id)
+        kinds = [type(each) for each in seen.events]
+        assert kinds.index(RunStartedEvent) == kinds.index(ServiceStartedEvent) - 1
+        assert RunResumedEvent not in kinds
+        seen.events.clear()
+        await here.runs.resume(run.id, {"0": approve()})
+
+    kinds = [type(each) for each in seen.events]
+    assert (kinds.count(RunResumedEvent), kinds.count(RunStartedEvent)) == (1, 0)
 
 
 async def test_spans_of_a_suspended_call_end_and_name_the_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,6 +152,13 @@ class SlowEvents(InMemoryRunStore):
         if any(self.fails_on in each for each in events):
             raise ConnectionError("the store is away")
         await super().add_events(run_id, generation, events)
+
+
+class Chooser(ModelRouter):
+    names = ("default",)
+
+    def choose(self, request: ChatRequest, context: InvocationContext) -> str:
+        return "default"
 
 
 @tool

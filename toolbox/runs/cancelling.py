@@ -13,6 +13,7 @@ from ..errors import RunIncompatibleError
 from ..safe_text import printable
 from ..services.inner_plans import services_below
 from .documents import RunDocument
+from .event_log import EVENT_PAUSE
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
@@ -32,6 +33,7 @@ class Cancelling:
         """Cancel a run, undo its tools, and return it when it has ended. An ended run stays as it is."""
 
         store, reason = await self._runs.open(), None if reason is None else printable(reason)
+        has_waited = False
         while True:
             stored = await self._runs.load(run_id)
             if stored.status in ENDED:
@@ -43,6 +45,10 @@ class Cancelling:
             if document.cancels:  # by another caller, or before a crash
                 await self._execution.execute_or_wait(run_id, None)
                 continue
+            if document.follows and stored.owner not in (None, self._runs.owner) and not has_waited:
+                has_waited = True
+                await asyncio.sleep(2 * EVENT_PAUSE)  # the other process writes what its model has said so often
+                continue
             entry = HistoryEntry(datetime.now(UTC), None, None, None, "cancel", reason)
             changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
             must_undo = self._must_undo(stored)
@@ -51,11 +57,12 @@ class Cancelling:
                 changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
             else:
                 changes = RunChanges(status="cancelled", document=changed.to_json())
-            if (taken := await store.change(run_id, stored.version, changes)) is None:
-                continue
+            async with self._execution.leases.taking(run_id):
+                if (taken := await store.change(run_id, stored.version, changes)) is None:
+                    continue
+                self._execution.leases.lose(run_id)
             self._runs.looks.announce(run_id)
             if not must_undo:
-                self._execution.leases.lose(run_id)
                 return taken
             await asyncio.shield(self._execution.spawn(run_id, self._undo(taken)))
 

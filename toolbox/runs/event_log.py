@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 VERSION = 1
 
-_EVENT_PAUSE = 0.05  # seconds between two writes of pieces
+EVENT_PAUSE = 0.05  # seconds between two writes of pieces
 _PIECES = (PartialResponse, PartialReasoning, PartialToolCall)
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ServiceEvent)}
@@ -94,7 +94,8 @@ class EventLog:
         self._ready: list[str] = []
         self._seen: list[str] = []  # written by an earlier owner in the round that continues now
         self._writing: asyncio.Task[None] | None = None
-        self._is_urgent = asyncio.Event()
+        self._is_urgent, self._has_written = asyncio.Event(), asyncio.Event()
+        self._taken = self._written = 0  # the numbers of events
 
     async def open(self) -> None:
         """Read which events of the current round an earlier owner has written."""
@@ -119,6 +120,7 @@ class EventLog:
                 return
             self._is_urgent.set()
         self._ready.append(event_to_json(event))
+        self._taken += 1
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(_read_error)
@@ -126,7 +128,7 @@ class EventLog:
     async def _write(self) -> None:
         while self._ready:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_EVENT_PAUSE):
+                async with asyncio.timeout(EVENT_PAUSE):
                     await self._is_urgent.wait()
             self._is_urgent.clear()
             ready, self._ready = self._ready, []
@@ -137,7 +139,21 @@ class EventLog:
             except BaseException:
                 self._ready[:0] = ready
                 raise
+            self._written += len(ready)
+            self._has_written.set()
             self._looks.announce(self._run_id)
+
+    async def catch_up(self) -> None:
+        """Wait until the events so far are written, or cannot be; those that come meanwhile are not waited for."""
+        until = self._taken
+        while self._written < until and self._writing is not None and not self._writing.done():
+            self._is_urgent.set()
+            self._has_written.clear()
+            waiting = asyncio.ensure_future(self._has_written.wait())
+            try:
+                await asyncio.wait({waiting, self._writing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
 
     async def flush(self) -> None:
         """Wait until all events are written. Raises the store's errors."""

@@ -37,7 +37,7 @@ from .new_documents import read_user_message
 from .prepared_runs import PreparedRun, PreparedRuns
 from .program_values import write_details, write_value
 from .record_contents import type_name_of
-from .run_leases import HeldRun, RunLeases
+from .run_leases import HeldRun, RunLeases, TakenHereError
 from .run_session import RunSession
 from .store import RunLook, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
@@ -181,7 +181,8 @@ class RunExecution:
             await self.continue_run(owned)
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
-                logger.warning("another process has taken over run %s", owned.id)
+                if not isinstance(error, TakenHereError):
+                    logger.warning("another process has taken over run %s", owned.id)
             elif leaves_run_unchanged(error, owned.id) or await self._is_still_running(owned):
                 raise
             else:
@@ -263,7 +264,7 @@ class RunExecution:
             log = EventLog(store, run.id, run.generation, self._runs.looks)
             with session.reading():
                 await log.open()
-            session.write_events = log.flush
+            session.write_events, held.write_events = log.flush, log.catch_up
         try:
             async with self._preparing.open_scope(prepared):
                 message = read_user_message(run.id, document)
@@ -272,8 +273,9 @@ class RunExecution:
                 )
                 invocation.is_input_checked = document.is_checked
                 if self._host.listeners is not None:
-                    is_new = run.generation == 1 and not (records or document.answers or document.cancels)
-                    event = RunStartedEvent if is_new else RunResumedEvent
+                    # An owner that died before its first effect has started nothing. It may have chosen the model.
+                    has_begun = any(each.kind != "model" for each in records) or document.answers or document.cancels
+                    event = RunResumedEvent if has_begun else RunStartedEvent
                     self._host.listeners.tell(event(invocation.context, run.id, document.trace))
                 result = await self._run_method(invocation, log, put)
             written = None if isinstance(invocation.end, Suspend) else _write_result(prepared.plan, result)

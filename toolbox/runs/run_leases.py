@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass
@@ -24,14 +24,24 @@ logger = logging.getLogger("toolbox.runs")
 _RENEWALS = 3  # per lease
 
 
+class TakenHereError(LeaseLostError):
+    """This process itself has taken the run from the task that executes it, to cancel it."""
+
+
 @dataclass(slots=True, eq=False)
 class HeldRun:
-    """A run that a task of this process executes. `has_left` is True if its last write has ended the lease."""
+    """A run that a task of this process executes. `has_left` is True if its last write has ended the lease.
+
+    `is_taken_here` is True if this process itself takes the run from the task. `write_events` waits until the events so
+    far are stored; None if they are not.
+    """
 
     run: StoredRun
     task: asyncio.Task[Any]
     has_left: bool = False
     is_lost: bool = False
+    is_taken_here: bool = False
+    write_events: Callable[[], Awaitable[None]] | None = None
 
     def lose(self) -> None:
         """Cancel the task, once: a tool that takes long to end must not be cancelled again by the next renewal."""
@@ -68,7 +78,11 @@ class RunLeases:
         except asyncio.CancelledError:
             if not held.is_lost or not cancellations.take_back():
                 raise
-            raise LeaseLostError(run.id) from None
+            raise (TakenHereError if held.is_taken_here else LeaseLostError)(run.id) from None
+        except LeaseLostError as error:  # noticed by a write
+            if held.is_taken_here and error.run_id == run.id:
+                raise TakenHereError(run.id) from None
+            raise
         finally:
             self._held.discard(held)
             try:
@@ -80,6 +94,24 @@ class RunLeases:
     def held_ids(self) -> set[str]:
         """Return the ids of the runs that this process executes."""
         return {each.run.id for each in self._held}
+
+    @asynccontextmanager
+    async def taking(self, run_id: str) -> AsyncIterator[None]:
+        """Take a run inside the block, perhaps from a task of this process. What it has sent so far is stored before.
+
+        Nothing that the task writes later is stored.
+        """
+        held = [each for each in self._held if each.run.id == run_id]
+        for each in held:
+            if each.write_events is not None:
+                with suppress(Exception):  # the task gets the error as well
+                    await each.write_events()
+            each.is_taken_here = True
+        try:
+            yield
+        finally:
+            for each in held:
+                each.is_taken_here = each.is_lost
 
     def lose(self, run_id: str) -> list[asyncio.Task[Any]]:
         """Cancel the execution of a run that was taken from here now, not at the next renewal. Returns its tasks."""
