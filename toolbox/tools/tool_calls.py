@@ -55,6 +55,7 @@ from .specification import Role, ToolParameter, given_or_default
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
 """Types whose values nobody can change."""
+_JSON_TYPES = frozenset({str, int, bool, type(None)})
 
 # --- a tool, and the layers around its calls
 
@@ -300,6 +301,8 @@ class ToolCall:
 
 def json_of(value: Any) -> Any:
     """Return an argument as JSON values. Raises whatever its own serializers raise."""
+    if type(value) in _JSON_TYPES:  # most arguments; 5 us less for each, see the first row of `benchmarks.tools`
+        return value
     from pydantic_core import to_jsonable_python
 
     written = to_jsonable_python(given_or_default(value), by_alias=True, serialize_unknown=True)
