@@ -1,18 +1,25 @@
 """The arguments that a tool ran with: in its execution, for what undoes it, and after another process continues."""
 
+import asyncio
 import json
 import pickle
+import signal
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 from uuid import uuid4
 
 import pytest
 from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.listening import Events
+from tests.services.killed_shop import shop
 from toolbox import (
     AiMessage,
     AiServiceTool,
@@ -519,3 +526,21 @@ async def test_an_interceptor_that_the_program_has_got_since_does_not_change_wha
 
     assert (booked, undone) == ([1], [1])
     assert result.tool_executions[0].arguments == {"n": 1}
+
+
+async def test_a_killed_process_is_undone_by_another_one_with_what_it_has_paid(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "tests.services.killed_shop", str(tmp_path)]
+    killed = await asyncio.create_subprocess_exec(*arguments, cwd=Path(__file__).parents[2])
+    assert await asyncio.wait_for(killed.wait(), 120) == -signal.SIGKILL
+
+    async with shop(str(tmp_path), "sorry") as here:
+        store: Any = await here.runs.store()
+        owned = await store.load("run")
+        await store.release("run", owned.generation)  # as if its lease had ended
+        result = await here.runs.resume("run", {})
+        async with here.request_scope():
+            rows = (await (await here.aget(AsyncSession)).execute(text("SELECT * FROM paid"))).all()
+
+    assert [tuple(each) for each in rows] == [(500, "for ann!"), (-500, "for ann!")]
+    assert result.tool_executions[0].arguments == {"cents": 500, "note": "for ann!"}
+    assert result.tool_executions[0].request.arguments == '{"cents": 5, "note": "a"}'
