@@ -93,7 +93,7 @@ class ToolRecords:
         # nothing is asked, checked or run for it. A recorded start without a result means that the tool may have run,
         # and nobody knows; `_decide_outcome` decides. Only a call without both has certainly not run. So the start
         # is written before the tool begins, and the result before the model can read it.
-        records, place = self._records, place_of(call)
+        records, place, call = self._records, place_of(call), call.with_own_attempts()
         state = records.at(place.call)
         state.attempts += 1
         await self._write_unjudged(state)  # of an earlier attempt
@@ -238,10 +238,10 @@ class ToolRecords:
             if not has_run:
                 return
             recorded = (self._state_of(call).as_decoded or call).written_arguments()
-        attempt = ToolAttempt(None, recorded)
+        arguments = None
         with suppress(ToolArgumentsError):
-            attempt.call = self._call_as_recorded(call, recorded)
-        call.attempt = attempt
+            arguments = self._call_as_recorded(call, recorded).arguments
+        attempt = ToolAttempt(arguments, recorded)
         if has_run:
             call.attempts.note_succeeded(attempt)
         else:
@@ -328,9 +328,9 @@ class ToolRecords:
         """Return the kind and the data of the record of a result, with the arguments that the tool had."""
         if isinstance(result, ToolDeferred):
             attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
-            about = {"version": 1, "arguments": _arguments_that_ran(call)}
+            about = {"version": 1, "arguments": call.attempts.written_arguments}
             return "deferred", json.dumps({**about, "reason": result.reason, "attributes": attributes})
-        return "result", result_to_json(result, _arguments_that_ran(call), has_run=has_run)
+        return "result", result_to_json(result, call.attempts.written_arguments, has_run=has_run)
 
     async def judge(self, guarded: ToolStep, call: ToolCall) -> Encoded:
         """Run a call and its output guardrails, and record what they let the model read in place of the tool's result.
@@ -366,7 +366,7 @@ class ToolRecords:
         """Remember an attempt whose result output guardrails will judge; `result` is not recorded yet."""
         state = self._state_of(call)
         if state.is_judged_next:
-            state.unjudged = Unjudged(attempt, _arguments_that_ran(call), result, has_run)
+            state.unjudged = Unjudged(attempt, call.attempts.written_arguments, result, has_run)
 
     # --- persons
 
@@ -415,7 +415,7 @@ class ToolRecords:
     def as_seen(self, call: ToolCall, given: GivenAnswer) -> ToolCall | None:
         """Return an approved call with the arguments that the person saw; None if they cannot be read back."""
         try:
-            return call if given.asked == call.json_arguments() else with_recorded_arguments(call, given.asked)
+            return _as_asked(call, given)
         except ToolArgumentsError:
             return None
 
@@ -430,7 +430,7 @@ class ToolRecords:
         assert given.answer.arguments is not None
         self.note_used(call, given)
         try:
-            seen = call if given.asked == call.json_arguments() else with_recorded_arguments(call, given.asked)
+            seen = _as_asked(call, given)
             shown, sent = seen.json_arguments(), given.answer.arguments
             edited, names = change_arguments(call.tool, call.request, seen.arguments or {}, shown, sent)
         except ToolArgumentsError as error:
@@ -475,15 +475,13 @@ class ToolRecords:
         return self._records.at(place_of(call).call)
 
 
+def _as_asked(call: ToolCall, given: GivenAnswer) -> ToolCall:
+    return call if given.asked == call.json_arguments() else with_recorded_arguments(call, given.asked)
+
+
 def _has_run(call: ToolCall, result: Encoded) -> bool:
     """Return True if a result is of the tool itself, and not of a layer that answered for it."""
     return not result.is_error and call.attempts.succeeded is not None
-
-
-def _arguments_that_ran(call: ToolCall) -> Mapping[str, Any] | None:
-    """Return the arguments of the last attempt of a call; None if the function of the tool was not called."""
-    attempt = call.attempt or call.attempts.begun  # an interceptor inside of the record has passed on a changed call
-    return attempt.arguments if attempt is not None and attempt.has_begun else None
 
 
 def _encode_answer(tool: Tool, answer: Answer) -> Encoded:

@@ -309,13 +309,15 @@ class _Undo:
 
     def call_that_ran(self, invocation: Invocation) -> ToolCall:
         """Return the call with the arguments that ran. Raises `ToolArgumentsError` if they cannot be read back."""
+        call = _stored_call(self.execution.request, invocation)
         here = invocation.environment.attempts_of(self.execution.request).succeeded
-        if here is None or here.call is None:
-            return with_recorded_arguments(_call_of_model(self.execution.request, invocation), self.arguments)
+        if here is None or here.arguments is None:
+            return with_recorded_arguments(call, self.arguments)
+        ran = call.with_arguments(here.arguments)
         try:  # the tool may have changed its arguments in place
-            return with_recorded_arguments(here.call, self.arguments)
+            return with_recorded_arguments(ran, self.arguments, call)
         except ToolArgumentsError:
-            return here.call
+            return ran
 
 
 def _to_undo(invocation: Invocation) -> list[_Undo]:
@@ -334,11 +336,11 @@ def _arguments_that_ran(position: int, execution: ToolExecution, invocation: Inv
     if given := execution.arguments or invocation.state.arguments.get(position):
         return given
     with suppress(ToolArgumentsError):
-        return _call_of_model(execution.request, invocation).written_arguments()
+        return _stored_call(execution.request, invocation).written_arguments()
     return {}
 
 
-def _call_of_model(request: ToolExecutionRequest, invocation: Invocation) -> ToolCall:
+def _stored_call(request: ToolExecutionRequest, invocation: Invocation) -> ToolCall:
     """Return a stored call as the model made it. Raises `ToolArgumentsError` if its arguments are not valid."""
     tool, environment = invocation.toolset.stored(request.name), invocation.environment
     assert tool is not None

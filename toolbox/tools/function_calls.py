@@ -42,17 +42,18 @@ from .codec import with_written_arguments
 from .failures import logger
 from .marks import OWN_TOOL_CALLS
 from .results import Encoded
-from .tool_calls import NoService, Tool, ToolCall, ToolLayer, ToolStep
+from .tool_calls import NoService, Tool, ToolAttempt, ToolCall, ToolLayer, ToolStep
 
 
 def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope and encode the result: the step inside all layers."""
-    call.begin_attempt()
-    return _run_reporting(call) if call.tool.progress_names else _run_function(call)
+    attempt = ToolAttempt(call.arguments, call.written_arguments())
+    return _run_reporting(call, attempt) if call.tool.progress_names else _run_function(call, attempt)
 
 
-def _run_function(call: ToolCall) -> Awaitable[Encoded]:
-    return _FunctionCall(call).run() if call.tool.timeout is None else _run_in_time(call, call.tool.timeout)
+def _run_function(call: ToolCall, attempt: ToolAttempt) -> Awaitable[Encoded]:
+    timeout = call.tool.timeout
+    return _FunctionCall(call, attempt).run() if timeout is None else _run_in_time(call, attempt, timeout)
 
 
 def with_layers(tool: Tool, layers: Iterable[ToolLayer]) -> Tool:
@@ -67,7 +68,7 @@ def with_layers(tool: Tool, layers: Iterable[ToolLayer]) -> Tool:
 # --- reporting progress
 
 
-async def _run_reporting(call: ToolCall) -> Encoded:
+async def _run_reporting(call: ToolCall, attempt: ToolAttempt) -> Encoded:
     """Run the tool with its `Progress`, which is ignored after the tool's end."""
     progress = Progress(_reporter(call))
     token, given = None, call
@@ -76,9 +77,8 @@ async def _run_reporting(call: ToolCall) -> Encoded:
     else:
         hidden = dict.fromkeys(call.tool.progress_names, progress)
         given = call.with_arguments({**(call.arguments or {}), **hidden})
-        given.attempt = call.attempt  # without the `Progress` among its arguments
     try:
-        return await _run_function(given)
+        return await _run_function(given, attempt)
     finally:
         progress.end()
         if token is not None:
@@ -107,14 +107,14 @@ def _reporter(call: ToolCall) -> Callable[[float, float | None, str | None], Non
 # --- within the timeout
 
 
-async def _run_in_time(call: ToolCall, timeout: float) -> Encoded:
+async def _run_in_time(call: ToolCall, attempt: ToolAttempt, timeout: float) -> Encoded:
     """Run the tool within its timeout in seconds; waiting for beans or for a thread does not count.
 
     Raises `ToolTimeoutError`.
     """
     late = ToolTimeoutError(call.tool.name, timeout)
     limit = asyncio.timeout(None)
-    run = _FunctionCall(call, _start_of(limit, timeout))
+    run = _FunctionCall(call, attempt, _start_of(limit, timeout))
     try:
         async with limit:
             try:
@@ -156,9 +156,8 @@ class _FunctionCall:
 
     _opened: ToolCallScope
 
-    def __init__(self, call: ToolCall, on_start: Callable[[], None] | None = None) -> None:
-        assert call.attempt is not None
-        self._call, self._on_start, self._attempt = call, on_start, call.attempt
+    def __init__(self, call: ToolCall, attempt: ToolAttempt, on_start: Callable[[], None] | None = None) -> None:
+        self._call, self._attempt, self._on_start = call, attempt, on_start
         self.abandoned_by: BaseException | None = None
 
     async def run(self) -> Encoded:

@@ -94,7 +94,14 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
         taken, attributes = perf_counter() - clock, encoded.attributes or {}
         outcome = ToolOutcome(
             ToolExecution(
-                request, text, encoded.value, encoded.is_error, started_at, taken, attributes, attempts.arguments
+                request,
+                text,
+                encoded.value,
+                encoded.is_error,
+                started_at,
+                taken,
+                attributes,
+                attempts.written_arguments or {},
             ),
             contents,
             encoded.failed or (raised is not None and is_failure(raised, request)),

@@ -208,10 +208,10 @@ class ToolCall:
 
     `arguments` maps the names of the function's parameters to the model's values, without those that keep the
     function's default. It is None for an executor written by hand, which reads the request, unless a layer changed it.
-    `attempt` is the last attempt of exactly this call, and `attempts` are those of all its copies.
+    `attempts` are those of the call and of its copies.
     """
 
-    __slots__ = ("arguments", "attempt", "attempts", "context", "environment", "request", "tool")
+    __slots__ = ("arguments", "attempts", "context", "environment", "request", "tool")
 
     def __init__(
         self,
@@ -225,11 +225,15 @@ class ToolCall:
         self.tool, self.request, self.arguments = tool, request, arguments
         self.context, self.environment = context, environment
         self.attempts = ToolAttempts() if attempts is None else attempts
-        self.attempt: ToolAttempt | None = None
 
     def with_arguments(self, arguments: dict[str, Any] | None) -> ToolCall:
         """Return the same call with other arguments, which are not validated again."""
         return ToolCall(self.tool, self.request, arguments, self.context, self.environment, self.attempts)
+
+    def with_own_attempts(self) -> ToolCall:
+        """Return the same call, whose attempts from now on are known apart from the earlier ones."""
+        attempts = ToolAttempts(outer=self.attempts)
+        return ToolCall(self.tool, self.request, self.arguments, self.context, self.environment, attempts)
 
     @property
     def is_late(self) -> bool:
@@ -263,10 +267,6 @@ class ToolCall:
                 with suppress(Exception):  # any exception of a value's own serializers
                     written[names.get(name, name)] = json_of(value)
         return written
-
-    def begin_attempt(self) -> None:
-        """Begin a new attempt of the call, with the arguments as they are now."""
-        self.attempt = ToolAttempt(self, self.written_arguments())
 
     def with_validated(self, values: Mapping[str, Any], before: Mapping[str, Any]) -> ToolCall:
         """Return the same call with `values` as its arguments, after validating those that are others.
@@ -309,17 +309,16 @@ def json_of(value: Any) -> Any:
     return json.loads(json.dumps(written), parse_constant=str)  # JSON has no infinity
 
 
+@dataclass(frozen=True, slots=True)
 class ToolAttempt:
-    """One attempt of a tool call. `arguments` are those it began with, as JSON values by the model's names.
+    """One attempt of a tool call. `written` are the arguments that it begins with, as JSON values by the model's names.
 
-    The tool may change its arguments in place, so they are written before. `has_begun` is True when the function was
-    called. `call` is None for an attempt of another process whose arguments this program cannot read.
+    They are written before, because the tool may change its `arguments` in place. These are None for an executor
+    written by hand, and for an attempt of another process whose arguments this program cannot read.
     """
 
-    __slots__ = ("arguments", "call", "has_begun")
-
-    def __init__(self, call: ToolCall | None, arguments: Mapping[str, Any], has_begun: bool = False) -> None:
-        self.call, self.arguments, self.has_begun = call, arguments, has_begun
+    arguments: dict[str, Any] | None
+    written: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -327,27 +326,31 @@ class ToolAttempts:
     """What is known about the attempts of one tool call: the last one that began, and the last one without an error.
 
     What the model reads does not tell it: an interceptor can answer for a tool, and a guardrail can replace the result
-    of one that ran. A compensation must undo what ran, and nothing else. Runs record it with the result.
+    of one that ran. A compensation must undo what ran, and nothing else. Runs record it with the result. `outer` are
+    the attempts among which these are.
     """
 
     begun: ToolAttempt | None = None
     succeeded: ToolAttempt | None = None
+    outer: ToolAttempts | None = None
 
     def note_begun(self, attempt: ToolAttempt) -> None:
         """Note that the function of the tool is called, or was called by another process."""
-        attempt.has_begun = True
         self.begun = attempt
+        if self.outer is not None:
+            self.outer.note_begun(attempt)
 
     def note_succeeded(self, attempt: ToolAttempt) -> None:
         """Note that the function ran without an error."""
-        self.note_begun(attempt)
-        self.succeeded = attempt
+        self.begun = self.succeeded = attempt
+        if self.outer is not None:
+            self.outer.note_succeeded(attempt)
 
     @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments that ran; empty if the tool did not run."""
+    def written_arguments(self) -> Mapping[str, Any] | None:
+        """The arguments that ran, as JSON values; None if the tool did not run."""
         last = self.succeeded or self.begun
-        return {} if last is None else last.arguments
+        return None if last is None else last.written
 
 
 ToolStep: TypeAlias = Callable[[ToolCall], Awaitable[Encoded]]
