@@ -144,7 +144,7 @@ class EventLog:
             self._looks.announce(self._run_id)
 
     async def catch_up(self) -> None:
-        """Wait until the events so far are written, or cannot be; those that come meanwhile are not waited for."""
+        """Wait until the events so far are written, or cannot be. Does not wait for later ones."""
         until = self._taken
         while self._written < until and self._writing is not None and not self._writing.done():
             self._is_urgent.set()

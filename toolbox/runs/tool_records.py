@@ -420,7 +420,7 @@ class ToolRecords:
             return None
 
     def note_used(self, call: ToolCall, given: GivenAnswer) -> None:
-        """Note that an approval is used: edits up to it are about arguments that have come, or will not come again."""
+        """Note that an approval is used. It voids the edits before it, whose arguments have not come again."""
         state, answers = self._state_of(call), self._records.answers_at(place_of(call).call)
         last = max(number for number, each in enumerate(answers) if each == given)
         state.edits = [each for each in state.edits if each in answers[last + 1 :]]

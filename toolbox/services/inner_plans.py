@@ -33,7 +33,7 @@ def leads_to_provider(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]])
 
 
 def is_run(plan: MethodPlan, graph: Any) -> bool:
-    """Return True if calls of a method are runs, as far as it is known at start: durable ones, and those that may wait.
+    """Return True if it is known at start that calls of a method are runs: durable ones, and those that may wait.
 
     `graph` are the beans, in which tool providers find out if they may offer tools that suspend.
     """
