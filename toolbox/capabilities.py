@@ -59,6 +59,7 @@ LATE: Mapping[str, str] = {
     "run engine": "toolbox.runs.run_engines:RunEngine",
     "run engine of this process": "toolbox.runs.run_engines:LocalRunEngine",
     "checks of runs": "toolbox.runs.start_checks:run_problems",
+    "checks with the opened run store": "toolbox.runs.start_checks:lost_transactions_at_start",
     "checks of durable methods": "toolbox.runs.start_checks:durable_problems",
     "check of persistence": "toolbox.runs.start_checks:not_persistent",
     "checks of approved arguments": "toolbox.runs.start_checks:hidden_argument_problems",

@@ -262,7 +262,7 @@ class Container:
             for listener in self._listening:
                 host.add_listener(listener)
             host.read_added_tools(self._program.tool_finders)
-            await host.open_stores()
+            await host.open_stores(wiring.find_bean)
             if checked.observers and (observing := loaded("observers")) is not None:
                 host.observe(observing.Observers(checked.observers, wiring, host.workers))
             if checked.start and (startup := loaded("startup")) is not None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..capabilities import load, tool_layers
@@ -284,13 +285,14 @@ class ContainerHost(ServiceHosting):
         graph = self.registered.graph
         return cls if graph is None else graph.class_behind(cls)
 
-    async def open_stores(self) -> None:
+    async def open_stores(self, find_bean: Callable[[int], Awaitable[Any]]) -> None:
         """Open the `RunStore` bean, if there is one, and let the `ChatMemoryStore` bean check its tables, if it can.
 
-        Raises one `IllegalConfigurationError` with the problems of both.
+        `find_bean` returns the bean of a key of the graph. Raises one `IllegalConfigurationError` with the problems of
+        both stores.
         """
         problems: list[Problem] = []
-        for opening in (self._open_conversations, self._open_run_store):
+        for opening in (self._open_conversations, partial(self._open_run_store, find_bean)):
             try:
                 await opening()
             except IllegalConfigurationError as error:
@@ -304,9 +306,15 @@ class ContainerHost(ServiceHosting):
             if (open_at_start := getattr(store, "open_at_start", None)) is not None:
                 await open_at_start()
 
-    async def _open_run_store(self) -> None:
+    async def _open_run_store(self, find_bean: Callable[[int], Awaitable[Any]]) -> None:
         if runs_are_imported() and self._has_bean(load("run store")):
-            await self.run_store()
+            store = await self.run_store()
+            with outside_scopes():
+                problems = await load("checks with the opened run store")(
+                    self.plans, self.registered.graph, store, find_bean
+                )
+            if problems:
+                raise IllegalConfigurationError(problems)
 
     def _has_bean(self, wanted: Any) -> bool:
         graph = self.registered.graph

@@ -1,16 +1,17 @@
 """Which transactional tools take effect exactly once in a durable run: those whose transaction can have the record.
 
-Reads marks and the bean graph, and runs nothing. Not here: writing the record (`recorder`), reporting a problem
-(`start_checks`).
+Reads marks and the bean graph; at start also the store and the engines. Not here: writing the record (`recorder`),
+reporting a problem (`start_checks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from ..di.decorators import Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import InjectionPoint, point_of
 from ..di.values import SingleBean
@@ -46,10 +47,31 @@ def exactly_once_of(tool: Tool, graph: BeanGraph) -> ExactlyOnce:
     need: SessionNeed | None = getattr(function, SESSION_MARK, None)
     if need is None or not isinstance(store, SingleBean):
         return ExactlyOnce.UNKNOWN
-    engines = {key for session in _sessions_of(tool, need, graph) for key in _engines_behind(session, need, graph)}
-    if len(engines) != 1:
-        return ExactlyOnce.UNKNOWN
-    return _compare(store.bean, engines.pop(), need, graph)
+    found = {_compare(store.bean, engine, need, graph) for engine in _engines_of(tool, need, graph)}
+    return found.pop() if len(found) == 1 else ExactlyOnce.UNKNOWN
+
+
+async def exactly_once_at_start(
+    tool: Tool, graph: BeanGraph, store: RunStore, find_bean: Callable[[int], Awaitable[Any]]
+) -> ExactlyOnce:
+    """Return the same for the opened store, by the engines themselves: they may be instances, or overridden."""
+    found = exactly_once_of(tool, graph)
+    need: SessionNeed | None = getattr(_function_of(tool), SESSION_MARK, None)
+    uses: Callable[[Any], bool] | None = getattr(store, "uses", None)
+    if found in (ExactlyOnce.NONE, ExactlyOnce.HIDDEN) or need is None or uses is None:
+        return found
+    engines = _engines_of(tool, need, graph)
+    if any(graph.definitions[key].scope is not Scope.APPLICATION for key in engines):
+        return found
+    used = {uses(await find_bean(key)) for key in engines}
+    if len(used) != 1:
+        return found
+    return ExactlyOnce.YES if used.pop() else ExactlyOnce.ELSEWHERE
+
+
+def _engines_of(tool: Tool, need: SessionNeed, graph: BeanGraph) -> set[int]:
+    """Return the engines that the transaction of a tool may use."""
+    return {key for session in _sessions_of(tool, need, graph) for key in _engines_behind(session, need, graph)}
 
 
 def _compare(store: int, engine: int, need: SessionNeed, graph: BeanGraph) -> ExactlyOnce:

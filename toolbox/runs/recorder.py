@@ -6,6 +6,7 @@ Not here: when the transaction ends (`toolbox.sql.transactions`), the statements
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -17,6 +18,8 @@ from .exactly_once import transactional_function
 from .places import RecordKey
 from .run_records import RunRecords
 from .store import StoredRecord
+
+logger = logging.getLogger("toolbox.runs")
 
 ResultEncoding: TypeAlias = Callable[[Encoded | ToolDeferred, ToolCall, bool], tuple[str, str]]
 """Returns the kind and the data of the record of a call's result; the flag tells if the tool ran without an error."""
@@ -57,6 +60,7 @@ class RecorderInTransaction(TransactionRecorder):
 
     async def outside(self) -> None:
         """Record that the tool uses a transaction which cannot contain its result."""
+        warn_of_lost_record(self._call, "its session has another engine than the RunStore, or the program began it")
         await self._records.write_record(RecordKey(self._place, "outside"), "outside", _OUTSIDE)
 
     def outside_waiting(self) -> None:
@@ -99,13 +103,30 @@ class RecorderInTransaction(TransactionRecorder):
             raise TransactionRolledBackError(self._call.tool.where, "its call ended before its transaction")
 
 
+def warn_of_lost_record(call: ToolCall, reason: str) -> None:
+    """Log that a transactional tool does not take effect exactly once, unless it says what happens after a crash."""
+    if call.tool.on_unknown_outcome is None:
+        logger.warning(
+            "%s does not take effect exactly once, because its transaction cannot have the record of its result: %s; "
+            'if that is meant, say @tool(on_unknown_outcome="tell")',
+            call.tool.where,
+            reason,
+        )
+
+
 def recorder_of(
     records: RunRecords, call: ToolCall, place: str, encode_result: ResultEncoding
 ) -> RecorderInTransaction | None:
     """Return the recorder of a tool whose transaction can contain the record of its result; None for others."""
     function = transactional_function(call.tool)
-    if function is None or not hasattr(records.store, "record_in"):
+    if function is None:
+        return None
+    store = records.store
+    if not hasattr(store, "record_in"):
+        if store is not None and store.persistent:
+            warn_of_lost_record(call, f"{type(store).__name__} cannot record in transactions")
         return None
     if call.tool.execution.is_non_blocking and call.environment.runner.is_for_loop:
-        return None  # it blocks the event loop, on which the store writes
+        warn_of_lost_record(call, "it blocks the event loop, on which the store writes")
+        return None
     return RecorderInTransaction(records, call, place, function, encode_result)

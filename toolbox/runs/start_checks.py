@@ -5,7 +5,7 @@ Not here: checks of services that do not concern runs (`hosts.registered_service
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..services.stored_forms import adapter_of
 from ..tools.tool_calls import Tool
-from .exactly_once import ExactlyOnce, exactly_once_of
+from .exactly_once import ExactlyOnce, exactly_once_at_start, exactly_once_of
 from .run_engines import RunEngine
 from .store import RunStore
 
@@ -55,7 +55,7 @@ def run_problems(
         yield from durable_problems(plan)
     if durable:
         yield from _store_problems(durable[0], graph)
-    yield from _lost_transactions(durable, plans, graph)
+    yield from _lost_transactions(plans, graph)
     kept = {*seeds, SecurityIdentity}
     found: dict[tuple[str, ...], Problem] = {}
     for plan in everything:
@@ -108,13 +108,32 @@ def not_persistent(where: str) -> Problem:
 # --- transactions that cannot have the record of their tool
 
 
-def _lost_transactions(durable: Iterable[MethodPlan], plans: Plans, graph: BeanGraph) -> Iterator[Problem]:
-    """Yield a problem for each transactional tool of a durable method that would not take effect exactly once.
+def _lost_transactions(plans: Plans, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each transactional tool that would not take effect exactly once in a durable run."""
+    for where, tool in _recorded_tools(plans).items():
+        yield from _lost_transaction(where, exactly_once_of(tool, graph))
 
-    Also for the tools of services that are its tools. A tool that says `on_unknown_outcome=` itself has none.
+
+async def lost_transactions_at_start(
+    plans: Plans, graph: BeanGraph, store: RunStore, find_bean: Callable[[int], Awaitable[Any]]
+) -> list[Problem]:
+    """Return the same problems with the opened store. `find_bean` returns the bean of a key of the graph.
+
+    Engines and stores that are instances, or whose database is in the settings, are only known now.
     """
-    todo, seen = [*durable], set[int]()
-    found: dict[str, Problem] = {}
+    found: list[Problem] = []
+    for where, tool in _recorded_tools(plans).items():
+        found += _lost_transaction(where, await exactly_once_at_start(tool, graph, store, find_bean))
+    return found
+
+
+def _recorded_tools(plans: Plans) -> dict[str, Tool]:
+    """Return the tools of durable methods, and those of services that are their tools, by their places.
+
+    Without those that say `on_unknown_outcome=` themselves.
+    """
+    todo, seen = [plan for methods in plans.values() for plan in methods.values() if plan.durable], set[int]()
+    found: dict[str, Tool] = {}
     while todo:
         plan = todo.pop()
         if id(plan) in seen:
@@ -123,13 +142,13 @@ def _lost_transactions(durable: Iterable[MethodPlan], plans: Plans, graph: BeanG
         for tool in plan.toolset.tools:
             if (inner := inner_plan(tool, plans)) is not None:
                 todo.append(inner)
-            elif tool.on_unknown_outcome is None and (problem := _lost_transaction(tool, graph)) is not None:
-                found.setdefault(tool.where, problem)
-    yield from found.values()
+            elif tool.on_unknown_outcome is None:
+                found.setdefault(tool.where, tool)
+    return found
 
 
-def _lost_transaction(tool: Tool, graph: BeanGraph) -> Problem | None:
-    match exactly_once_of(tool, graph):
+def _lost_transaction(where: str, found: ExactlyOnce) -> Iterator[Problem]:
+    match found:
         case ExactlyOnce.HIDDEN:
             fact = "a decorator hides @sql.transactional, so a durable run cannot take its effect exactly once"
             fix = "write @sql.transactional above the other decorator"
@@ -137,8 +156,8 @@ def _lost_transaction(tool: Tool, graph: BeanGraph) -> Problem | None:
             fact = "its transaction uses another engine than the RunStore, so its effect is not taken exactly once"
             fix = "use the engine of the store"
         case _:
-            return None
-    return Problem(tool.where, fact, f'{fix}, or say @tool(on_unknown_outcome="tell"), "ask" or "retry"')
+            return
+    yield Problem(where, fact, f'{fix}, or say @tool(on_unknown_outcome="tell"), "ask" or "retry"')
 
 
 # --- arguments that a person would approve without seeing them
