@@ -331,6 +331,15 @@ def test_include_patterns_without_a_match_are_rejected() -> None:
         tools_from_openapi(STORE, "http://127.0.0.1:1", include=["getPet", "getDog"])
 
 
+def test_a_predicate_that_would_have_to_be_awaited_selects_nothing() -> None:
+    async def none(operation):
+        return False
+
+    for include in (none, lambda operation: none(operation)):
+        with pytest.raises(IllegalConfigurationError, match="returned an awaitable; use a `def`"):
+            tools_from_openapi(STORE, "http://127.0.0.1:1", include=include)
+
+
 def test_a_document_is_read_from_text_and_files(tmp_path) -> None:
     path = tmp_path / "openapi.json"
     path.write_text(json.dumps(STORE))

@@ -7,6 +7,7 @@ document (`document_reading`), validating and writing the arguments of a call (`
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import itertools
 import logging
 import re
@@ -161,7 +162,7 @@ def _choose_operations(operations: tuple[Operation, ...], include: Include | Non
     for operation in operations:
         named[_make_unique(_make_tool_name(operation), named)] = operation
     if include is None or callable(include):
-        yield from ((name, each) for name, each in named.items() if include is None or include(each))
+        yield from ((name, each) for name, each in named.items() if include is None or _is_chosen(include, each))
         return
     patterns = (include,) if isinstance(include, str) else tuple(include)
     for pattern in patterns:
@@ -173,6 +174,17 @@ def _choose_operations(operations: tuple[Operation, ...], include: Include | Non
     yield from (
         (name, each) for name, each in named.items() if any(_matches_pattern(name, each, one) for one in patterns)
     )
+
+
+def _is_chosen(include: Callable[[Operation], object], operation: Operation) -> bool:
+    """Ask a predicate. Raises `IllegalConfigurationError` for an awaitable, which is true whatever it says."""
+    found = include(operation)
+    if inspect.isawaitable(found):
+        if inspect.iscoroutine(found):
+            found.close()
+        fact = f"include={include!r} returned an awaitable"
+        raise IllegalConfigurationError([Problem("tools_from_openapi", fact, "use a `def` that returns True or False")])
+    return bool(found)
 
 
 def _matches_pattern(name: str, operation: Operation, pattern: str) -> bool:
