@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from .context import ActiveScope
 from .errors import FrameworkError, ScopeNotActiveError
 from .introspection import may_be_marked
+from .safe_text import HIDDEN
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema, SchemaSerializer
 
 __all__ = [
     "ForbiddenError",
@@ -28,6 +34,8 @@ __all__ = [
 F = TypeVar("F")
 
 ACCESS_MARK: Final = "__toolbox_access__"
+TOKEN: Final = "token"
+"""The attribute of an identity that has the caller's own access token. It stays in memory: nothing writes it."""
 
 
 # --- identities
@@ -40,12 +48,14 @@ class SecurityIdentity:
         SecurityIdentity("ann", roles={"support"}, attributes={"tenant": "acme"})
 
     It is a bean of the request: inject it with `Inject[SecurityIdentity]`. `roles` may be any collection of strings.
-    Raises `ValueError` for an empty name, `TypeError` for a name or a role that is not a string.
+    `attributes["token"]`, the caller's own access token, stays in memory: it is in no JSON form of the identity, so
+    neither in stored runs nor in responses, and `repr` hides it. Raises `ValueError` for an empty name, `TypeError` for
+    a name or a role that is not a string.
     """
 
     name: str
     roles: frozenset[str]
-    attributes: Mapping[str, Any] = field(hash=False)
+    attributes: Mapping[str, Any] = field(hash=False, repr=False)  # a subclass's own `repr` would show the token
 
     def __init__(self, name: str, roles: Collection[str] = (), attributes: Mapping[str, Any] | None = None) -> None:
         if not isinstance(name, str):
@@ -74,6 +84,44 @@ class SecurityIdentity:
 
     def __str__(self) -> str:
         return self.name or "anonymous"
+
+    def __repr__(self) -> str:
+        shown = {key: HIDDEN if key == TOKEN else value for key, value in self.attributes.items()}
+        return f"{type(self).__name__}(name={self.name!r}, roles={self.roles!r}, attributes={shown!r})"
+
+    # The JSON form is the same wherever pydantic meets an identity: in a type that it knows, and among other values.
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of the fields. The JSON form leaves the token out."""
+        from pydantic_core import core_schema
+
+        schema: Any = handler(source)
+        schema["serialization"] = core_schema.wrap_serializer_function_ser_schema(_write_fields, when_used="json")
+        return cast("CoreSchema", schema)
+
+    @property
+    def __pydantic_serializer__(self) -> SchemaSerializer:
+        """Return the serializer with which pydantic writes an identity where no type says that it is one."""
+        kind: Any = type(self)
+        return cast("SchemaSerializer", _serializer_of(kind))
+
+
+@cache
+def _serializer_of(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind).serializer
+
+
+def _write_fields(identity: SecurityIdentity, write: Callable[[SecurityIdentity], dict[str, Any]]) -> dict[str, Any]:
+    written = write(identity)
+    return {**written, "attributes": without_token(written["attributes"])}
+
+
+def without_token(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an identity that may be written."""
+    return {name: value for name, value in attributes.items() if name != TOKEN}
 
 
 def _make_anonymous() -> SecurityIdentity:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, HTTPException, Path, Query, Response
 from fastapi.sse import EventSourceResponse
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from toolbox.container import Container, internals_of
 from toolbox.errors import RunAnswerError, RunNotFoundError, RunSuspendedError
-from toolbox.execution.markers import BLOCKING, is_async
+from toolbox.execution.markers import marked_execution
 from toolbox.execution.runners import LoopRunner
 from toolbox.introspection import takes
 from toolbox.runs.run_answers import Answer, Run, approve, fail, reject, respond, retry
@@ -61,7 +62,7 @@ class HistoryEntryView(BaseModel):
 
 
 class RunView(BaseModel):
-    """A run. `error` is only the type of the error."""
+    """A run. `error` is only the type of the error. Clients do not see the attributes of the identity."""
 
     id: str
     service: str
@@ -124,7 +125,7 @@ RunId = Annotated[str, Path(max_length=500)]
 
 
 MaySee: TypeAlias = Callable[[SecurityIdentity, Run[Any]], bool | Awaitable[bool]]
-"""Decides whether a caller may see a run, and so answer and cancel it."""
+"""Decides whether a caller may see a run, and so answer and cancel it: only True allows it."""
 
 
 def runs_router(
@@ -144,7 +145,8 @@ def runs_router(
 
         runs_router(container, may_see=lambda identity, run: run.started_by == identity.name)
 
-    A run for which it returns False is not listed, and is an unknown run for everything else.
+    Only True, returned or awaited, shows a run. Any other run is not listed, and is unknown for everything else. To
+    compare tenants, name the attribute in `Container(run_identity=("tenant",))` and read `run.identity_attributes`.
 
     - `GET {prefix}?status=&service=&limit=`: `{"runs": […]}`, newest first, at most 1,000, of the newest 10,000 if
       `may_see` hides some.
@@ -154,7 +156,8 @@ def runs_router(
     - `POST {prefix}/{id}/answers` with `{"answers": {"0": {"kind": "approve"}}}`: answers pending calls, and waits
       until the run ends (200, `{"run_id", "status", "content"}`) or is suspended again (202, `{"run_id", "pending"}`).
       `by` is the `SecurityIdentity` of the request.
-    - `POST {prefix}/{id}/cancel` with `{"reason": …}`: cancels it, and returns it; an ended run stays as it is.
+    - `POST {prefix}/{id}/cancel` with `{"reason": …}`: cancels it, and returns it; an ended run stays as it is. The
+      history names the identity of the request.
 
     An unknown run gets 404. An invalid answer gets 409, or 422 with `problems` for replaced arguments. A person who may
     not answer gets 403, or 401 if anonymous, with the reason. `error` of a failed run is only the name of the
@@ -203,7 +206,8 @@ def runs_router(
     async def cancel(run_id: RunId, body: CancelBody | None = None) -> RunView:
         """Cancel a run that has not ended."""
         await visible.get(run_id)
-        await container.runs.cancel(run_id, reason=body.reason if body is not None else None)
+        reason = body.reason if body is not None else None
+        await container.runs.cancel(run_id, reason, by=await caller_of(container))
         return run_view(await container.runs.get(run_id))
 
     return router
@@ -240,23 +244,25 @@ class _VisibleRuns:
         if may_see is None:
             return runs
         caller = await identity_in(internals)
-        if is_async(may_see) or is_async(getattr(may_see, "__call__", None)):  # noqa: B004 - the method is inspected
-            return [run for run in runs if await cast("Awaitable[bool]", may_see(caller, run))]
+        runner, execution = LoopRunner(internals.host.workers), marked_execution(may_see)
 
-        def choose_runs() -> Sequence[Run[Any]]:
-            return [run for run in runs if may_see(caller, run)]
+        async def is_visible(run: Run[Any]) -> bool:
+            # Only True: what any kind of callable returns may be an awaitable, which the runner awaits, or anything.
+            return await runner.run(execution, partial(may_see, caller, run), "may_see") is True
 
-        return cast(
-            "Sequence[Run[Any]]", await LoopRunner(internals.host.workers).run(BLOCKING, choose_runs, "may_see")
-        )
+        return [run for run in runs if await is_visible(run)]
+
+
+async def caller_of(container: Container) -> SecurityIdentity | None:
+    """Return the identity of the request; None for an anonymous one."""
+    identity = await identity_in(internals_of(container))
+    return None if identity.is_anonymous else identity
 
 
 async def answer_pending(container: Container, run_id: str, answers: Mapping[str, Answer]) -> Response:
     """Answer pending calls as the identity of the request. Returns the response: 200, 202, 401, 403, 409 or 422."""
-    identity = await identity_in(internals_of(container))
-    by = None if identity.is_anonymous else identity
     try:
-        result = await container.runs.resume(run_id, answers, by=by)
+        result = await container.runs.resume(run_id, answers, by=await caller_of(container))
     except RunAnswerError as error:
         return _refusal_response(error)
     except RunSuspendedError as error:

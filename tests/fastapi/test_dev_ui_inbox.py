@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from toolbox import (
@@ -20,6 +20,7 @@ from toolbox import (
     register_ai_service,
     tool,
 )
+from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, install
 
@@ -51,8 +52,13 @@ def reply_to(request: ChatRequest) -> Any:
 def desk() -> FastAPI:
     app = FastAPI(title="The desk")
     container = Container(models={"default": ScriptedChatModel([reply_to] * 100)}).register(Desk)
-    install(app, container, dev_ui=DevUi(token=False))
+    install(app, container, dev_ui=DevUi(token=False), identity=user_of)
     return app
+
+
+def user_of(request: Request) -> SecurityIdentity | None:
+    name = request.headers.get("user")
+    return None if name is None else SecurityIdentity(name)
 
 
 @pytest.fixture
@@ -134,6 +140,15 @@ def test_a_run_can_be_cancelled(client: TestClient) -> None:
 
     assert reply.json() == {"status": "cancelled"}
     assert client.get("/dev-ui/api/runs").json()[0]["status"] == "cancelled"
+
+
+def test_the_history_names_who_cancelled(client: TestClient) -> None:
+    run = suspended(client)
+
+    client.post("/dev-ui/api/runs", json={"run_id": run, "cancel": True, "reason": "late"}, headers={"user": "ann"})
+
+    [entry] = client.get("/dev-ui/api/runs").json()[0]["history"]
+    assert (entry["answer"], entry["by"], entry["reason"]) == ("cancel", "ann", "late")
 
 
 def test_unknown_runs_are_reported(client: TestClient) -> None:

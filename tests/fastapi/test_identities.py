@@ -407,7 +407,20 @@ async def user_of_request_async(request: Request) -> SecurityIdentity | None:
     return user_of_request(request)
 
 
-@pytest.mark.parametrize("identity", [user_of_request, user_of_request_async])
+class UserOfRequest:
+    async def __call__(self, request: Request) -> SecurityIdentity | None:
+        return user_of_request(request)
+
+
+IDENTITIES: dict[str, Callable[..., Any]] = {
+    "def": user_of_request,
+    "async def": user_of_request_async,
+    "lambda": lambda request: user_of_request_async(request),
+    "object": UserOfRequest(),
+}
+
+
+@pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES)
 @pytest.mark.parametrize("source", ["alone", "with install", "with a producer"])
 def test_mcp_clients_see_and_call_the_tools_of_their_identity(identity: Callable[..., Any], source: str) -> None:
     @produces(scope="request")

@@ -1,15 +1,28 @@
 """`runs_router`: an application's front end lists, shows, follows, answers and cancels runs."""
 
+import functools
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from toolbox import AiMessage, ChatResponse, Container, MemoryId, application_scoped, register_ai_service, tool
+from toolbox import (
+    AiMessage,
+    ChatResponse,
+    Container,
+    MemoryId,
+    ToolboxSettings,
+    application_scoped,
+    register_ai_service,
+    sql,
+    tool,
+)
 from toolbox.runs import Run, RunSuspended, ToolDeferred
 from toolbox.security import SecurityIdentity
+from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject, install, runs_router
 
@@ -188,6 +201,8 @@ async def test_a_run_is_cancelled(running: Callable[..., Any]) -> None:
         again = await client.post(f"/runs/{run_id}/cancel", headers=MIA)
 
         assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+        [entry] = cancelled.json()["history"]
+        assert (entry["answer"], entry["by"], entry["reason"]) == ("cancel", "mia", "too late")
         assert (again.status_code, again.json()["error"]) == (200, "too late")
 
 
@@ -259,6 +274,33 @@ class OnlyOwn:
     async def __call__(self, identity: SecurityIdentity, run: Run[Any]) -> bool:
         return only_own(identity, run)
 
+    async def ask(self, identity: SecurityIdentity, run: Run[Any]) -> bool:
+        return only_own(identity, run)
+
+
+def in_a_thread(identity: SecurityIdentity, run: Run[Any]) -> "Future[bool]":
+    found: Future[bool] = Future()
+    found.set_result(only_own(identity, run))
+    return found
+
+
+@functools.wraps(only_own_later)
+def wrapped(identity: SecurityIdentity, run: Run[Any]) -> Any:
+    return only_own_later(identity, run)
+
+
+RULES: dict[str, Any] = {
+    "def": only_own,
+    "async def": only_own_later,
+    "lambda": lambda identity, run: only_own_later(identity, run),
+    "wrapper": wrapped,
+    "object": OnlyOwn(),
+    "method": OnlyOwn().ask,
+    "partial": functools.partial(only_own_later),
+    "partial of a lambda": functools.partial(lambda later, identity, run: later(identity, run), only_own_later),
+    "future": in_a_thread,
+}
+
 
 def with_rule(may_see: Any, *replies: Any) -> tuple[FastAPI, Container]:
     container = Container(models={"default": ScriptedChatModel(replies)}).register(Chats)
@@ -278,7 +320,7 @@ async def started_by(name: str | None, container: Container) -> str:
     return run.id
 
 
-@pytest.mark.parametrize("may_see", [only_own, only_own_later, OnlyOwn()], ids=["def", "async def", "object"])
+@pytest.mark.parametrize("may_see", RULES.values(), ids=RULES)
 async def test_a_run_that_a_caller_may_not_see_is_unknown(running: Callable[..., Any], may_see: Any) -> None:
     call = asks(tool_call("ask_bank", {"question": "limit?"}))
     app, container = with_rule(may_see, call, call, call, "done")
@@ -305,6 +347,60 @@ async def test_a_run_that_a_caller_may_not_see_is_unknown(running: Callable[...,
     assert suspended_ones == ["suspended", "suspended"]
     assert [each["id"] for each in listed] == [ann]
     assert [reply.status_code for reply in own] == [200] * 4
+
+
+class Later:
+    def __await__(self) -> Any:
+        yield from ()
+        return self
+
+
+@pytest.mark.parametrize("verdict", [1, "yes", [True], object(), None, Later()], ids=lambda each: type(each).__name__)
+async def test_only_true_shows_a_run(running: Callable[..., Any], verdict: Any) -> None:
+    app, container = with_rule(lambda identity, run: verdict, "done")
+    async with running(app) as client:
+        run = await container.runs.start(Chats.chat, "s", "hello")
+        await container.runs.result(run)
+        found = await client.get(f"/runs/{run.id}", headers=MIA)
+        listed = await client.get("/runs", headers=MIA)
+
+    assert (found.status_code, listed.json()) == (404, {"runs": []})
+
+
+def same_tenant(identity: SecurityIdentity, run: Run[Any]) -> bool:
+    return run.identity_attributes == {"tenant": identity.attributes["tenant"]}
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["memory", "SQLite"])
+async def test_tenants_see_their_own_runs(running: Callable[..., Any], persistent: bool) -> None:
+    def user_of_a_tenant(request: Request) -> SecurityIdentity:
+        attributes = {"tenant": request.headers["x-tenant"], "token": "s3cret", "mail": "a@example.com"}
+        return SecurityIdentity("ann", attributes=attributes)
+
+    models = {"default": ScriptedChatModel(["done", "done"])}
+    settings = ToolboxSettings(sql=SqlSettings(url="sqlite://", records_of_ended_runs="delete"))
+    container = Container(models=models, run_identity=("tenant",), settings=settings).register(Chats)
+    if persistent:
+        container.register(sql.engine, sql.SqlRunStore)
+    app = FastAPI()
+    install(app, container, identity=user_of_a_tenant)
+    app.include_router(runs_router(container, may_see=same_tenant))
+
+    @app.post("/chat")
+    async def chat() -> str:
+        run = await container.runs.start(Chats.chat, "s", "hello")
+        await container.runs.result(run)
+        return run.id
+
+    async with running(app) as client:
+        own, other = {"x-tenant": "acme"}, {"x-tenant": "evil"}
+        ids = [(await client.post("/chat", headers=each)).json() for each in (own, other)]
+        replies = [await client.get(f"/runs/{ids[0]}", headers=each) for each in (own, other)]
+        lists = [(await client.get("/runs", headers=each)).json()["runs"] for each in (own, other)]
+
+    assert [each.status_code for each in replies] == [200, 404]
+    assert [[run["id"] for run in each] for each in lists] == [[ids[0]], [ids[1]]]
+    assert "acme" not in replies[0].text
 
 
 async def test_the_list_is_filled_with_older_runs_that_the_caller_may_see(running: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """Approval: calls wait for a person, in memory or in a database, at any depth, and run once."""
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
@@ -383,8 +384,8 @@ async def test_tools_without_approval_have_no_approver() -> None:
 # --- approval functions
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_a_function_decides_about_approval_from_arguments_with_defaults(is_async: bool) -> None:
+@pytest.mark.parametrize("kind", ["def", "async def", "lambda", "object", "partial"])
+async def test_a_function_decides_about_approval_from_arguments_with_defaults(kind: str) -> None:
     seen: list[Any] = []
 
     def decide(arguments: dict[str, Any], context: InvocationContext) -> bool:
@@ -394,7 +395,19 @@ async def test_a_function_decides_about_approval_from_arguments_with_defaults(is
     async def decide_later(arguments: dict[str, Any], context: InvocationContext) -> bool:
         return decide(arguments, context)
 
-    @tool(requires_approval=decide_later if is_async else decide)
+    class DecidesLater:
+        async def __call__(self, arguments: dict[str, Any], context: InvocationContext) -> bool:
+            return decide(arguments, context)
+
+    rules: dict[str, Any] = {
+        "def": decide,
+        "async def": decide_later,
+        "lambda": lambda arguments, context: decide_later(arguments, context),
+        "object": DecidesLater(),
+        "partial": functools.partial(decide_later),
+    }
+
+    @tool(requires_approval=rules[kind])
     def pay(euros: int, to: str = "the shop") -> str:
         ran.append(euros)
         return "paid"

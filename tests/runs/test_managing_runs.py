@@ -18,6 +18,7 @@ from toolbox.runs import (
     approve,
     reject,
 )
+from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 
 from .approved_refunds import REFUND, Clerk, Desk, container, run_id_of
@@ -48,6 +49,38 @@ async def test_runs_are_listed_cancelled_deleted_and_purged() -> None:
         await here.runs.resume(second, {"0": reject()})
         await here.runs.delete(second)
         assert await here.runs.list() == []
+
+
+@pytest.mark.parametrize(
+    ("by", "name"),
+    [
+        (None, None),
+        ("ann", "ann"),
+        (SecurityIdentity("bob"), "bob"),
+        (SecurityIdentity.anonymous(), None),
+        ("\ud800", "\\ud800"),  # a client must be able to read the history
+    ],
+    ids=str,
+)
+async def test_the_history_says_who_cancelled_a_run_and_why(by: object, name: str | None) -> None:
+    async with container(asks(REFUND)) as here:
+        run_id = await run_id_of(here.get(Desk).invoice("one"))
+
+        run = await here.runs.cancel(run_id, "too late", by=by)
+        again = await here.runs.cancel(run_id, "once more", by="carl")
+
+        assert [(each.by, each.answer, each.reason) for each in run.history] == [(name, "cancel", "too late")]
+        assert again == await here.runs.get(run_id) == run
+
+
+async def test_only_a_person_cancels_a_run() -> None:
+    async with container(asks(REFUND)) as here:
+        run_id = await run_id_of(here.get(Desk).invoice("one"))
+
+        with pytest.raises(TypeError, match="expected a str or a SecurityIdentity, got int"):
+            await here.runs.cancel(run_id, by=7)
+
+        assert (await here.runs.get(run_id)).status == "suspended"
 
 
 async def test_a_tool_that_ends_a_resumed_call_fails_the_run() -> None:

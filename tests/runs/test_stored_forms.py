@@ -192,6 +192,7 @@ DOCUMENTS = {
         is_checked=True,
         message={"type": "user", "contents": [{"type": "text", "text": "Hi"}]},
         is_reduced=False,
+        identity_attributes={"k": [1]},
     ),
     "new": RunDocument(),
     "limits": RunDocument(limits=UsageLimits(tool_calls=3), is_reduced=True),
@@ -296,7 +297,7 @@ ADDED_TO_STATES = {"answer_retries", "failed", "ran", "undone", "sent", "model",
 WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),
-    "is_reduced",
+    *("is_reduced", "identity_attributes"),
 }
 
 

@@ -46,6 +46,7 @@ class CheckingHost(ServiceHost, Protocol):
 
     limits: CallLimits
     run_seeds: tuple[Any, ...]
+    run_identity: tuple[str, ...]
     has_cost_estimator: bool
 
     @property
@@ -118,9 +119,11 @@ class RegisteredServices:
         plans = [plan for methods in self.plans.values() for plan in methods.values()]
         added = [tools for tools in added if any(may_suspend(each, self.plans) for each in tools)]
         suspends = added or any(is_run(each, graph) for each in plans)
-        if not (self.host.run_seeds or suspends or runs_are_imported()):
+        host = self.host
+        if not (host.run_seeds or host.run_identity or suspends or runs_are_imported()):
             return
-        yield from load("checks of runs")(self.plans, graph, self.host.run_seeds, self.layering.interceptors, added)
+        interceptors = self.layering.interceptors
+        yield from load("checks of runs")(self.plans, graph, host.run_seeds, host.run_identity, interceptors, added)
 
 
 def runs_are_imported() -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
 from ..errors import RunIncompatibleError
 from ..safe_text import printable
 from ..services.inner_plans import services_below
 from .documents import RunDocument
 from .event_log import EVENT_PAUSE
+from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
@@ -29,10 +31,10 @@ class Cancelling:
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
         self._host, self._runs, self._preparing, self._execution = host, runs, preparing, execution
 
-    async def cancel_run(self, run_id: str, reason: str | None) -> StoredRun:
+    async def cancel_run(self, run_id: str, reason: str | None, by: Any) -> StoredRun:
         """Cancel a run, undo its tools, and return it when it has ended. An ended run stays as it is."""
 
-        store, reason = await self._runs.open(), None if reason is None else printable(reason)
+        store, reason, name = await self._runs.open(), None if reason is None else printable(reason), history_name(by)
         has_waited = False
         while True:
             stored = await self._runs.load(run_id)
@@ -49,7 +51,7 @@ class Cancelling:
                 has_waited = True
                 await asyncio.sleep(2 * EVENT_PAUSE)  # the other process writes what its model has said so often
                 continue
-            entry = HistoryEntry(datetime.now(UTC), None, None, None, "cancel", reason)
+            entry = HistoryEntry(datetime.now(UTC), name, None, None, "cancel", reason)
             changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
             must_undo = self._must_undo(stored)
             if must_undo:  # it ends when its tools are undone; after a crash another process continues

@@ -21,6 +21,7 @@ from ..chat import PendingCall
 from ..deferred_answers import ToolOrigin
 from ..errors import TranscriptError
 from ..limits import UsageLimits
+from ..security import without_token
 from ..services.state import State
 from ..services.stored_forms import fields_from_dict, fields_to_dict
 from ..transcripts import read_field
@@ -48,6 +49,14 @@ def read_stored_json(text: str) -> dict[str, Any]:
 
 
 # --- pending calls and answers
+
+
+def _drop_token(person: Any) -> Any:
+    """Return the JSON form of a person without the token, which earlier releases have written."""
+    if not isinstance(person, Mapping) or not isinstance(person.get("attributes"), Mapping):
+        return person
+    return {**person, "attributes": without_token(person["attributes"])}
+
 
 StoredTime: TypeAlias = Annotated[datetime, PlainSerializer(datetime.isoformat)]
 
@@ -96,7 +105,7 @@ class GivenAnswer:
     call_id: str
     answer: Answer
     asked: Mapping[str, Any]
-    by: Any = None
+    by: Annotated[Any, BeforeValidator(_drop_token)] = None
     origin: ToolOrigin | None = None
 
 
@@ -173,13 +182,15 @@ class RunDocument:
     - `details`: of the `Result` of a completed run, if its method returns one. See `write_details`.
     - `trace`: the headers of the span in which the run was created or suspended last, such as `traceparent`.
     - `is_reduced`: the run has ended, and its store keeps only the outcome: see `reduced_document`.
+    - `identity_attributes`: those of the identity that `run_identity=` names. They stay where the others are left out.
+      None in runs of earlier releases.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     unwritten: tuple[str, ...] = ()
     output: str = ""
     seeds: Mapping[str, Any] = field(default_factory=dict)
-    identity: Mapping[str, Any] | None = None  # before `waiting`, which is read with it
+    identity: Annotated[Mapping[str, Any] | None, BeforeValidator(_drop_token)] = None  # `waiting` is read with it
     attributes: Mapping[str, Any] = field(default_factory=dict)
     waiting: tuple[StoredWaitingCall, ...] = ()
     answers: tuple[StoredAnswer, ...] = ()
@@ -200,6 +211,7 @@ class RunDocument:
     is_checked: bool = False
     message: Mapping[str, Any] | None = None
     is_reduced: bool = False
+    identity_attributes: Mapping[str, Any] | None = None
 
     @property
     def started_by(self) -> str | None:
@@ -303,6 +315,7 @@ def reduced_document(text: str) -> str:
         details=_reduce_details(document.details),
         digest=digest,
         is_reduced=True,
+        identity_attributes=document.identity_attributes,
     ).to_json()
 
 

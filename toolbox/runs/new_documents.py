@@ -20,7 +20,7 @@ from ..services.plans import MethodPlan
 from ..services.templates import Template
 from ..transcripts import message_from_dict, message_to_dict
 from .documents import RunDocument, digest_of
-from .persons import current_identity, write_identity
+from .persons import current_identity, read_identity, with_token_of, write_identity
 from .program_values import (
     output_fingerprint,
     qualified,
@@ -46,11 +46,15 @@ class StoringHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DescribedRun:
-    """The document of a new run, with all arguments. `arguments` and `seeds` are what is read from it."""
+    """The document of a new run, with all arguments. `arguments` and `seeds` are what is read from it.
+
+    `identity` is read from it too, but has the token of the caller.
+    """
 
     document: RunDocument
     arguments: Mapping[str, Any]
     seeds: Mapping[Any, Any]
+    identity: Any
 
 
 async def describe_run(
@@ -70,20 +74,24 @@ async def describe_run(
     written, read_again = write_arguments(plan, arguments)
     memory_id = plan.find_memory_id(arguments)
     written_seeds, seeds = await write_seeds(host.scope, host.run_seeds, plan.where)
+    caller = await current_identity(host.scope)
+    identity = write_identity(caller)
+    named = {} if identity is None else identity["attributes"]
     document = RunDocument(
         arguments=written,
         unwritten=tuple(name for name in arguments if name not in read_again),
         output=output_fingerprint(plan),
         seeds=written_seeds,
-        identity=write_identity(await current_identity(host.scope)),
+        identity=identity,
         attributes=write_attributes(attributes, plan.where),
         added_by=added_by,
         limits=limits,
         memory_id=None if memory_id is None else str(memory_id),
         trace=current_trace(),
         digest=digest_of(written),
+        identity_attributes={name: named[name] for name in host.run_identity if name in named},
     )
-    return DescribedRun(document, read_again, seeds)
+    return DescribedRun(document, read_again, seeds, with_token_of(caller, read_identity(identity)))
 
 
 _TRACE_HEADERS = ("traceparent", "tracestate")

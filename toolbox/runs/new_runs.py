@@ -22,7 +22,7 @@ from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import place_of_added_tools
 from .documents import are_arguments_of, make_comparable
 from .new_documents import describe_run, new_header, with_message
-from .persons import current_identity, read_identity
+from .persons import current_identity
 from .prepared_runs import PreparedRun
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
@@ -132,9 +132,8 @@ class NewRuns:
         conversation = plan.find_conversation(plan.find_memory_id(arguments))
         stored = new_header(given or uuid4().hex, plan, conversation, document)
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
-        # As it is read again, but not loaded: the caller is there now.
-        identity = read_identity(document.identity)
-        prepared = PreparedRun(plan, described.arguments, described.seeds, document, added, identity)
+        # The identity is not loaded: the caller is there now.
+        prepared = PreparedRun(plan, described.arguments, described.seeds, document, added, described.identity)
         return NewRun(stored, prepared, described.document.arguments)
 
     async def _refuse_without_role(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:

@@ -6,11 +6,12 @@ Not here: roles and identities themselves (`security`), refreshing the identity 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ..context import ActiveScope
 from ..errors import RunAnswerError
-from ..security import SecurityIdentity, identity_in
+from ..safe_text import printable
+from ..security import TOKEN, SecurityIdentity, identity_in, without_token
 from .program_values import writable_values, write_attributes
 
 
@@ -20,14 +21,21 @@ async def current_identity(scope: ActiveScope) -> Any:
 
 
 def write_identity(identity: Any) -> dict[str, Any] | None:
-    """Return an identity as JSON values; None for an anonymous one."""
+    """Return an identity as JSON values, without its token; None for an anonymous one."""
     if identity is None or identity.is_anonymous:
         return None
     return {
         "name": identity.name,
         "roles": sorted(identity.roles),
-        "attributes": write_attributes(identity.attributes, "SecurityIdentity.attributes"),
+        "attributes": write_attributes(without_token(identity.attributes), "SecurityIdentity.attributes"),
     }
+
+
+def with_token_of(caller: Any, identity: Any) -> Any:
+    """Return an identity that was read from what is stored, with the token of the caller, who is there now."""
+    if identity.is_anonymous or TOKEN not in caller.attributes:
+        return identity
+    return SecurityIdentity(identity.name, identity.roles, {**identity.attributes, TOKEN: caller.attributes[TOKEN]})
 
 
 def read_identity(written: Mapping[str, Any] | None) -> Any:
@@ -37,15 +45,20 @@ def read_identity(written: Mapping[str, Any] | None) -> Any:
     return SecurityIdentity(written["name"], frozenset(written["roles"]), written["attributes"])
 
 
+def is_person(by: Any) -> bool:
+    """Return True for what `by=` accepts: a name, an identity, or None."""
+    return by is None or isinstance(by, (str, SecurityIdentity))
+
+
 def write_person(run_id: str, by: Any) -> Any:
     """Return the JSON form of the person who answers: a name, an identity, or None. Raises `RunAnswerError`."""
+    if not is_person(by):
+        raise RunAnswerError(run_id, f"by= must be a str or a SecurityIdentity, got {type(by).__name__}")
     if by is None or isinstance(by, str):
         return by
-    if not hasattr(by, "is_anonymous"):
-        raise RunAnswerError(run_id, f"by= must be a str or a SecurityIdentity, got {type(by).__name__}")
     if by.is_anonymous:
         return None
-    return {"name": by.name, "roles": sorted(by.roles), "attributes": writable_values(by.attributes)}
+    return {"name": by.name, "roles": sorted(by.roles), "attributes": writable_values(without_token(by.attributes))}
 
 
 def read_person(written: Any) -> Any:
@@ -54,7 +67,11 @@ def read_person(written: Any) -> Any:
 
 
 def person_name(by: Any) -> str | None:
-    """Return the name of a person for the history."""
-    if by is None or isinstance(by, str):
-        return by
-    return str(by.name) or None
+    """Return the name of a person, or None for an anonymous one."""
+    return by.name or None if isinstance(by, SecurityIdentity) else cast("str | None", by)
+
+
+def history_name(by: Any) -> str | None:
+    """Return the same for the history, which clients get as JSON."""
+    name = person_name(by)
+    return None if name is None else printable(name)

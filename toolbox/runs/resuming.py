@@ -19,7 +19,7 @@ from ..events import RunAnsweredEvent
 from ..services.outputs import Result
 from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall
-from .persons import person_name, write_person
+from .persons import history_name, person_name, write_person
 from .prepared_runs import PreparedRun, PreparedRuns
 from .run_answers import Answer, HistoryEntry
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
@@ -81,7 +81,7 @@ class Resuming:
         if access is not None and not access.allows(prepared.identity):
             raise access.refusal(prepared.identity, prepared.plan.where)
         name = person_name(by)
-        document = _with_answers(prepared.document, stored.updated_at, given, person, name)
+        document = _with_answers(prepared.document, stored.updated_at, given, person, history_name(by))
         changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
         taken = await store.change(run_id, stored.version, changes)
         if taken is None:

@@ -112,6 +112,7 @@ class Run(Generic[T_co]):
       program cannot read the run: then `pending` and `history` are empty, and the run can still be cancelled.
     - `started_by`: the name of the identity that asked for it; None for an anonymous one.
     - `memory_id`: the conversation's id as text; None for a method without one.
+    - `identity_attributes`: those attributes of that identity that `Container(run_identity=…)` names, as JSON values.
     """
 
     id: str
@@ -125,3 +126,4 @@ class Run(Generic[T_co]):
     error: str | None = None
     started_by: str | None = None
     memory_id: str | None = None
+    identity_attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -19,6 +19,7 @@ from ..services.plans import MethodPlan
 from .cancelling import Cancelling
 from .new_documents import conversation_key, is_text
 from .new_runs import NewRuns
+from .persons import is_person
 from .prepared_runs import PreparedRuns
 from .program_values import qualified
 from .resuming import ResumedEvents, Resuming
@@ -26,7 +27,7 @@ from .run_answers import Answer, Run
 from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
 from .store import ENDED, RunStatus, RunStore, StoredRun
-from .stored_runs import RunsHost, StoredRuns, show_run
+from .stored_runs import RunsHost, StoredRuns
 from .take_over import TakeOver
 
 P = ParamSpec("P")
@@ -58,7 +59,7 @@ class Runs:
         """Return a run. Raises `RunNotFoundError`."""
 
         async def read() -> Run[Any]:
-            return show_run(await self._stored.load(run_id))
+            return self._stored.show(await self._stored.load(run_id))
 
         return await self._host.on_own_loop(read)
 
@@ -102,7 +103,7 @@ class Runs:
                 waiting_longer_than=waiting_longer_than,
                 started_by=started_by,
             )
-            return [show_run(each) for each in found]
+            return [self._stored.show(each) for each in found]
 
         return await self._host.on_own_loop(find)
 
@@ -114,7 +115,7 @@ class Runs:
         None yields all. Raises `ValueError` or `TypeError` for an invalid number; the iteration raises
         `RunNotFoundError`.
         """
-        return RunEvents(self._stored, _id_of(run_id), number_after(after), lambda run: show_run(run).error)
+        return RunEvents(self._stored, _id_of(run_id), number_after(after), lambda run: self._stored.show(run).error)
 
     @overload
     async def result(self, run: Run[T], timeout: float | None = None) -> T: ...
@@ -155,7 +156,7 @@ class Runs:
         """
 
         async def start() -> Run[Any]:
-            return show_run(await self._new.start_run(method, args, kwargs))
+            return self._stored.show(await self._new.start_run(method, args, kwargs))
 
         return await self._host.on_own_loop(start)
 
@@ -169,7 +170,7 @@ class Runs:
         """
 
         async def execute() -> Run[Any]:
-            return show_run(await self._execution.execute_or_wait(run_id, timeout))
+            return self._stored.show(await self._execution.execute_or_wait(run_id, timeout))
 
         return await self._stored.on_home(execute)
 
@@ -195,14 +196,18 @@ class Runs:
         """
         return ResumedEvents(self._resuming.stream_events(run_id, answers, by), self._host.on_own_loop)
 
-    async def cancel(self, run_id: str, reason: str | None = None) -> Run[Any]:
+    async def cancel(self, run_id: str, reason: str | None = None, by: Any = None) -> Run[Any]:
         """Cancel a run, and return it. An ended run stays as it is. Raises `RunNotFoundError`.
 
-        With `compensate_on_failure` its tools are undone first; if that is interrupted, another process continues it.
+        The history has `reason`, and the name of `by`: a name or a `SecurityIdentity`; for anything else, raises
+        `TypeError`. With `compensate_on_failure` the run's tools are undone first; if that is interrupted, another
+        process continues it.
         """
+        if not is_person(by):
+            raise TypeError(f"cancel(run_id, by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
 
         async def cancel() -> Run[Any]:
-            return show_run(await self._cancelling.cancel_run(run_id, reason))
+            return self._stored.show(await self._cancelling.cancel_run(run_id, reason, by))
 
         return await self._host.on_own_loop(cancel)
 

@@ -21,7 +21,7 @@ from ..di.values import LazyBean, SingleBean, Value, beans_in
 from ..errors import Problem
 from ..introspection import type_name
 from ..models.routing import model_names_of
-from ..security import SecurityIdentity
+from ..security import TOKEN, SecurityIdentity
 from ..services.call_messages import FunctionMessage
 from ..services.inner_plans import inner_plan, is_run
 from ..services.method_marks import named_at_method, named_at_tool
@@ -39,15 +39,17 @@ def run_problems(
     plans: Plans,
     graph: BeanGraph,
     run_seeds: Iterable[Any],
+    run_identity: Iterable[str] = (),
     interceptors: Sequence[BeanReference] = (),
     added: Iterable[Sequence[Tool]] = (),
 ) -> Iterator[Problem]:
-    """Yield problems of suspendable and durable methods, and of the kept seeds. `interceptors` are the global ones.
+    """Yield problems of suspendable and durable methods, and of what is kept. `interceptors` are the global ones.
 
     `added` are the tools of each endpoint with a tool that can be suspended.
     """
     seeds = tuple(run_seeds)
     yield from _seed_problems(seeds)
+    yield from _identity_problems(run_identity)
     yield from _bean_problems(graph)
     everything = [plan for methods in plans.values() for plan in methods.values()]
     durable = [plan for plan in everything if plan.durable]
@@ -371,3 +373,9 @@ def _seed_problems(run_seeds: Iterable[Any]) -> Iterator[Problem]:
         if not (is_model or (isinstance(each, type) and is_dataclass(each))):
             fact = f"{type_name(each)} is neither a pydantic model nor a dataclass, so it cannot be stored with a run"
             yield Problem("Container(run_seeds=…)", fact, "use a pydantic model or a dataclass")
+
+
+def _identity_problems(run_identity: Iterable[str]) -> Iterator[Problem]:
+    if TOKEN in run_identity:
+        fact = f"the attribute {TOKEN!r} is the caller's own access token, which is never stored with a run"
+        yield Problem("Container(run_identity=…)", fact, "name attributes such as 'tenant'")

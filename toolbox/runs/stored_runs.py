@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
@@ -131,6 +131,28 @@ class StoredRuns:
 
     # --- reading what is stored
 
+    def show(self, stored: StoredRun) -> Run[Any]:
+        """Return a run as callers see it, also one that this program cannot read."""
+        try:
+            document = RunDocument.from_json(stored.document)
+            _refuse_unshowable(document)
+        except UnreadableDocumentError as error:
+            document = RunDocument(error_type="RunIncompatibleError", error_text=str(error))
+        return Run(
+            id=stored.id,
+            service=stored.service,
+            method=stored.method,
+            status=stored.status,
+            pending=document.pending if stored.status == "suspended" else (),
+            created_at=stored.created_at,
+            updated_at=stored.updated_at,
+            history=document.history,
+            error=error_text_of(document),
+            started_by=stored.started_by or document.started_by,
+            memory_id=stored.memory_id or document.memory_id,
+            identity_attributes=_named_attributes(document, self._host.run_identity),
+        )
+
     async def outcome_of(self, stored: StoredRun) -> Any:
         """Return the value of the method of an ended run, for a method that returns a `Result` the whole `Result`."""
         result = await self.result_of(stored)
@@ -170,26 +192,12 @@ def read_document(stored: StoredRun) -> RunDocument:
         raise RunIncompatibleError(stored.id, str(error)) from error
 
 
-def show_run(stored: StoredRun) -> Run[Any]:
-    """Return a run as callers see it, also one that this program cannot read."""
-    try:
-        document = RunDocument.from_json(stored.document)
-        _refuse_unshowable(document)
-    except UnreadableDocumentError as error:
-        document = RunDocument(error_type="RunIncompatibleError", error_text=str(error))
-    return Run(
-        id=stored.id,
-        service=stored.service,
-        method=stored.method,
-        status=stored.status,
-        pending=document.pending if stored.status == "suspended" else (),
-        created_at=stored.created_at,
-        updated_at=stored.updated_at,
-        history=document.history,
-        error=error_text_of(document),
-        started_by=stored.started_by or document.started_by,
-        memory_id=stored.memory_id or document.memory_id,
-    )
+def _named_attributes(document: RunDocument, run_identity: Iterable[str]) -> Mapping[str, Any]:
+    """Return the attributes of the identity that `run_identity=` names; for runs of earlier releases, names now."""
+    if document.identity_attributes is not None:
+        return document.identity_attributes
+    written = {} if document.identity is None or document.is_reduced else document.identity["attributes"]
+    return {name: written[name] for name in run_identity if name in written}
 
 
 def error_text_of(document: RunDocument) -> str | None:

@@ -208,7 +208,9 @@ class SqlRunStore(RunStore):
     ) -> list[StoredRun]:
         """Return the headers that match all given conditions, newest first, at most `limit`."""
         runs = self._tables.runs
-        shown = case((runs.c.shown_version == runs.c.version, runs.c.shown), else_=runs.c.document)
+        # An earlier release has left out what lists show now.
+        is_whole = and_(runs.c.shown_version == runs.c.version, runs.c.shown.contains('"identity_attributes": {'))
+        shown = case((is_whole, runs.c.shown), else_=runs.c.document)
         found = self._select_headers(shown).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
         if status is not None:
             found = found.where(runs.c.status == status)

@@ -36,7 +36,7 @@ from ..endpoint_checks import endpoints_of
 from ..endpoints import read_endpoint_tools
 from ..identities import IDENTITY_DEPENDENCY
 from ..passed_on_routes import PassedOnRoute
-from ..run_endpoints import AnswerBody, answer_pending, run_view
+from ..run_endpoints import AnswerBody, answer_pending, caller_of, run_view
 from ..streaming import as_json, sse
 from .access import TOKEN_KEY, DevUi, Token, print_address, server_address, take_token
 from .forms import BadInputError
@@ -320,13 +320,14 @@ class DevUiApplication:
     async def _answer_run(self, request: Request) -> Response:
         body = await _parse_body(RunAnswersBody, request)
         try:
-            if body.cancel:
-                await self._container.runs.cancel(body.run_id, reason=body.reason)
-                return Response(as_json({"status": "cancelled"}), media_type="application/json")
             answers = {call_id: each.answer() for call_id, each in body.answers.items()}
             with WhileCallerWaits():
                 async with self._container.request_scope():
-                    return await answer_pending(self._container, body.run_id, answers)
+                    if not body.cancel:
+                        return await answer_pending(self._container, body.run_id, answers)
+                    by = await caller_of(self._container)
+                    await self._container.runs.cancel(body.run_id, reason=body.reason, by=by)
+                    return Response(as_json({"status": "cancelled"}), media_type="application/json")
         except ValueError as error:
             raise BadInputError(str(error)) from None
         except Exception as error:
