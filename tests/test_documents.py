@@ -32,6 +32,8 @@ from tests import programs
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
 ROOT = Path(__file__).parent.parent
+SHOWN = re.compile(r"^ *(?:import|from) (celery|taskiq)\b", re.MULTILINE)
+"""Imports of libraries of other authors, which pages show and toolbox does not need."""
 PAGES = [
     page
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -137,6 +139,8 @@ def test_programs_print_the_documented_output(program: tuple[Block, ...], tmp_pa
         compile(block.text, str(block), "exec")
     if program[0].note.startswith("not run: "):
         return
+    for each in SHOWN.findall("\n".join(block.text for block in program)):
+        pytest.importorskip(each)
     lay_out(program[0].page, tmp_path)
     file = program[0].file or "program.py"
     if file.startswith("test_"):

@@ -94,3 +94,12 @@ def test_the_wheel_works_without_the_repository(output: list[str]) -> None:
 
 def test_the_program_of_the_readme_runs_from_the_wheel(output: list[str]) -> None:
     assert "pumpkin soup 7.5" in output[1]
+
+
+def test_tests_that_need_a_library_of_other_authors_skip_without_it() -> None:
+    program = "import sys, pytest; sys.modules |= {'celery': None, 'taskiq': None}; sys.exit(pytest.main(sys.argv[1:]))"
+    tests = str(ROOT / "tests/di/test_injected_functions.py"), "-k", "celery or taskiq or typer"
+
+    done = run("-c", program, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)
+
+    assert (done.returncode, "1 passed, 3 skipped" in done.stdout) == (0, True), done.stdout

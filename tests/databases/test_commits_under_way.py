@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -58,6 +57,8 @@ class Commits:
     """Holds up the commits of a PostgreSQL database until `go_on`."""
 
     def __init__(self, url: str) -> None:
+        import psycopg
+
         self._connection = psycopg.connect(url, autocommit=True, application_name="tests")
         for each in SLOW_COMMIT:
             self._connection.execute(each.encode())

@@ -13,8 +13,6 @@ from typing import Annotated, Any, Protocol, get_type_hints
 
 import pytest
 import typer
-from taskiq import Context as TaskiqContext
-from taskiq import InMemoryBroker, TaskiqDepends, TaskiqState
 from typer.testing import CliRunner
 
 from toolbox import (
@@ -262,9 +260,12 @@ async def test_what_cannot_be_called_or_read_is_rejected() -> None:
 
 
 async def test_taskiq_runs_jobs_with_its_own_dependencies_beside_ours() -> None:
+    pytest.importorskip("taskiq")
+    from taskiq import Context, InMemoryBroker, TaskiqDepends, TaskiqState
+
     broker, here = InMemoryBroker(await_inplace=True), container()
 
-    async def job(to: str, job: Inject[Job], context: Annotated[TaskiqContext, TaskiqDepends()], count: int = 1) -> str:
+    async def job(to: str, job: Inject[Job], context: Annotated[Context, TaskiqDepends()], count: int = 1) -> str:
         return f"{context.message.task_name.rpartition(':')[2]}: {await send(to, job, count, again=job)}"
 
     task = broker.task(here.injected(job))
@@ -339,6 +340,7 @@ CELERY = """
 
 @pytest.mark.timeout(120)
 def test_celery_runs_jobs_in_forked_processes(tmp_path: Path) -> None:
+    pytest.importorskip("celery")
     (tmp_path / "queue").mkdir()
     names = {"BROKER": "filesystem://", "BACKEND": f"file://{tmp_path}", "FOLDER": str(tmp_path / "queue")}
     program = "\n".join(f"{name} = {value!r}" for name, value in names.items()) + textwrap.dedent(CELERY)
@@ -358,6 +360,7 @@ def test_celery_runs_jobs_in_forked_processes(tmp_path: Path) -> None:
 @pytest.fixture
 def own_logging() -> Iterator[None]:
     """Celery does not configure the logging of this process: a receiver of its signal means that the program does."""
+    pytest.importorskip("celery")
     from celery.signals import setup_logging
 
     def configure(**_: object) -> None: ...
