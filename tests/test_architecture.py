@@ -29,6 +29,7 @@ LAYERS: dict[str, int] = {
     "toolbox.contents": 0,
     "toolbox.frozen_copies": 0,
     "toolbox.safe_text": 0,
+    "toolbox.store_clock": 0,
     "toolbox.introspection": 0,
     "toolbox.json_text": 0,
     "toolbox.schemas": 0,

@@ -1,4 +1,4 @@
-"""Tools for tests of programs with AI services: a scripted model, assertions on tool calls, and checks of stores.
+"""Tools for tests of programs with AI services: a scripted model, assertions on tool calls, skipped time, store checks.
 
 Not here: pytest's fixtures (`pytest_plugin`), recorded replies of a real model (`recordings`), a model that answers by
 rules (`demo`).
@@ -11,10 +11,12 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import IntEnum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from . import store_clock
 from .chat import (
     AiMessage,
     ChatModel,
@@ -33,11 +35,13 @@ from .chat import (
 )
 from .chat_streams import events_of, words
 from .context import InvocationContext
+from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
 from .json_text import compact_json, object_text
 from .runs.run_answers import Answer, approve
 
 if TYPE_CHECKING:
+    from .container import Container
     from .runs.runs_bean import Runs
     from .services.outputs import Result
     from .store_checks.conversation_stores import ConversationStoreCheck
@@ -58,6 +62,7 @@ __all__ = [
     "offered_tools",
     "resume_until_done",
     "run_store_checks",
+    "skip_time",
     "system_text",
     "text_of",
     "tool_call",
@@ -661,6 +666,50 @@ def _show_value(value: object) -> str:
         return repr(value)
 
 
+# --- the time of stores
+
+
+async def skip_time(container: Container, duration: timedelta) -> None:
+    """Move the clocks of a container's stores forward, for tests of leases and expiries that wait for nothing.
+
+        await skip_time(container, timedelta(hours=1))
+
+    The `RunStore` and the `ChatMemoryStore` must be in memory or on SQLite. When it returns, the container has renewed
+    the leases that it holds, and has looked for runs to take over. Stores of other containers in this process move
+    too if they have the same SQLite file; those of other processes, and stores that are made later, do not. Raises
+    `IllegalConfigurationError` for stores on servers, `TypeError` or `ValueError` for an invalid duration, and
+    `ContainerNotStartedError`.
+    """
+    from .container import internals_of  # late: most tests do not skip time
+
+    if not isinstance(duration, timedelta):
+        raise TypeError(f"skip_time: expected a datetime.timedelta, got {type(duration).__name__}")
+    if duration < timedelta():
+        raise ValueError(f"skip_time: invalid duration {duration}; clocks move forward only")
+    if not container.is_started:
+        raise ContainerNotStartedError("skip_time")
+    host = internals_of(container).host
+
+    async def skip() -> None:
+        runs, conversations = await host.run_store(), (await host.memories()).store
+        store_clock.skip([clock for each in (runs, conversations) for clock in _find_clocks(each)], duration)
+        if (renew_leases := getattr(conversations, "renew_leases", None)) is not None:
+            await renew_leases()
+        await host.runs.follow_clock()
+
+    await host.on_own_loop(skip)
+
+
+def _find_clocks(store: object) -> Iterator[store_clock.StoreClock]:
+    """Yield the clock of a store. A store of conversations without `lock` needs none: it has no leases."""
+    clock = store_clock.own_clock_of(store)
+    if clock is not None:
+        yield clock
+    elif hasattr(store, "lease") or hasattr(store, "lock"):
+        fact = f"the clock of {type(store).__name__} cannot be moved: it does not measure time in this process"
+        raise IllegalConfigurationError([Problem("skip_time", fact, "test with a store in memory or on SQLite")])
+
+
 # --- stores of your own
 
 
@@ -673,7 +722,8 @@ def run_store_checks() -> tuple[RunStoreCheck, ...]:
 
     Each check gets a function that returns a store whose leases last that many seconds. It is called twice, as two
     processes would; both stores must have the same runs, and may be one object. The check opens them, and raises
-    `AssertionError`. Some wait for the end of a lease of one second. Start with an empty store: runs are purged.
+    `AssertionError`. Some let a lease of one second end: they move the store's `clock`, or wait if it has none. Start
+    with an empty store: runs are purged.
     """
     from .store_checks.run_stores import RUN_STORE_CHECKS  # late: most tests need no store
 

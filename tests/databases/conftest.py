@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.conftest import SHARED_FOLDER, folder_in_memory
 from toolbox import ChatMemoryKey, UserMessage
+from toolbox.store_clock import own_clock_of, skip
 
 from .forge import Forge, create_run_tables
 
@@ -95,6 +97,7 @@ def new_database(server: Any) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgres(shared_folder: Path) -> Iterator[Any]:
     """A PostgreSQL server, which all processes of a test run share."""
+    pytest.importorskip("psycopg")
     with postgres_server(shared_folder, shared_folder / "postgres", synchronous_commit="off") as server:
         yield server
 
@@ -293,14 +296,29 @@ async def new_store(store_url: str) -> AsyncIterator[Callable[..., Any]]:
         yield make
 
 
+def skip_time_of(store: Any, seconds: float) -> bool:
+    """Move the clock of a store and of its database, and return True; False for one on a server."""
+    if (clock := own_clock_of(store)) is not None:
+        skip([clock], timedelta(seconds=seconds))
+    return clock is not None
+
+
+async def pass_time(store: Any, seconds: float) -> None:
+    """Let time pass for a store: skip it if possible, or wait."""
+    if not skip_time_of(store, seconds):
+        await asyncio.sleep(seconds)
+
+
 @pytest.fixture
 def another_writes() -> Callable[[str, ChatMemoryKey, str], None]:
     """Lets another process write to a conversation, while this one stands still and renews no lease."""
 
     def stand_still(url: str, key: ChatMemoryKey, text: str) -> None:
         async def write() -> None:
-            async with open_store(url) as store, store.lock(key):
-                await store.update_messages(key, [UserMessage(text)])
+            async with open_store(url) as store:
+                skip_time_of(store, 60)
+                async with store.lock(key):
+                    await store.update_messages(key, [UserMessage(text)])
 
         other = threading.Thread(target=lambda: asyncio.run(write()))
         other.start()

@@ -41,8 +41,8 @@ def test_a_process_is_killed_at_every_step(forge: Forge, url: str) -> None:
         forge.begin("go_on", url, LEASE, f"killed at {step}", 3 + step % 7)
     forge.wait()
     begun = rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0]
-    forge.begin("work", url, LEASE, begun)
-    forge.begin("work", url, LEASE, begun)
+    forge.begin("inherit", url, LEASE, begun)
+    forge.begin("inherit", url, LEASE, begun)
     assert forge.wait() == [0, 0]
 
     check_books(url, begun)
@@ -65,7 +65,7 @@ def test_a_process_that_was_stopped_past_its_lease_writes_nothing_more(forge: Fo
         pytest.skip("a stopped writer locks the whole SQLite database")
     pid = forge.begin("execute", url, LEASE, "order", None, step)
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-    forge.begin("work", url, LEASE, 1)
+    forge.begin("inherit", url, LEASE, 1)
     until(lambda: rows(url, "SELECT COUNT(*) FROM toolbox_runs WHERE status = 'completed'") == [(1,)])
     before = rows(url, "SELECT * FROM toolbox_runs_records ORDER BY number")
 

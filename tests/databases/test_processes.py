@@ -17,6 +17,7 @@ from tests import programs
 from toolbox import AiMessage, ChatMemoryKey, ChatMemoryStore, ChatRequest, Container, UserMessage, sql
 
 from . import conversation
+from .transfers import end_leases
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 
@@ -144,6 +145,7 @@ async def test_another_process_continues_after_one_is_killed(
         if kept:  # else SQLite keeps everybody from writing at all
             assert not await take(here, memory_id)
         running.kill()
+    await end_leases(here, conversation.LEASE)
     answer = await here.get(conversation.Assistant).chat(memory_id, "afterwards")
 
     assert answer == "answered here"

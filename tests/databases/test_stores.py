@@ -24,6 +24,8 @@ from toolbox.sql import SqlChatMemoryStore
 from toolbox.store_checks.conversation_stores import ConversationStoreCheck
 from toolbox.testing import conversation_store_checks
 
+from .conftest import pass_time, skip_time_of
+
 pytestmark = pytest.mark.anyio
 
 
@@ -75,6 +77,7 @@ async def test_within_a_process_it_is_first_come_first_served(new_store: Any, ke
     assert [each.text for each in await store.get_messages(key)] == texts
 
 
+@pytest.mark.parametrize("store_url", ["shared_postgres_url", "redis_url"], indirect=True)
 async def test_a_lease_is_renewed_as_long_as_it_is_held(new_store: Any, key: ChatMemoryKey) -> None:
     one, other = await new_store(lease=2.0), await new_store()
     renew, taken = one.renew, list[bool]()
@@ -101,6 +104,7 @@ async def test_a_lease_is_renewed_as_long_as_it_is_held(new_store: Any, key: Cha
 async def test_the_lease_of_a_dead_process_expires(new_store: Any, key: ChatMemoryKey) -> None:
     dead, other = await new_store(), await new_store()
     await dead.take(key, "of a process that is no more", 0.2)
+    skip_time_of(other, 0.2)
 
     await asyncio.wait_for(add(other, key, "a"), 60)
 
@@ -139,7 +143,7 @@ async def test_leaving_late_does_not_throw_the_next_one_out(
 async def test_a_lease_that_another_has_taken_is_not_renewed(new_store: Any, key: ChatMemoryKey) -> None:
     store = await new_store()
     await store.take(key, "mine", 0.05)
-    await asyncio.sleep(0.1)
+    await pass_time(store, 0.1)
     assert await store.take(key, "another's", 10)
 
     assert not await store.renew(key, "mine", 10)
@@ -196,6 +200,7 @@ async def test_conversations_expire(new_store: Any, key: ChatMemoryKey) -> None:
     async def is_gone() -> bool:
         return not await fast.get_messages(key)
 
+    skip_time_of(fast, 0.3)
     await within(30, is_gone)
     await add(slow, key, "c")
     assert list(await slow.get_messages(key)) == [UserMessage("c")]
@@ -207,6 +212,6 @@ async def test_each_call_restarts_the_expiry_of_its_conversation(new_store: Any,
     await add(slow, key, "1")
     assert len(await slow.get_messages(key)) == 2
 
-    await asyncio.sleep(1.1)  # longer than the first call keeps it
+    await pass_time(fast, 1.1)  # longer than the first call keeps it
 
     assert [each.text for each in await fast.get_messages(key)] == ["0", "1"]

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Any, Protocol
 
 from sqlalchemy import event, text
@@ -35,10 +36,10 @@ from toolbox import (
     tool,
     user_message,
 )
-from toolbox.errors import LeaseLostError
+from toolbox.errors import IllegalConfigurationError, LeaseLostError
 from toolbox.runs import IdempotencyKey, RunAnswerError, RunId, RunStore, respond, retry
 from toolbox.sql import SqlRunStore
-from toolbox.testing import tool_call
+from toolbox.testing import skip_time, tool_call
 
 TABLES = (
     "CREATE TABLE ledger (run VARCHAR, account VARCHAR, cents INTEGER)",
@@ -275,6 +276,15 @@ async def started(make: Callable[..., Container], url: str, lease: float, take_o
         yield await stack.enter_async_context(container), database
 
 
+async def end_leases(container: Container, lease: float) -> None:
+    """Let the leases of killed processes end at once, where the clock is that of this process.
+
+    All processes that live on must do it.
+    """
+    with suppress(IllegalConfigurationError):
+        await skip_time(container, timedelta(seconds=lease))
+
+
 # --- the programs
 
 
@@ -319,6 +329,7 @@ async def transfer_stamped(url: str, lease: float, run_id: str, kill_at: int | N
 async def finish_stamped(url: str, lease: float, last: int) -> None:
     """Take over transfers until `last` have completed, and answer for stamps whose outcome is unknown."""
     async with bank(url, lease, take_over=True) as (container, database):
+        await end_leases(container, lease)
         while await _completed(database) < last:
             for run in await container.runs.list(status="suspended"):
                 [call] = run.pending
@@ -354,12 +365,21 @@ async def work(url: str, lease: float, last: int) -> None:
         await until_completed(database, last)
 
 
+async def inherit(url: str, lease: float, last: int) -> None:
+    """Takes over the runs of processes that were killed, until `last` have completed."""
+    async with bank(url, lease, take_over=True) as (container, database):
+        await end_leases(container, lease)
+        await until_completed(database, last)
+
+
 async def work_with_dbos(url: str, lease: float, last: int, kill_at: str | None = None) -> None:
     """Executes what the DBOS queue delivers, until `last` runs have completed, or until a step kills it."""
     from toolbox.dbos import DbosRunEngine
 
     steps.kill_when = kill_at
-    async with bank(url, lease, take_over=True, engine=DbosRunEngine(polling=0.1)) as (_, database):
+    async with bank(url, lease, take_over=True, engine=DbosRunEngine(polling=0.1)) as (container, database):
+        if kill_at is None:
+            await end_leases(container, lease)
         await until_completed(database, last)
 
 
@@ -394,11 +414,11 @@ async def warm_up() -> None:
         await container.runs.result(run, timeout=60)
 
 
-_ALL = (execute, go_on, count, transfer_stamped, finish_stamped, work, work_with_dbos, join_dbos)
+_ALL = (execute, go_on, count, transfer_stamped, finish_stamped, work, inherit, work_with_dbos, join_dbos)
 PROGRAMS: dict[str, Any] = {each.__name__: each for each in _ALL}
 CONTAINERS: dict[str, tuple[Callable[..., Container], bool]] = {
     **{each.__name__: (new_bank, False) for each in (execute, go_on, count, transfer_stamped)},
-    **{each.__name__: (new_bank, True) for each in (finish_stamped, work)},
+    **{each.__name__: (new_bank, True) for each in (finish_stamped, work, inherit)},
 }
 """The containers that are prepared for programs, and whether they take over runs."""
 WARM_UPS: list[Callable[[], Coroutine[Any, Any, None]]] = [warm_up]

@@ -6,12 +6,14 @@ same data then continues.
 
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
 
 from toolbox import AiMessage, ChatResponse, Container, Result, TokenUsage, register_ai_service, tool
 from toolbox.runs import InMemoryRunStore, RunAnswerError, RunId, RunStore, approve, durable
+from toolbox.store_clock import skip
 from toolbox.testing import tool_call
 
 pytestmark = pytest.mark.anyio
@@ -136,6 +138,8 @@ async def answer(store: Any, asked: list[str]) -> None:
 
 
 async def until_the_end(kept: Kept, asked: list[str]) -> Any:
+    """Continue the only run until it ends, after the lease of the crashed program has ended."""
+    skip([kept.clock], timedelta(seconds=kept.lease))
     async with program(kept, asked) as here:
         for _ in range(3):
             [run] = await here.runs.list()
@@ -155,7 +159,7 @@ async def writes_of(kept: Kept, work: Callable[[Any], Awaitable[None]]) -> int:
 
 
 async def suspended(is_durable: bool) -> tuple[Kept, list[str]]:
-    kept, asked = Kept(lease=0.02), list[str]()
+    kept, asked = Kept(), list[str]()
     ran.clear()
     await first_call(kept, asked, is_durable)
     return kept, asked
@@ -190,7 +194,7 @@ async def test_a_crash_while_resuming_loses_neither_answers_nor_results(is_durab
 
 async def test_a_crash_before_the_suspension_is_stored_loses_the_call_only() -> None:
     for at, after in [(1, False), (1, True)]:
-        kept, asked = Kept(lease=0.02), list[str]()
+        kept, asked = Kept(), list[str]()
         ran.clear()
         with pytest.raises(Exception):  # noqa: B017 - as above
             await first_call(Crashing(kept, at, after), asked, False)
@@ -204,12 +208,12 @@ async def test_a_crash_before_the_suspension_is_stored_loses_the_call_only() -> 
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_durable_run_continues_after_a_crash_at_any_write(after: bool) -> None:
     asked: list[str] = []
-    kept = Kept(lease=0.02)
+    kept = Kept()
     count = await writes_of(kept, lambda store: first_call(store, asked, True))
     assert count >= 8
 
     for at in range(1, count + 1):
-        kept, asked = Kept(lease=0.02), []
+        kept, asked = Kept(), []
         ran.clear()
         crashing = Crashing(kept, at, after)
         with pytest.raises(Exception):  # noqa: B017 - as above
@@ -228,7 +232,6 @@ async def test_a_durable_run_continues_after_a_crash_at_any_write(after: bool) -
 
 async def test_a_second_resume_during_the_first_is_refused() -> None:
     kept, asked = await suspended(False)
-    kept.lease = 60
     async with program(kept, asked) as one, program(kept, asked) as other:
         [run] = await one.runs.list()
         answers = {each.id: approve() for each in run.pending}

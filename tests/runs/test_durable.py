@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,7 +50,8 @@ from toolbox.runs import (
     retry,
 )
 from toolbox.security import SecurityIdentity
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.store_clock import skip
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 from .replies import asks, ran, says
 
@@ -74,7 +76,9 @@ class Kept(InMemoryRunStore):
             await super().release(run_id, generation)
 
     def restarted(self) -> "Kept":
+        """Return the store for another process, after the lease of the dead one has ended."""
         self.is_dead, self.dies_on = False, ""
+        skip([self.clock], timedelta(seconds=self.lease))
         return self
 
 
@@ -230,7 +234,7 @@ async def test_an_answer_that_was_asked_for_again_ends_the_run_after_a_crash_too
             await super().append(run_id, generation, records, *args)
 
     invalid = asks(tool_call("final_answer", {"value": "x"}), tool_call("look"))
-    store = Ends(lease=0.01)
+    store = Ends()
     store.dies_on = "end"
     async with container(store, invalid, asks(tool_call("final_answer", {"value": 7})), services=(Counts,)) as here:
         with pytest.raises(RunStoreError):
@@ -326,7 +330,7 @@ class Seen(EventListener):
 
 
 async def test_recorded_effects_do_not_happen_again_and_are_not_traced_again() -> None:
-    store, first, second = Kept(lease=0.05), Seen(), Seen()
+    store, first, second = Kept(), Seen(), Seen()
     store.dies_on = "reply:#r1"
     async with container(store, asks(NOTE, tool_call("note", {"n": 2})), says("lost")).register_instance(
         first, EventListener
@@ -363,7 +367,7 @@ async def test_the_record_of_a_reply_keeps_the_tools_that_were_sent() -> None:
     class Careful(Protocol):
         async def ask(self, run: RunId, text: str) -> Result[str]: ...
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "result:0"
     async with container(store, asks(NOTE, tool_call("delete")), services=(Careful,)) as here:
         with pytest.raises(RunStoreError):
@@ -388,14 +392,14 @@ async def test_recorded_effects_are_not_charged_again() -> None:
     class Cheap(Protocol):
         async def ask(self, run: RunId, text: str) -> Result[str]: ...
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "result:0"
     for number in range(3):
         replies = () if number else (asks(NOTE),)
         async with container(store, *replies, services=(Cheap,)).register_instance(Prices(), CostEstimator) as here:
             with pytest.raises(RunStoreError):
                 await (here.runs.resume("r", {}) if number else here.get(Cheap).ask("r", "x"))
-        store.is_dead = False
+        store.restarted().dies_on = "result:0"
 
     restarted = container(store.restarted(), says("done"), services=(Cheap,))
     async with restarted.register_instance(Prices(), CostEstimator) as here:
@@ -440,7 +444,7 @@ async def test_interceptors_are_applied_again_to_recorded_results() -> None:
     class Wrapped(Protocol):
         async def ask(self, run: RunId, text: str) -> Result[str]: ...
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "reply:#r1"
     async with container(store, asks(NOTE), says("lost"), services=(Wrapped,)) as here:
         with pytest.raises(RunStoreError):
@@ -463,7 +467,7 @@ async def test_recorded_failures_reach_the_error_handler_again_with_the_same_tex
     class Broken(Protocol):
         async def ask(self, run: RunId, text: str) -> Result[str]: ...
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "reply:#r1"
     async with container(store, asks(tool_call("broken")), says("lost"), services=(Broken,)) as here:
         with pytest.raises(RunStoreError):
@@ -490,7 +494,7 @@ async def after_unknown_outcome(mode: Any) -> tuple[Kept, Any]:
     class Mail(Protocol):
         async def ask(self, run: RunId, text: str) -> Result[str]: ...
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "result:0"
     async with container(store, asks(tool_call("send", {"to": "ann"})), services=(Mail,)) as here:
         with pytest.raises(RunStoreError):
@@ -542,31 +546,27 @@ async def test_a_person_can_say_what_happened(answer: Any, text: str, is_error: 
 
 
 async def test_a_renewal_after_the_last_write_does_not_fail_the_run() -> None:
+    refused: list[str] = []
+
     class Renewed(InMemoryRunStore):
-        """Waits for a renewal after the run has ended, before its process knows that."""
+        """Renews a lease after the run has ended, before its process knows that."""
 
         persistent = True
-
-        def __init__(self) -> None:
-            super().__init__(lease=0.06)
-            self.is_ended, self.refused = False, asyncio.Event()
 
         async def append(self, run_id: str, generation: int, records: Any, changes: Any = None, *args: Any) -> None:
             await super().append(run_id, generation, records, changes, *args)
             if changes is not None and changes.status == "completed":
-                self.is_ended = True
-                await asyncio.wait_for(self.refused.wait(), 60)
-                await asyncio.sleep(0.03)
+                await skip_time(here, timedelta(seconds=1))
 
         async def renew(self, run_id: str, generation: int) -> bool:
             is_ours = await super().renew(run_id, generation)
-            if self.is_ended:
-                assert not is_ours
-                self.refused.set()
+            if not is_ours:
+                refused.append(run_id)
             return is_ours
 
     async with container(Renewed(), says("done")) as here:
         assert await here.get(Desk).ask("r", "x") == "done"
+    assert refused == ["r"]
 
 
 # --- exactly once, with real processes

@@ -150,7 +150,7 @@ async def test_a_durable_call_draws_on_its_block_and_keeps_the_limit_after_a_cra
     class Durable(Protocol):
         async def ask(self, run: RunId, text: str) -> str: ...
 
-    kept = Kept(lease=0.01)
+    kept = Kept()
     kept.dies_on = "reply:#r1"
     first = container(LOOK, LOOK, services=(Durable,), take_over_runs=False).register_instance(kept, RunStore)
     async with first as here:
@@ -194,7 +194,7 @@ class Outer(Protocol):
     ],
 )
 async def test_the_replies_of_an_inner_service_count_after_a_crash(dies_on: str, first: Any, second: Any) -> None:
-    kept = Kept(lease=0.01)
+    kept = Kept()
     kept.dies_on = dies_on
     async with container(*first, services=(Outer, Inner), take_over_runs=False).register_instance(
         kept, RunStore
@@ -211,7 +211,7 @@ async def test_the_replies_of_an_inner_service_count_after_a_crash(dies_on: str,
 
 
 async def test_what_an_inner_service_has_used_before_a_suspension_is_counted_once() -> None:
-    kept = Kept(lease=0.01)
+    kept = Kept()
     kept.dies_on = "reply:0#r4"
     first = [DELEGATE, LOOK, PAY, LOOK, LOOK, LOOK]
     async with container(*first, services=(Outer, Inner), take_over_runs=False).register_instance(

@@ -19,7 +19,7 @@ from toolbox.runs import (
     reject,
 )
 from toolbox.security import SecurityIdentity
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 from .approved_refunds import REFUND, Clerk, Desk, container, run_id_of
 from .replies import asks, ran, says
@@ -117,8 +117,7 @@ async def test_a_run_that_is_cancelled_while_it_continues_ends_with_the_cancella
     class Slow(Protocol):
         async def ask(self, text: str) -> Result[str]: ...
 
-    store = InMemoryRunStore(lease=0.1)
-    async with container(asks(tool_call("slow")), store=store, services=(Slow,)) as here:
+    async with container(asks(tool_call("slow")), services=(Slow,)) as here:
         run_id = (await here.get(Slow).ask("x")).run_id or ""
         resuming = asyncio.create_task(here.runs.resume(run_id, {"0": approve()}))
         await started.wait()
@@ -132,7 +131,7 @@ async def test_a_process_whose_event_loop_stood_still_for_a_lease_does_not_take_
         """Renews a lease only after the process has looked for lapsed runs."""
 
         def __init__(self) -> None:
-            super().__init__(lease=0.05)
+            super().__init__()
             self.looked = asyncio.Event()
 
         async def renew(self, run_id: str, generation: int) -> bool:
@@ -146,11 +145,12 @@ async def test_a_process_whose_event_loop_stood_still_for_a_lease_does_not_take_
                 self.looked.set()
             return found
 
-    store = Late()
+    store, started = Late(), asyncio.Event()
 
     @tool(requires_approval=True)
     async def slow() -> str:
         ran.append("slow")
+        started.set()
         await store.looked.wait()
         for _ in range(50):
             await asyncio.sleep(0)
@@ -162,8 +162,12 @@ async def test_a_process_whose_event_loop_stood_still_for_a_lease_does_not_take_
 
     async with container(asks(tool_call("slow")), says("done"), store=store, services=(Slow,)) as here:
         run_id = (await here.get(Slow).ask("x")).run_id or ""
-        result = await here.runs.resume(run_id, {"0": approve()})
+        resuming = asyncio.create_task(here.runs.resume(run_id, {"0": approve()}))
+        await started.wait()
+        await skip_time(here, timedelta(minutes=1))
+        result = await resuming
 
+    assert store.looked.is_set()
     assert result.content == "done"
     assert ran == ["slow"]
 

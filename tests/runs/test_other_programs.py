@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from dataclasses import replace
+from datetime import timedelta
 from typing import Annotated, Any, Protocol
 from uuid import uuid4
 
@@ -39,7 +40,8 @@ from toolbox.interceptors import (
 )
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve
 from toolbox.security import SecurityIdentity, roles_allowed
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.store_clock import skip
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 from .replies import asks, ran, says
 
@@ -68,7 +70,9 @@ class Kept(InMemoryRunStore):
             await super().release(run_id, generation)
 
     def restarted(self) -> "Kept":
+        """Return the store for another process, after the lease of the dead one has ended."""
         self.is_dead, self.dies_on, self.dies_after = False, "", ""
+        skip([self.clock], timedelta(seconds=self.lease))
         return self
 
 
@@ -115,7 +119,7 @@ PAY = tool_call("pay", {"euros": 7})
 
 async def paid_once(**options: Any) -> Kept:
     """Return a store with a run that has paid, and whose process died before the next reply."""
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "reply:#r1"
     await dies(*program(store, asks(PAY), says("lost"), tools=pay, **options))
     assert ran == [("pay", 7)]
@@ -175,7 +179,7 @@ async def test_a_recorded_failure_reaches_the_handler_though_the_tool_is_gone() 
     async def broken() -> str:
         raise LookupError("no such room")
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "reply:#r1"
     await dies(*program(store, asks(tool_call("broken")), says("lost"), tools=broken))
     result = await continued(store.restarted(), says("done"), tools=other)
@@ -220,7 +224,7 @@ async def test_finished_rounds_are_restored_with_what_their_interceptors_returne
             seen.append(("model", call.replayed))
             return await proceed(call)
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "reply:#r2"
     two = asks(tool_call("pay", {"euros": 8}))
     await dies(*program(store, asks(PAY), two, says("lost"), tools=pay, around=[Numbering]))
@@ -260,7 +264,7 @@ async def test_changed_arguments_have_no_effect_on_a_recorded_call() -> None:
         async def around_tool(self, call: ToolInvocation, proceed: Any) -> Any:
             return await proceed(call.with_arguments(euros=call.arguments["euros"] * 2))
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "reply:#r1"
     await dies(*program(store, asks(PAY), says("lost"), tools=pay, around=[Doubling]))
     result = await continued(store.restarted(), says("done"), tools=approved_pay, around=[Doubling])
@@ -290,7 +294,7 @@ async def test_a_compensation_gets_the_arguments_that_a_guardrail_wrote_also_aft
             raise LookupError("no")
 
     both = [tool_call("debit", {"euros": 8}), tool_call("fail")]
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "start:1#start"
     options: Any = {"tools": Bank, "compensate_on_tool_errors": True}
     await dies(*program(store, asks(*both), says("lost"), **options))
@@ -306,7 +310,7 @@ TELLING: Any = {"on_unknown_tool": return_to_model, "on_tool_arguments_error": r
 
 
 async def died_before(call: Any, tools: Any, *, dies_on: str = "start:0#start", **options: Any) -> Kept:
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = dies_on
     await dies(*program(store, asks(*call), says("lost"), tools=tools, **options))
     return store.restarted()
@@ -331,27 +335,19 @@ async def test_a_stored_call_that_does_not_fit_stays_for_other_workers(present: 
 async def test_a_run_that_does_not_fit_is_released_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     store = await died_before([PAY], pay)
     tries: list[str] = []
-    looked = asyncio.Event()
 
     class Watched(Kept):
         async def acquire(self, run_id: str, owner: str) -> Any:
             tries.append(run_id)
             return await super().acquire(run_id, owner)
 
-        async def lapsed(self, limit: int = 100) -> list[str]:
-            found = await super().lapsed(limit)
-            if tries and found:
-                looked.set()
-            return found
-
-    watched = Watched(lease=0.05)
-    watched._runs = store._runs
+    watched = Watched()
+    watched._runs, watched.clock = store._runs, store.clock
     container, _ = program(watched, tools=other, take_over_runs=True)
     with caplog.at_level(logging.ERROR, "toolbox.runs"):
         async with container:
-            await looked.wait()
-            looked.clear()
-            await looked.wait()
+            for _ in range(3):
+                await skip_time(container, timedelta(minutes=1))
     stored = await store.load("r")
     assert stored is not None
     assert (stored.status, stored.owner) == ("running", None)
@@ -399,7 +395,7 @@ def nested(store: Any, *replies: Any, tools: Any) -> tuple[Container, Any]:
 
 
 async def test_a_call_inside_of_a_service_that_is_a_tool_stays_for_other_workers_too() -> None:
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "start:1/0#start"
     calls = asks(tool_call("other"), tool_call("settle", {"text": "7"}))
     await dies(*nested(store, calls, asks(PAY), tools=pay))
@@ -427,7 +423,7 @@ async def test_a_cancelled_run_undoes_what_is_recorded_also_if_its_tools_have_ch
         async def undo(self, euros: int) -> None:
             ran.append(("undo", euros))
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "start:1#start"
     options: Any = {"compensate_on_failure": True}
     calls = asks(tool_call("debit", {"euros": 8}), PAY)
@@ -626,7 +622,7 @@ async def test_a_record_has_what_output_guardrails_let_the_model_read() -> None:
             result = await proceed(call)
             return type(result)(result.text + "!")
 
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "reply:#r1"
     await dies(*program(store, asks(PAY), says("lost"), tools=masked, around=[Shouting]))
     assert judged == ["paid 7!"]
@@ -653,7 +649,7 @@ async def test_a_result_whose_guardrail_was_interrupted_is_judged_again() -> Non
         ran.append(("pay", euros))
         return f"paid {euros}"
 
-    store, reached = Kept(lease=0.05), asyncio.Event()
+    store, reached = Kept(), asyncio.Event()
     container, service = program(store, asks(PAY), tools=slow)
     async with container as here:
         run = await here.runs.start(here.get(service).ask, "r", "x")

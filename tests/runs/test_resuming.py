@@ -2,6 +2,7 @@
 
 import asyncio
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
@@ -22,7 +23,7 @@ from toolbox.errors import InvocationTimeoutError
 from toolbox.limits import current_usage, usage_limits
 from toolbox.runs import InMemoryRunStore, RunCancelledError, RunStore, StoredRun, approve, runs_of
 from toolbox.security import SecurityIdentity
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 from .replies import ANN, BOB, asks, ran, says
 
@@ -187,16 +188,11 @@ async def _resumed(here: Container, run_id: str, is_stream: bool) -> Any:
 class Renewing(InMemoryRunStore):
     """Counts the renewals that came too late."""
 
-    def __init__(self) -> None:
-        super().__init__(lease=0.03)
-        self.refused = 0
-        self.refused_twice = asyncio.Event()
+    refused = 0
 
     async def renew(self, run_id: str, generation: int) -> bool:
         is_ours = await super().renew(run_id, generation)
         self.refused += not is_ours
-        if self.refused >= 3:
-            self.refused_twice.set()
         return is_ours
 
 
@@ -213,7 +209,9 @@ async def test_who_waits_for_a_run_that_is_cancelled_elsewhere_gets_its_cancella
         waiting = asyncio.create_task(_resumed(here, run_id, is_stream))
         await slow.started.wait()
         await elsewhere.runs.cancel(run_id, "changed our minds")
-        await store.refused_twice.wait()  # a second cancellation of the task would reach the caller
+        for _ in range(3):  # a second cancellation of the task would reach the caller
+            await skip_time(here, timedelta(seconds=1))
+        assert store.refused == 3
         slow.cleans_up.set()
         with pytest.raises(RunCancelledError, match="changed our minds"):
             await waiting

@@ -91,7 +91,7 @@ async def test_a_call_that_failed_in_all_attempts_fails_at_once_when_it_is_repla
 
 
 async def test_a_process_that_dies_before_the_result_is_recorded_leaves_one_call_with_an_unknown_outcome() -> None:
-    store = Kept(lease=0.05)
+    store = Kept()
     store.dies_on = "result:0"
     async with container(store, asks(FETCH)) as here:
         with pytest.raises(RunStoreError):

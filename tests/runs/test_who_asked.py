@@ -1,6 +1,5 @@
 """Who asked for a run, in the run, its pending calls and lists; lists in pages and by waiting time."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -9,7 +8,7 @@ import pytest
 from toolbox import Container, MemoryId, Result, create_ai_service, register_ai_service, tool
 from toolbox.runs import InMemoryRunStore, RunChanges, RunNotFoundError, Runs, RunStore, RunSuspended, approve, runs_of
 from toolbox.security import SecurityIdentity
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 from .replies import ANN, BOB, asks, says
 
@@ -113,20 +112,6 @@ async def test_a_service_without_a_container_names_who_asked() -> None:
 # --- lists
 
 
-class Clock(InMemoryRunStore):
-    """A store in which runs can have waited for some time already."""
-
-    def skip(self, time: timedelta) -> None:
-        for kept in self._runs.values():
-            run, since = kept.run, kept.run.waiting_since
-            kept.run = replace(
-                run,
-                created_at=run.created_at - time,
-                updated_at=run.updated_at - time,
-                waiting_since=None if since is None else since - time,
-            )
-
-
 async def test_runs_are_listed_by_who_asked() -> None:
     async with container(PAY, PAY, PAY) as here:
         results = [await suspended(here, each) for each in (ANN, BOB, None)]
@@ -155,11 +140,10 @@ async def test_runs_are_listed_in_pages() -> None:
 
 
 async def test_waiting_counts_from_the_oldest_pending_call() -> None:
-    store, first = Clock(), asks(tool_call("pay", {"euros": 1}), tool_call("pay", {"euros": 2}))
-    day = timedelta(days=1)
-    async with container(first, PAY, store=store) as here:
+    first, day = asks(tool_call("pay", {"euros": 1}), tool_call("pay", {"euros": 2})), timedelta(days=1)
+    async with container(first, PAY) as here:
         run_id = (await suspended(here)).run_id or ""
-        store.skip(2 * day)
+        await skip_time(here, 2 * day)
         assert [each.id for each in await here.runs.list(waiting_longer_than=day)] == [run_id]
 
         await here.runs.resume(run_id, {"0": approve()})  # the other call waits as before
@@ -173,10 +157,9 @@ async def test_waiting_counts_from_the_oldest_pending_call() -> None:
 
 
 async def test_only_runs_that_wait_are_listed_as_waiting() -> None:
-    store = Clock()
-    async with container(says("done"), store=store) as here:
+    async with container(says("done")) as here:
         await here.runs.result(await here.runs.start(here.get(Payments).ask, "Pay"))
-        store.skip(timedelta(days=2))
+        await skip_time(here, timedelta(days=2))
 
         assert await here.runs.list(waiting_longer_than=timedelta()) == []
         with pytest.raises(ValueError, match="waiting_longer_than"):

@@ -220,7 +220,7 @@ async def test_a_durable_run_that_another_process_continues_undoes_each_tool_onc
     def container(model: Any, engine: Any) -> Container:
         settings = ToolboxSettings(stop_timeout=0.05)
         made = Container(models={"default": model}, settings=settings).register(Desk).register_instance(bank)
-        return made.register_instance(SqlRunStore(engine, lease=1.0), as_type=RunStore)
+        return made.register_instance(SqlRunStore(engine), as_type=RunStore)
 
     url = f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}"
     async with open_engine(url) as engine, container(Stuck([CREDIT, WITHDRAW]), engine) as first:
@@ -321,7 +321,7 @@ async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_pat
 
     async with open_engine(f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}") as engine:
         container = Container(models={"default": Stuck([CREDIT])}).register(Desk).register_instance(Watched())
-        container.register_instance(SqlRunStore(engine, lease=0.6), as_type=RunStore)
+        container.register_instance(SqlRunStore(engine), as_type=RunStore)
         async with container:
             run = await container.runs.start(container.get(Desk).ask, "q")
             await asyncio.wait_for(asked.wait(), 60)

@@ -197,7 +197,7 @@ class Durable(Protocol):
 
 async def test_a_durable_run_is_not_routed_again_after_a_crash_before_the_first_reply() -> None:
     InTurn.asked = 0
-    store, small, large = Kept(lease=0.05), Crashing("small"), ScriptedChatModel()
+    store, small, large = Kept(), Crashing("small"), ScriptedChatModel()
 
     def program() -> Container:
         made = Container(models={"small": small, "large": large}, settings=ToolboxSettings(stop_timeout=0.01))

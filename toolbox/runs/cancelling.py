@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import RunIncompatibleError
@@ -51,7 +50,7 @@ class Cancelling:
                 has_waited = True
                 await asyncio.sleep(2 * EVENT_PAUSE)  # the other process writes what its model has said so often
                 continue
-            entry = HistoryEntry(datetime.now(UTC), name, None, None, "cancel", reason)
+            entry = HistoryEntry(await self._runs.now(), name, None, None, "cancel", reason)
             changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
             must_undo = self._must_undo(stored)
             if must_undo:  # it ends when its tools are undone; after a crash another process continues

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
 from ..chat import UserMessage
@@ -139,9 +139,10 @@ def read_user_message(run_id: str, document: RunDocument) -> UserMessage | None:
 # --- the header
 
 
-def new_header(run_id: str, plan: MethodPlan, conversation: ChatMemoryKey | None, document: RunDocument) -> StoredRun:
-    """Return the header of a new run."""
-    now = datetime.now(UTC)
+def new_header(
+    run_id: str, plan: MethodPlan, conversation: ChatMemoryKey | None, document: RunDocument, now: datetime
+) -> StoredRun:
+    """Return the header of a new run. `now` is the time of its store."""
     return StoredRun(
         id=run_id,
         service=qualified(plan.service),

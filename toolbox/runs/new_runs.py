@@ -130,7 +130,7 @@ class NewRuns:
             raise IllegalConfigurationError([Problem(plan.where, fact, fix)])
         document = described.document.changed(follows=follows)
         conversation = plan.find_conversation(plan.find_memory_id(arguments))
-        stored = new_header(given or uuid4().hex, plan, conversation, document)
+        stored = new_header(given or uuid4().hex, plan, conversation, document, await self._runs.now())
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
         # The identity is not loaded: the caller is there now.
         prepared = PreparedRun(plan, described.arguments, described.seeds, document, added, described.identity)

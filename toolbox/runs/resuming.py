@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, cast
 
 from ..chat import ServiceEvent
@@ -81,7 +81,8 @@ class Resuming:
         if access is not None and not access.allows(prepared.identity):
             raise access.refusal(prepared.identity, prepared.plan.where)
         name = person_name(by)
-        document = _with_answers(prepared.document, stored.updated_at, given, person, history_name(by))
+        now = await self._runs.now()
+        document = _with_answers(prepared.document, now, stored.updated_at, given, person, history_name(by))
         changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
         taken = await store.change(run_id, stored.version, changes)
         if taken is None:
@@ -137,6 +138,7 @@ class Resuming:
 
 def _with_answers(
     document: RunDocument,
+    now: datetime,
     suspended_at: datetime,
     given: Sequence[tuple[WaitingCall, Answer]],
     person: Any,
@@ -144,9 +146,9 @@ def _with_answers(
 ) -> RunDocument:
     """Return the document of a run with these answers, whose calls wait no longer.
 
-    The other calls keep the time since when they wait. `suspended_at` is the time of the store.
+    The other calls keep the time since when they wait. Both times are of the store.
     """
-    now, ids = datetime.now(UTC), {each.call.id for each, _ in given}
+    ids = {each.call.id for each, _ in given}
     answers = [
         GivenAnswer(call_id=each.call.id, answer=answer, asked=each.call.arguments, by=person, origin=each.origin)
         for each, answer in given

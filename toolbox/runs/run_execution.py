@@ -60,13 +60,16 @@ class NewRun:
 
 
 class RunExecution:
-    """Executes runs of a host. `report_to` may name a function that gets each start and end, for the worker."""
+    """Executes runs of a host. `report_to` may name a function that gets each start and end, for the worker.
+
+    `when_one_ends` is called after the task of a run, for those that wait for room.
+    """
 
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
         self.leases = RunLeases(runs)
         self.report_to: Callable[[str, StoredRun], None] | None = None
-        self.room = asyncio.Event()
+        self.when_one_ends: Callable[[], None] = lambda: None
         self._tasks: dict[asyncio.Task[Any], str] = {}
 
     # --- tasks
@@ -80,7 +83,7 @@ class RunExecution:
 
         def forget(done: asyncio.Task[Any]) -> None:
             self._tasks.pop(done, None)
-            self.room.set()
+            self.when_one_ends()
             if not done.cancelled() and (error := done.exception()) is not None:  # also reads it for callers that left
                 logger.debug("run %s ended with %s", run_id, type(error).__name__)
 

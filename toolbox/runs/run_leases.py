@@ -163,6 +163,12 @@ class RunLeases:
                 renewal.cancel()
             await asyncio.gather(*renewals.values(), return_exceptions=True)
 
+    async def renew_now(self) -> None:
+        """Renew all leases once, outside of their turn."""
+        if held := [*self._held]:
+            store = await self._runs.open()
+            await asyncio.gather(*(self._renew_one(store, each) for each in held))
+
     async def _renew_one(self, store: RunStore, held: HeldRun) -> None:
         run = held.run
         try:

@@ -77,6 +77,11 @@ class RunLooks:
             if watched == run_id:
                 watch.loop.call_soon_threadsafe(watch.wakes.set)
 
+    def announce_all(self) -> None:
+        """Look at all runs again at once."""
+        for watch in [*self._watches.values()]:
+            watch.loop.call_soon_threadsafe(watch.wakes.set)
+
     async def after(self, run_id: str, seen: RunLook | None) -> RunLook:
         """Return a look that differs from `seen`; wait for it. None returns the present one, perhaps of a moment ago.
 

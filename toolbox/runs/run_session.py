@@ -18,6 +18,7 @@ from ..services.invocation import Invocation, Perform
 from ..services.loop import CallModel, ModelReplied, RunTool
 from ..services.state import PendingToolCall, State
 from ..settings import settings_key
+from ..store_clock import clock_of
 from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import RunDocument
@@ -384,7 +385,7 @@ class RunSession(RunRecords):
         self.document = described.document
         if invocation.has_other_message:
             self.document = with_message(self.document, plan, invocation.arguments, invocation.user_message)
-        return new_header(self.id, plan, invocation.memory_key, self.document)
+        return new_header(self.id, plan, invocation.memory_key, self.document, clock_of(self.store).now())
 
     async def _store_suspension(self, run: StoredRun | None) -> None:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""

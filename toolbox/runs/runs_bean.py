@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..errors import RunStateError
@@ -233,7 +233,7 @@ class Runs:
         _refuse_other_durations("older_than", older_than)
 
         async def purge() -> int:
-            return await (await self._stored.open()).purge(datetime.now(UTC) - older_than)
+            return await (await self._stored.open()).purge(await self._stored.now() - older_than)
 
         return await self._host.on_own_loop(purge)
 
@@ -282,6 +282,14 @@ class Runs:
     async def stop_taking_over(self) -> None:
         """Take over no more runs; those that run here continue. The first part of the stop."""
         await self._take_over.stop()
+
+    async def follow_clock(self) -> None:
+        """Do at once what the store's clock lets become due: for tests, which have moved it.
+
+        Renew the leases of the runs that this process executes, look for lapsed runs, and wake all waiting.
+        """
+        await asyncio.gather(self._execution.leases.renew_now(), self._take_over.look_now())
+        self._stored.looks.announce_all()
 
     async def close(self) -> None:
         """Cancel the runs that this process executes, and end their leases and all waiting."""

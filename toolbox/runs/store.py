@@ -7,16 +7,16 @@ process that has lost the run writes nothing more. Not here: what documents and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from threading import Lock
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..errors import LeaseLostError
+from ..store_clock import StoreClock
 
 RunStatus: TypeAlias = Literal["running", "suspended", "completed", "failed", "cancelled"]
 """The status of a run. The last three are final."""
@@ -183,6 +183,7 @@ class RunStore(Protocol):
     - `store_tables`: what `toolbox migrate` migrates.
     - `uses`, `record_in`, `note_in` and `committed`: record the result of a transactional tool in its transaction.
     - `system_database_url()`: the database of the DBOS engine.
+    - `clock`: the `toolbox.store_clock.StoreClock` with which it measures time, for `toolbox.testing.skip_time`.
 
     `SqlRunStore` has all but `stop`, and describes them.
     """
@@ -369,6 +370,7 @@ class InMemoryRunStore(RunStore):
         if not lease > 0:
             raise ValueError(f"invalid lease={lease!r}; use a number of seconds greater than 0")
         self.lease = lease
+        self.clock = StoreClock()
         self._runs: dict[str, StoredRunState] = {}
         self._lock = Lock()  # a store may be shared by containers on several threads
 
@@ -398,7 +400,7 @@ class InMemoryRunStore(RunStore):
                 return None
             run = kept.run
             return RunLook(
-                run.status, run.version, run.generation, len(kept.events), kept.is_runnable(time.monotonic())
+                run.status, run.version, run.generation, len(kept.events), kept.is_runnable(self.clock.monotonic())
             )
 
     async def find(
@@ -414,7 +416,7 @@ class InMemoryRunStore(RunStore):
         """Return the headers that match all given conditions, newest first, at most `limit`."""
         with self._lock:
             runs = [*self._runs.values()]
-        waiting_before = None if waiting_longer_than is None else datetime.now(UTC) - waiting_longer_than
+        waiting_before = None if waiting_longer_than is None else self.clock.now() - waiting_longer_than
         found = [
             run
             for kept in runs
@@ -452,7 +454,7 @@ class InMemoryRunStore(RunStore):
         with self._lock:
             kept = self._find_owned(run_id, generation)
             kept.add_records(records)
-            kept.add_events(events, datetime.now(UTC))
+            kept.add_events(events, self.clock.now())
             if changes is not None:
                 self._change(kept, changes, by_owner=True)
 
@@ -472,7 +474,7 @@ class InMemoryRunStore(RunStore):
         """Take a runnable run with a new lease and generation. Returns the header, or None if it is not runnable."""
         with self._lock:
             kept = self._runs.get(run_id)
-            if kept is None or not kept.is_runnable(time.monotonic()):
+            if kept is None or not kept.is_runnable(self.clock.monotonic()):
                 return None
             self._change(kept, RunChanges(owner=owner), by_owner=False)
             return kept.run
@@ -496,13 +498,13 @@ class InMemoryRunStore(RunStore):
     async def lapsed(self, limit: int = 100) -> list[str]:
         """Return the ids of runnable runs, oldest first, at most `limit`."""
         with self._lock:
-            now = time.monotonic()
+            now = self.clock.monotonic()
             return [run_id for run_id, kept in self._runs.items() if kept.is_runnable(now)][:limit]
 
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """Add events, numbered from 1 in each run. Raises `LeaseLostError` for another generation."""
         with self._lock:
-            self._find_owned(run_id, generation).add_events(events, datetime.now(UTC))
+            self._find_owned(run_id, generation).add_events(events, self.clock.now())
 
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
         """Return the events with a number above `after`, in order, at most `limit`."""
@@ -534,7 +536,7 @@ class InMemoryRunStore(RunStore):
         return kept
 
     def _change(self, kept: StoredRunState, changes: RunChanges, *, by_owner: bool) -> None:
-        kept.change(changes, by_owner=by_owner, now=datetime.now(UTC), lease_until=self._end_of_lease())
+        kept.change(changes, by_owner=by_owner, now=self.clock.now(), lease_until=self._end_of_lease())
 
     def _end_of_lease(self) -> float:
-        return time.monotonic() + self.lease
+        return self.clock.monotonic() + self.lease

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from ..safe_text import printable
 from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
+from ..store_clock import clock_of
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, UnreadableDocumentError
 from .new_documents import StoringHost, is_text
@@ -93,6 +95,10 @@ class StoredRuns:
     async def open(self) -> RunStore:
         """Return the opened store."""
         return await self._host.run_store()
+
+    async def now(self) -> datetime:
+        """Return the time by the clock of the store, or of this process if the store's is on a server."""
+        return clock_of(await self.open()).now()
 
     async def load(self, run_id: str) -> StoredRun:
         """Return a run. Raises `RunNotFoundError`."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from contextlib import suppress
 from contextvars import Context
 
 from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
+from ..store_clock import StoreClock, clock_of
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
 from .store import ENDED, RunStore, StoredRun
@@ -33,7 +33,12 @@ class TakeOver:
     def __init__(self, host: RunsHost, runs: StoredRuns, execution: RunExecution) -> None:
         self._host, self._runs, self._execution = host, runs, execution
         self._engine: RunEngine | None = None
+        self._clock = StoreClock()
         self._sweeping: asyncio.Task[None] | None = None
+        self._wakes = asyncio.Event()  # the next look begins at once
+        self._asked: list[asyncio.Future[None]] = []  # those who wait for its end
+        self._has_more = False
+        execution.when_one_ends = self._look_if_there_is_more
         self._refused: set[str] = set()  # the runs that this program cannot continue
         self._reported: dict[str, str] = {}  # the last reason that was logged
         self._later: dict[str, float] = {}  # when to try a run again that could not continue here
@@ -44,6 +49,7 @@ class TakeOver:
         if self.is_open:  # a function that runs at startup has started a run
             await self.close()
         store = await self._runs.open()
+        self._clock = clock_of(store)
         self._engine = await self._host.run_engine()
         if (attach := getattr(self._engine, "attach", None)) is not None:
             await attach(runs, take_over)
@@ -109,33 +115,47 @@ class TakeOver:
         """Let the run be taken again after a pause, which grows up to one lease."""
         store = await self._runs.open()
         tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
-        self._later[run_id] = time.monotonic() + min(_FIRST_PAUSE * 2 ** min(tries, 10), store.lease)
+        self._later[run_id] = self._clock.monotonic() + min(_FIRST_PAUSE * 2 ** min(tries, 10), store.lease)
 
     # --- looking for lapsed runs
 
+    async def look_now(self) -> None:
+        """Look for lapsed runs at once, and return after it; do nothing in a container that takes no runs over."""
+        if self._sweeping is None or self._sweeping.done():
+            return
+        looked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(looked)
+        self._wakes.set()
+        await asyncio.wait({looked, self._sweeping}, return_when=asyncio.FIRST_COMPLETED)
+
+    def _look_if_there_is_more(self) -> None:
+        if self._has_more:
+            self._wakes.set()
+
     async def _sweep(self, store: RunStore) -> None:
         while True:
-            more, pause = False, store.lease
+            self._wakes.clear()
+            asked, self._asked, self._has_more = self._asked, [], False
+            pause = store.lease
             try:
-                more = await self._take_over(store)
+                self._has_more = await self._take_over(store)
             except Exception as error:
                 pause = min(_AFTER_ERRORS, pause)
                 logger.warning("cannot look for runs with expired leases: %s: %s", type(error).__name__, error)
-            now = time.monotonic()
+            for each in asked:
+                if not each.done():  # its caller may have left
+                    each.set_result(None)
+            now = self._clock.monotonic()
             pause = min([pause, *(max(at - now, _FIRST_PAUSE) for at in self._later.values())])
-            self._execution.room.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    if more:
-                        await self._execution.room.wait()
-                    else:
-                        await asyncio.sleep(pause)
+                    await self._wakes.wait()
 
     async def _take_over(self, store: RunStore) -> bool:
         """Submit lapsed runs to the engine. Returns True if there may be more as soon as one has ended."""
         busy = self._execution.kept_ids()
         room = AT_ONCE - len(busy)
-        self._later = {run_id: at for run_id, at in self._later.items() if at > time.monotonic()}
+        self._later = {run_id: at for run_id, at in self._later.items() if at > self._clock.monotonic()}
         self._tries = {run_id: self._tries[run_id] for run_id in self._tries if run_id in {*self._later, *busy}}
         # After the event loop stood still for a lease, also runs that continue here are lapsed until they are renewed.
         known = {*self._refused, *busy, *self._later, *self._execution.leases.held_ids()}

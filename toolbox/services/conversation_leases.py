@@ -111,6 +111,11 @@ class Leases:
                 return
             pause = self._seconds / 3
 
+    async def renew_all(self) -> None:
+        """Renew all leases of this process once, outside of their turn."""
+        for key, token in [*self._tokens.items()]:
+            await self._keeper.renew(key, token, self._seconds)
+
     async def _give_back(self, key: ChatMemoryKey, token: str, keeping: asyncio.Task[None] | None) -> None:
         if keeping is not None:  # a renewal that has begun uses a connection: nothing may be left of it afterwards
             await asyncio.wait([keeping])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any
 
 from sqlalchemy import (
@@ -37,8 +36,9 @@ from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from ..services.conversation_leases import LEASE, Leases
 from ..services.memory import ChatMemoryKey, ChatMemoryStore
 from ..settings import SqlSettings, ToolboxSettings
+from ..store_clock import clock_of
 from ..transcripts import messages_from_json, messages_to_json
-from .dialects import INSERT_OF, DatabaseNow, has_ended
+from .dialects import INSERT_OF, DatabaseNow, has_ended, new_clock
 from .engines import FOR_WRITING, SeparateConnections
 from .migrations import Schema, Step, StoreTables
 
@@ -115,6 +115,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 [Problem("SqlChatMemoryStore", what, "use an engine for SQLite or PostgreSQL")]
             )
         given = SqlSettings() if settings is None else settings.sql
+        self.clock = new_clock(engine.sync_engine)
         self._engine = engine
         self._table = conversations_table(table)
         self.store_tables = StoreTables(
@@ -126,7 +127,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
         self._leases = Leases(self, lease)
         self._longest = round(2 * lease * 1000)
         self._separate = SeparateConnections(engine)
-        self._purged_at = monotonic()
+        self._purged_at = clock_of(self).monotonic()
 
     # --- ChatMemoryStore
 
@@ -172,7 +173,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- reading and writing
 
     async def _write_messages(self, key: ChatMemoryKey, text: str | None) -> None:
-        expires = None if self._lifetime is None else DatabaseNow() + round(self._lifetime * 1000)
+        expires = None if self._lifetime is None else self._end_after(self._lifetime)
         values = {"messages": text, "expires_at": expires if text is not None else None}
         token = self._leases.token(key)
         async with self._open_transaction(writing=True) as connection:
@@ -184,9 +185,10 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     async def _purge_rows(self, connection: AsyncConnection) -> None:
         """Delete expired and empty rows, at most once a minute."""
-        if monotonic() - self._purged_at < _BETWEEN_PURGES:
+        now = clock_of(self).monotonic()
+        if now - self._purged_at < _BETWEEN_PURGES:
             return
-        self._purged_at = monotonic()
+        self._purged_at = now
         columns = self._table.c
         await connection.execute(
             delete(self._table).where(or_(columns.messages.is_(None), self._is_expired()), self._is_free())
@@ -196,14 +198,16 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
         """Take the lease for `seconds` if it is free. Returns True if `token` has it now."""
-        taken = {"lease_token": token, "lease_until": _end_after(seconds)}
+        taken = {"lease_token": token, "lease_until": self._end_after(seconds)}
         async with self._open_transaction(writing=True) as connection:
             return await self._changes_row(connection, self._upsert(key, taken, where=self._is_free()))
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
         """Extend the lease to `seconds` from now. Returns False if `token` has lost it."""
         async with self._open_transaction(writing=True, engine=self._separate.engine) as connection:
-            return await self._changes_row(connection, self._update(key, token).values(lease_until=_end_after(seconds)))
+            return await self._changes_row(
+                connection, self._update(key, token).values(lease_until=self._end_after(seconds))
+            )
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
         """Release the lease if `token` has it."""
@@ -218,6 +222,10 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 empty = and_(columns.messages.is_(None), columns.lease_token.is_(None))
                 await connection.execute(delete(self._table).where(self._matches_key(key), empty))
 
+    async def renew_leases(self) -> None:
+        """Renew all leases of this process outside of their turn: for tests, which have moved the clock."""
+        await self._leases.renew_all()
+
     # --- statements
 
     def _matches_key(self, key: ChatMemoryKey) -> ColumnElement[bool]:
@@ -225,12 +233,15 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     def _is_free(self) -> ColumnElement[bool]:
         until = self._table.c.lease_until
-        return or_(until.is_(None), has_ended(until, self._longest, self._engine.dialect.name))
+        return or_(until.is_(None), has_ended(until, self._longest, self.clock))
 
     def _is_expired(self) -> ColumnElement[bool]:
         # Never null: SQL cannot negate null.
         columns = self._table.c
-        return and_(columns.expires_at.is_not(None), columns.expires_at <= DatabaseNow())
+        return and_(columns.expires_at.is_not(None), columns.expires_at <= DatabaseNow(self.clock))
+
+    def _end_after(self, seconds: float) -> ColumnElement[int]:
+        return DatabaseNow(self.clock) + round(seconds * 1000)
 
     def _update(self, key: ChatMemoryKey, token: str) -> Update:
         """Return an update that applies while `token` has the lease, even an overdue one.
@@ -264,7 +275,3 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 await connection.execution_options(**FOR_WRITING)
             async with connection.begin():
                 yield connection
-
-
-def _end_after(seconds: float) -> ColumnElement[int]:
-    return DatabaseNow() + round(seconds * 1000)

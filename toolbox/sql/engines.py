@@ -103,7 +103,7 @@ def address_problems(url: str, *, asynchronous: bool) -> Iterator[Problem]:
     drivers = (_ASYNC, _SYNC) if asynchronous else (_SYNC, _ASYNC)
     try:
         address = _set_driver(_parse_url(url), *drivers)
-        if not _is_in_memory(address):
+        if not is_in_memory(address):
             _check_place(address)
         address.get_dialect().import_dbapi()
     except IllegalConfigurationError as error:
@@ -113,7 +113,8 @@ def address_problems(url: str, *, asynchronous: bool) -> Iterator[Problem]:
         yield Problem("the database URL", what, f"install it: pip install {error.name}")
 
 
-def _is_in_memory(url: URL) -> bool:
+def is_in_memory(url: URL) -> bool:
+    """Return True for an SQLite database without a file."""
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
@@ -132,7 +133,7 @@ def _parse_url(url: str | URL) -> URL:
 @contextmanager
 def _check_url(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> Iterator[URL]:
     url = _set_driver(url, own, others)
-    if not _is_in_memory(url):
+    if not is_in_memory(url):
         _check_place(url)
         yield url
         return

@@ -58,7 +58,7 @@ from ..runs.store import (
     ownership_after,
 )
 from ..settings import RecordsOfEndedRuns, SqlSettings, ToolboxSettings
-from .dialects import INSERT_OF, DatabaseNow, has_ended
+from .dialects import INSERT_OF, DatabaseNow, has_ended, new_clock
 from .engines import FOR_WRITING, SeparateConnections, address_of
 from .migrations import StoreTables
 from .outages import retried
@@ -114,6 +114,7 @@ class SqlRunStore(RunStore):
         if records not in get_args(RecordsOfEndedRuns):
             raise ValueError(f"invalid records_of_ended_runs={records!r}; use 'keep' or 'delete'")
         self._deletes_ended = records == "delete"
+        self.clock = new_clock(engine.sync_engine)
         self._engine = engine
         self._separate = SeparateConnections(engine)
         self._is_postgresql = engine.dialect.name == "postgresql"
@@ -145,7 +146,7 @@ class SqlRunStore(RunStore):
         False also if a connection was lost after an earlier try had created the run.
         """
         runs, leases = self._tables.runs, self._tables.leases
-        now, generation = DatabaseNow(), 1 if owner is not None else 0
+        now, generation = self._now(), 1 if owner is not None else 0
         header = (
             INSERT_OF[self._engine.dialect.name](runs)
             .values(
@@ -168,7 +169,7 @@ class SqlRunStore(RunStore):
             .on_conflict_do_nothing(index_elements=[runs.c.id])
             .returning(runs.c.id)
         )
-        until: Any = now + self._lease_milliseconds if owner is not None else literal(0)
+        until: Any = self._end_of_lease() if owner is not None else literal(0)
         async with self._writing() as connection:
             if (await connection.execute(header)).first() is None:
                 return False
@@ -224,7 +225,7 @@ class SqlRunStore(RunStore):
         if waiting_longer_than is not None:
             since = func.coalesce(runs.c.waiting_since, runs.c.updated_at)
             longest = waiting_longer_than // timedelta(milliseconds=1)
-            found = found.where(runs.c.status == "suspended", since < DatabaseNow() - longest)
+            found = found.where(runs.c.status == "suspended", since < self._now() - longest)
         async with self._reading() as connection:
             return [_read_run(row, row.owner) for row in await connection.execute(found)]
 
@@ -260,10 +261,7 @@ class SqlRunStore(RunStore):
         leases, owner = self._tables.leases, after.owner
         if owner is KEEP:
             return
-        values: dict[str, Any] = {
-            "owner": owner,
-            "until": 0 if owner is None else DatabaseNow() + self._lease_milliseconds,
-        }
+        values: dict[str, Any] = {"owner": owner, "until": 0 if owner is None else self._end_of_lease()}
         if after.raises_generation:
             values["generation"] = leases.c.generation + 1
         await connection.execute(update(leases).where(leases.c.run_id == run_id).values(values))
@@ -407,7 +405,7 @@ class SqlRunStore(RunStore):
             raise LeaseLostError(run_id)
         first = last - len(events) + 1
         rows = [{"run_id": run_id, "number": first + index, "data": data} for index, data in enumerate(events)]
-        await connection.execute(insert(table).values(at=DatabaseNow()), rows)
+        await connection.execute(insert(table).values(at=self._now()), rows)
 
     def _insert_events(self, run_id: str, generation: int, events: Sequence[str]) -> Any:
         """Return the statement of PostgreSQL that numbers and adds events."""
@@ -425,7 +423,7 @@ class SqlRunStore(RunStore):
             .render_derived(name="event")
         )
         number = cast_to(counted.c.before + given.c.ordinal, Integer())
-        source = select(literal(run_id, Text()), number, DatabaseNow(), given.c.data)
+        source = select(literal(run_id, Text()), number, self._now(), given.c.data)
         source = source.select_from(self._with_safe_commit(counted).join(given, true()))
         return insert(table).from_select(["run_id", "number", "at", "data"], source).returning(table.c.number)
 
@@ -459,7 +457,7 @@ class SqlRunStore(RunStore):
             runs.c.generation == generation,
             runs.c.status == "running",
         )
-        taken = {"generation": generation + 1, "owner": owner, "until": DatabaseNow() + self._lease_milliseconds}
+        taken = {"generation": generation + 1, "owner": owner, "until": self._end_of_lease()}
         taking = RunChanges(owner=owner)
         values = self._new_values(taking, ownership_after(taking, by_owner=False))
         changed = update(runs).where(mine).values(values).returning(*self._header_columns())
@@ -473,7 +471,7 @@ class SqlRunStore(RunStore):
             return _read_run(row, owner)
 
     def _has_ended(self) -> ColumnElement[bool]:
-        return has_ended(self._tables.leases.c.until, 2 * self._lease_milliseconds, self._engine.dialect.name)
+        return has_ended(self._tables.leases.c.until, 2 * self._lease_milliseconds, self.clock)
 
     def renewing(self) -> AbstractAsyncContextManager[None]:
         """Renew and release leases on separate connections inside the block."""
@@ -483,7 +481,7 @@ class SqlRunStore(RunStore):
     async def renew(self, run_id: str, generation: int) -> bool:
         """Extend the lease to a full duration from now. Returns False if the run has another generation or no owner."""
         # Not by the time: an owner that is late keeps the run until another one has taken it.
-        return await self._set_lease(run_id, generation, {"until": DatabaseNow() + self._lease_milliseconds})
+        return await self._set_lease(run_id, generation, {"until": self._end_of_lease()})
 
     @retried
     async def release(self, run_id: str, generation: int) -> None:
@@ -590,6 +588,12 @@ class SqlRunStore(RunStore):
     def _lease_milliseconds(self) -> int:
         return round(self.lease * 1000)
 
+    def _now(self) -> DatabaseNow:
+        return DatabaseNow(self.clock)
+
+    def _end_of_lease(self) -> ColumnElement[int]:
+        return self._now() + self._lease_milliseconds
+
     def _header_columns(self, document: ColumnElement[Any] | None = None) -> list[ColumnElement[Any]]:
         """Return the columns of a header, without its owner; `document` may be a shorter one."""
         columns = self._tables.runs.c
@@ -604,7 +608,7 @@ class SqlRunStore(RunStore):
     def _new_values(self, changes: RunChanges, after: Ownership) -> dict[str, Any]:
         """Return the new values of a header."""
         columns = self._tables.runs.c
-        values: dict[str, Any] = {**changes.values, "version": columns.version + 1, "updated_at": DatabaseNow()}
+        values: dict[str, Any] = {**changes.values, "version": columns.version + 1, "updated_at": self._now()}
         if (since := values.get("waiting_since")) is not None:
             values["waiting_since"] = _write_time(since)
         if (document := values.get("document")) is not None:
