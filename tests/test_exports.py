@@ -52,7 +52,7 @@ SearchBehavior ToolSearchRequest ToolSearchResult ToolSearchStrategy
 handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 SearchBehavior handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 AnthropicChatModel PydanticAiChatModel
-decorates observes on_start only_if RestArgumentError
+decorates observes on_start on_success only_if RestArgumentError
 """
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
 PUBLIC_MODULES = [

@@ -225,6 +225,7 @@ if TYPE_CHECKING:
     from .hosts.standalone import create_ai_service
     from .settings import ToolboxSettings
     from .observers import observes
+    from .request_hooks import on_success
     from .startup import on_start
     from .hosts.executors import (
         tool_executor_from,
@@ -297,6 +298,7 @@ _HOMES = {
     ".hosts.standalone": ("create_ai_service",),
     ".settings": ("ToolboxSettings",),
     ".observers": ("observes",),
+    ".request_hooks": ("on_success",),
     ".startup": ("on_start",),
     ".hosts.executors": (
         "tool_executor_from",
@@ -485,6 +487,7 @@ __all__ = [
     "non_blocking",
     "observes",
     "on_start",
+    "on_success",
     "only_if",
     "produces",
     "register_ai_service",

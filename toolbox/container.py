@@ -28,6 +28,7 @@ from .di.registry import marked_in
 from .di.scopes import CallScope, RequestScope
 from .di.values import DEFAULT, Value
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
+from .execution.runners import LoopRunner
 from .execution.threads import FORKED, LoopThread, keep_inherited, register_for_fork
 from .introspection import type_name
 from .registered_program import CheckedProgram, RegisteredProgram, call_decorators, is_marked, loaded
@@ -281,7 +282,7 @@ class Container:
         # Imported late: dependency_injector takes long to load.
         from .di.wiring import Wiring
 
-        wiring = Wiring(checked.graph, self._internals, loop)
+        wiring = Wiring(checked.graph, self._internals, loop, LoopRunner(checked.host.workers))
         wiring.stop_timeout = checked.host.settings.stop_timeout
         wiring.application.store.update(checked.settings)
         self._wiring = wiring

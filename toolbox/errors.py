@@ -522,6 +522,13 @@ class RunSuspendedError(_WithFacts, FrameworkError):
         return f"run {self.run_id} is suspended until these calls are answered: {calls}; use runs.resume(…)"
 
 
+def is_suspension(error: BaseException | None) -> bool:
+    """Return True for the error of a call that waits for answers, or a group of such errors; it has not failed."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_suspension, error.exceptions))
+    return isinstance(error, RunSuspendedError) and not error.is_abandoned
+
+
 class RunAnswerError(_WithFacts, FrameworkError):
     """An answer to a suspended run was refused, and the run did not change; `.reason` says why.
 

@@ -193,10 +193,10 @@ class RegisteredProgram:
             access_problems,
             estimator_problems,
             global_interceptor_problems,
+            hook_problems,
             identity_problems,
             key_function_problems,
             listener_problems,
-            request_hook_problems,
             restricted_in,
             tool_problems,
             tools_of_beans,
@@ -216,7 +216,7 @@ class RegisteredProgram:
         problems += host.registered.run_problems(graph, self._added_tools(graph))
         problems += listener_problems(graph)
         problems += global_interceptor_problems(graph)
-        problems += request_hook_problems(graph)
+        problems += hook_problems(graph)
         problems += estimator_problems(graph)
         problems += access_problems(graph)
         plans = [plan for service in host.plans.values() for plan in service.values()]

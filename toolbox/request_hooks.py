@@ -1,19 +1,31 @@
-"""`@before_model_request`: marks methods of beans that are called before each model request, and reads the marks.
+"""`@before_model_request` and `@on_success`: mark methods of beans that are called in their scope, and read the marks.
 
-Not here: which beans are asked (`di.scopes`), calling them (`services.model_calls`), checks (`hosts.bean_checks`).
+Not here: which beans are asked, and calling `@on_success` methods (`di.scopes`), calling those before a model request
+(`services.model_calls`), checks (`hosts.bean_checks`).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from .introspection import may_be_marked_in
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
-REQUEST_HOOK_MARK: Final = "__toolbox_before_model_request__"
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A moment at which marked methods of beans are called: the decorator, and the mark that it leaves."""
+
+    decorator: str
+    mark: str
+
+
+BEFORE_MODEL_REQUEST: Final = Hook("@before_model_request", "__toolbox_before_model_request__")
+ON_SUCCESS: Final = Hook("@on_success", "__toolbox_on_success__")
 
 
 def before_model_request(method: F) -> F:
@@ -28,23 +40,42 @@ def before_model_request(method: F) -> F:
     before each model request of the current request and of the tool calls that led there. An error that it raises ends
     the invocation. Raises `TypeError` for anything but a function.
     """
+    return _leave_mark(method, BEFORE_MODEL_REQUEST)
+
+
+def on_success(method: F) -> F:
+    """Call a method of a request-scoped bean when the work of its request has ended well, for example to commit.
+
+        @request_scoped
+        class Transaction:
+            @on_success
+            def commit(self) -> None: ...
+
+    The method has no parameters, and is `def` or `async def`; a `def` runs where a `def` tool would. It is called
+    before the result is handed on: before the first byte of a response, before an MCP result is sent, before an
+    injected function returns, before a run is stored as completed or suspended, and when a WebSocket or a
+    `request_scope()` block ends. The methods are called in the order in which their beans were made. An error that one
+    raises is the error of the work: the others are not called, and producers that have yielded get it. Beans that are
+    made after the first byte of a stream are called when the stream has ended well. Nothing is called if the work
+    failed; a call that was suspended has not failed. Raises `TypeError` for anything but a function.
+    """
+    return _leave_mark(method, ON_SUCCESS)
+
+
+def _leave_mark(method: F, hook: Hook) -> F:
     if isinstance(method, type) or not callable(getattr(method, "__func__", method)):
-        raise TypeError(f"@before_model_request: expected a method, got {method!r}; put it above a `def` in a class")
-    setattr(method, REQUEST_HOOK_MARK, True)
+        raise TypeError(f"{hook.decorator}: expected a method, got {method!r}; put it above a `def` in a class")
+    setattr(method, hook.mark, True)
     return method
 
 
 @functools.lru_cache(maxsize=4096)
-def request_hooks_of(cls: type[Any]) -> tuple[str, ...]:
+def hooks_of(cls: type[Any], hook: Hook) -> tuple[str, ...]:
     """Return the names of the marked methods of a class, also of those that a subclass defines again."""
-    return tuple(dict.fromkeys(name for base in reversed(cls.__mro__) for name in _find_marked(base)))
+    return tuple(dict.fromkeys(name for base in reversed(cls.__mro__) for name in _find_marked(base, hook)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _find_marked(cls: type[Any]) -> tuple[str, ...]:
-    return tuple(name for name, member in may_be_marked_in(cls) if _has_hook(member))
-
-
-def _has_hook(member: object) -> bool:
+def _find_marked(cls: type[Any], hook: Hook) -> tuple[str, ...]:
     # `@staticmethod` copies the marks of its function, so that the order of the two decorators does not matter.
-    return getattr(member, REQUEST_HOOK_MARK, False) is True
+    return tuple(name for name, member in may_be_marked_in(cls) if getattr(member, hook.mark, False) is True)

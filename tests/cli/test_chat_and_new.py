@@ -85,6 +85,48 @@ def test_an_error_is_shown_and_the_conversation_continues(tmp_path: Path) -> Non
     assert "It is [five]." in done.stdout
 
 
+def test_a_turn_that_fails_rolls_back_what_its_beans_have_done(tmp_path: Path) -> None:
+    replies = "tool_call('note', {}), ZeroDivisionError('oven'), tool_call('note', {}), "
+    program = PROGRAM.replace("replies = [", f"replies = [{replies}")
+    program = program.replace(
+        "class Sum(",
+        """
+from collections.abc import Iterator
+from toolbox import on_success, produces, request_scoped
+
+class Transaction:
+    @on_success
+    def commit(self) -> None:
+        print("committed")
+
+@produces(scope="request")
+def transaction() -> Iterator[Transaction]:
+    try:
+        yield Transaction()
+    except ZeroDivisionError:
+        print("rolled back")
+        raise
+
+class Notes:
+    def __init__(self, transaction: Transaction) -> None: ...
+
+    @tool
+    def note(self) -> str:
+        return "noted"
+
+class Sum(""",
+    )
+    program = program.replace("tools=Calculator", "tools=[Calculator, Notes]").replace(
+        "register(Assistant)", "register(Assistant, transaction)"
+    )
+    (tmp_path / "program.py").write_text(program)
+
+    done = toolbox("chat", "program:Assistant", folder=tmp_path, typed="one\ntwo\n")
+
+    said = [line for line in done.stdout.splitlines() if line in ("committed", "rolled back")]
+    assert said == ["rolled back", "committed"], done.stdout + done.stderr
+
+
 def test_a_method_that_takes_only_a_history_gets_the_text_as_its_message(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
 

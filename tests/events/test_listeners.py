@@ -590,9 +590,9 @@ async def test_tools_called_outside_of_services_send_events() -> None:
 
     container, journal = container_with()
     tools, _ = read_tools((where,), "test")
-    async with container:
+    async with container, container.request_scope() as scope:
         by_name = {each.specification.name: each for each in tools}
-        await internals_of(container).host.execute(by_name, tool_call("where"), Assistant, ToolErrors())
+        await internals_of(container).host.execute(scope, by_name, tool_call("where"), Assistant, ToolErrors())
 
     assert journal.names == ["ToolStarted", "ToolExecuted"]
 

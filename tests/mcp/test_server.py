@@ -567,6 +567,15 @@ async def test_tools_are_served_over_http_in_fastapi() -> None:
     assert "/mcp" not in str(app.openapi())
 
 
+async def test_a_container_that_already_runs_is_served_too() -> None:
+    app, made = FastAPI(), container()
+    install(app, made)
+    mount_mcp(app, made, [Tools])
+
+    async with made, serving(app) as base, Client(f"{base}/mcp") as client:
+        assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
+
+
 async def test_get_is_rejected_immediately() -> None:
     app, made = FastAPI(), container()
     install(app, made)

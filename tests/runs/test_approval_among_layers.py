@@ -160,10 +160,10 @@ async def test_concurrent_tools_are_suspended_and_continued(streamed: bool) -> N
 async def test_tools_that_need_approval_do_not_run_outside_of_services() -> None:
     from toolbox.hosts.hosting import ContainerHost
 
-    async with container(says("x")) as here:
+    async with container(says("x")) as here, here.request_scope() as scope:
         host: ContainerHost = here._internals.host
         tools = host.plans[Desk]["events"].toolset.by_name
-        outcome = await host.execute(tools, REFUND, Desk, host.failures)
+        outcome = await host.execute(scope, tools, REFUND, Desk, host.failures)
     assert outcome.execution.is_error
     assert "approval" in outcome.execution.result
     assert ran == []

@@ -16,6 +16,7 @@ from toolbox import (
     call_scoped,
     dependent,
     on_start,
+    on_success,
     produces,
     request_scoped,
     return_to_model,
@@ -67,6 +68,22 @@ class Catalogue:
     @on_start(order=2)
     @staticmethod
     def report() -> None: ...
+
+
+@request_scoped
+class UnitOfWork:
+    @on_success
+    async def commit(self) -> int:
+        return 1
+
+    @on_success
+    @staticmethod
+    def publish() -> None: ...
+
+
+async def a_method_that_is_called_on_success_keeps_its_type(work: UnitOfWork) -> None:
+    assert_type(await work.commit(), int)
+    UnitOfWork.publish()
 
 
 @on_start

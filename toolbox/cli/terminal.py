@@ -388,18 +388,18 @@ class Conversation:
         arguments = {**self._arguments, self._parameter: said}
         is_structured = self._plan.output.kind is Kind.STRUCTURED
         is_suspended = False
-        async with self._container.request_scope(self._seeds):
-            events, value_of_call = watched_call(self._plan, host, arguments)  # a stream belongs to this scope
-            try:
+        try:
+            async with self._container.request_scope(self._seeds):
+                events, value_of_call = watched_call(self._plan, host, arguments)  # a stream belongs to this scope
                 async for event in events:
                     is_suspended = isinstance(event, RunSuspended)
                     if not (is_structured and isinstance(event, PartialResponse)):
                         self.show.event(event)
-            except Exception as error:  # the conversation continues after any error
-                if not isinstance(error, ToolboxError):
-                    logger.error("%s failed", self._plan.where, exc_info=error)
-                self.show.failure(error)
-                return False
+        except Exception as error:  # the conversation continues after any error
+            if not isinstance(error, ToolboxError):
+                logger.error("%s failed", self._plan.where, exc_info=error)
+            self.show.failure(error)
+            return False
         if is_structured and not self._plan.output.is_stream and not is_suspended:
             value = value_of_call()
             self.show.value(getattr(value, "content", value))

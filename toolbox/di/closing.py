@@ -7,7 +7,7 @@ loop that created the bean. Not here: which beans a scope holds (`scopes`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, NamedTuple
 
 from ..execution.cancellation import Patience, shielded
@@ -161,12 +161,21 @@ def close_waiting(
         work = closer.begin(error)
         loop = home if closer.loop is here else closer.loop
         try:
-            if loop is not None and loop.is_running():
-                asyncio.run_coroutine_threadsafe(work, loop).result()
-            else:
-                asyncio.run(work)
+            wait_on_loop(work, loop)
         except BaseException as failure:
             failures.append(failure)
+
+
+def wait_on_loop(work: Awaitable[Any], loop: asyncio.AbstractEventLoop | None) -> None:
+    """Await `work` on a loop that runs on another thread, or on a new one, and block this thread until then."""
+
+    async def wait() -> None:
+        await work
+
+    if loop is not None and loop.is_running():
+        asyncio.run_coroutine_threadsafe(wait(), loop).result()
+    else:
+        asyncio.run(wait())
 
 
 def raise_failures(what: str, failures: list[BaseException]) -> None:

@@ -1,4 +1,4 @@
-"""Open scopes: they are entered, store beans, and close what they hold, newest first.
+"""Open scopes: they are entered, store beans, call their `@on_success` methods, and close what they hold, newest first.
 
 Not here: which of several threads creates a bean (`creating`), how it is created (`resolvers`) and closed (`closing`).
 """
@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
 
 from ..context import ActiveScope
-from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
-from ..execution.cancellation import running
+from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError, is_suspension
+from ..execution.cancellation import finish_before_cancellation, running
+from ..execution.markers import awaitable_of, marked_execution
+from ..execution.runners import Runner
 from ..execution.threads import running_loop
 from ..introspection import type_name
-from ..request_hooks import request_hooks_of
+from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, hooks_of
 from .closing import (
     Closer,
     OwnTask,
@@ -31,6 +33,7 @@ from .closing import (
     raise_failures,
     stop,
     stop_async,
+    wait_on_loop,
     yielded_nothing,
 )
 from .creating import AsyncCreation, BeanStore, reset_variable
@@ -58,7 +61,7 @@ def request_hooks() -> list[Callable[[], Any]]:
     while scope is not None:
         for bean in scope.held_beans():
             kind: Any = type(bean)
-            for name in request_hooks_of(kind):
+            for name in hooks_of(kind, BEFORE_MODEL_REQUEST):
                 found.setdefault((id(bean), name), getattr(bean, name))
         scope = scope.outer
     return [*found.values()]
@@ -262,11 +265,14 @@ class Home:
     """Data and functions shared by the scopes of one container.
 
     `application` is the application scope, `lookup` gets beans from the active scope, `loop` is the event loop.
-    `stop_timeout` are the seconds that closing a scope may take after it was cancelled.
+    `runner` places the methods of beans that are called in scopes. `decorated` has the bean inside of each decorator's
+    bean. `stop_timeout` are the seconds that closing a scope may take after it was cancelled.
     """
 
     application: ApplicationScope
     lookup: ActiveScope
+    runner: Runner
+    decorated: Mapping[int, int]
     loop: asyncio.AbstractEventLoop | None = None
     stop_timeout: float = 10.0
 
@@ -314,11 +320,19 @@ class ApplicationScope(OpenScope):
 
 
 class RequestScope(OpenScope):
-    """The scope of one request. A request scope inside another one is independent of it."""
+    """The scope of one request. A request scope inside another one is independent of it.
+
+    `has_failed` is True if the work in it is known to have failed, so that no `@on_success` method is called. `failure`
+    is the error of such a method, which producers get also if the caller has made a result of it.
+    """
 
     what = "request scope"
     given: Mapping[Any, Any] = MappingProxyType({})
     """The seeds that it was given, by type."""
+    has_failed = False
+    failure: BaseException | None = None
+    _settled = 0  # how many of the stored beans were asked
+    _asked: frozenset[int] = frozenset()
 
     @property
     def request(self) -> OpenScope:
@@ -334,9 +348,16 @@ class RequestScope(OpenScope):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close_waiting(error)
+            if error is None or is_suspension(error):
+                self._settle_waiting()
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            reset_variable(active, self._token)
+            try:
+                self.close_waiting(error)
+            finally:
+                reset_variable(active, self._token)
 
     async def __aenter__(self) -> RequestScope:
         self._become_active()
@@ -346,10 +367,83 @@ class RequestScope(OpenScope):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self.close_if_empty():
-                await self.aclose(error)
+            if error is None or is_suspension(error):
+                await self.settle()
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            reset_variable(active, self._token)
+            try:
+                if not self.close_if_empty():
+                    await self.aclose(error or self.failure)
+            finally:
+                self.failure = None  # its traceback refers to the scope
+                reset_variable(active, self._token)
+
+    # --- work that ended well
+
+    @property
+    def is_settled(self) -> bool:
+        """True if no bean was made since `settle`, the work has failed, or the scope is closing."""
+        return self.has_failed or self.closing or self._settled >= len(self.store)
+
+    async def settle(self) -> None:
+        """Call the `@on_success` methods of the beans, in the order in which they were made: the work has ended well.
+
+        Each bean is asked once. Raises the error of the first method that fails; the others are not called.
+        """
+        while methods := self._take_success_methods():  # a method may make further beans
+            # A commit that has begun must not be torn by a client that leaves.
+            await finish_before_cancellation(self._call_methods(methods), self, self.home.stop_timeout)
+
+    async def _call_methods(self, methods: Iterable[tuple[Callable[[], Any], str]]) -> None:
+        try:
+            for method, label in methods:
+                await self.home.runner.run(marked_execution(method), method, label)
+        except BaseException as error:
+            self.has_failed, self.failure = True, error
+            raise
+
+    def _settle_waiting(self) -> None:
+        """Do the same as `settle`, on this thread; what must be awaited runs on the container's loop."""
+        try:
+            while methods := self._take_success_methods():
+                for method, label in methods:
+                    self._wait_for(method(), label)
+        except BaseException:
+            self.has_failed = True
+            raise
+
+    def _take_success_methods(self) -> list[tuple[Callable[[], Any], str]]:
+        """Return the `@on_success` methods of the beans made since the last time, with their names."""
+        if self.is_settled:
+            return []
+        made = [*self.store.items()][self._settled :]
+        self._settled += len(made)
+        outer_of = {inner: outer for outer, inner in self.home.decorated.items() if outer in self.store}
+        found: list[tuple[Callable[[], Any], str]] = []
+        for key, bean in made:
+            kind: Any = type(bean)
+            names = hooks_of(kind, ON_SUCCESS)
+            if not names or id(bean) in self._asked:  # one object may be the bean of several types
+                continue
+            self._asked = self._asked | {id(bean)}
+            # A decorator with the same method takes the place of its bean, and calls the bean's if it wants.
+            outer: Any = type(self.store[outer_of[key]]) if key in outer_of else object
+            replaced = hooks_of(outer, ON_SUCCESS)
+            found += [(getattr(bean, name), f"{kind.__name__}.{name}") for name in names if name not in replaced]
+        return found
+
+    def _wait_for(self, returned: object, label: str) -> None:
+        """Wait until what a method has returned is done, if it must be awaited."""
+        if (awaited := awaitable_of(returned)) is None:
+            return
+        if running_loop() is not None and running_loop() is self.home.loop:
+            if isinstance(awaited, Coroutine):
+                awaited.close()
+            reason = "its scope was entered with `with` on the event loop's thread, so it cannot be awaited"
+            raise ScopeNotActiveError(label, reason)
+        wait_on_loop(awaited, self.home.loop)
 
     def _become_active(self) -> None:
         if self._token is not None or self.closing:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
+from ..execution.runners import Runner
 from ..introspection import type_name
 from .awaited import Planner
 from .beans import FactoryKind, Stop
@@ -37,9 +38,12 @@ from .values import DEFAULT, BeanList, LazyBean, NotFound, SingleBean, Value
 class Wiring(Home):
     """Beans of one container between a start and the next stop."""
 
-    def __init__(self, graph: BeanGraph, lookup: ActiveScope, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(
+        self, graph: BeanGraph, lookup: ActiveScope, loop: asyncio.AbstractEventLoop | None, runner: Runner
+    ) -> None:
         self.graph, self.loop = graph, loop
-        self.lookup = lookup
+        self.lookup, self.runner = lookup, runner
+        self.decorated = graph.decorations.inner_of
         self.application = ApplicationScope(self)
         self._layers = OverrideLayers(graph, self)
         self._growing = threading.Lock()

@@ -7,12 +7,12 @@ Not here: checks of declarations (`services.planning`), of runs (`runs.start_che
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..di.decorators import Named
+from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
 from ..di.problem_texts import find_look_alikes
@@ -21,7 +21,7 @@ from ..errors import Problem
 from ..events import EventListener
 from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator
-from ..request_hooks import request_hooks_of
+from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from ..security import SecurityIdentity, access_to_member, class_access, marked_access
 from ..services.declaration import method_names, service_options_of
 from ..services.memory import ChatMemoryStore
@@ -243,25 +243,35 @@ def global_interceptor_problems(graph: BeanGraph) -> Iterator[Problem]:
         yield from named_problems(NamedAt(type_name(each.type), "global_interceptor", each, is_at_tool=False))
 
 
-def request_hook_problems(graph: BeanGraph) -> Iterator[Problem]:
-    """Yield problems with `@before_model_request` methods, which need no arguments and a bean of a request or call."""
-    found = {}
-    for each in graph.definitions[: graph.registered]:
-        # An instance may be registered as one of its base types.
-        for cls in {class_of(each.provides), type(each.source)}:
-            if isinstance(cls, type):
-                found.update({(cls, name): each for name in request_hooks_of(cls)})
-    for (cls, name), definition in found.items():
-        where = f"{cls.__name__}.{name}"
-        if not definition.scope.is_temporary:
-            fact = f"@before_model_request has no effect: the bean is {definition.scope.value}-scoped"
-            yield Problem(where, fact, "mark the class @request_scoped or @call_scoped")
-        function = inspect.unwrap(getattr(cls, name))
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            yield Problem(where, "@before_model_request does not support generators", "use a method that returns")
-        elif not method_takes(cls, name, 0):
-            fact = "a @before_model_request method is called without arguments"
-            yield Problem(where, fact, f"declare it `def {name}(self)`, and take beans in the constructor")
+def hook_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with `@before_model_request` and `@on_success` methods.
+
+    They take no arguments. The bean of the first is request- or call-scoped, that of the second request-scoped.
+    """
+    for hook, scopes in ((BEFORE_MODEL_REQUEST, (Scope.REQUEST, Scope.CALL)), (ON_SUCCESS, (Scope.REQUEST,))):
+        found: dict[tuple[type[Any], str, Scope], None] = {}
+        for each in graph.definitions[: graph.registered]:
+            # An instance may be registered as one of its base types.
+            for cls in {class_of(each.provides), type(each.source)}:
+                if isinstance(cls, type):
+                    found.update(dict.fromkeys((cls, name, each.scope) for name in hooks_of(cls, hook)))
+        for cls, name, scope in found:
+            yield from _problems_of_hook(hook, cls, name, scope, scopes)
+
+
+def _problems_of_hook(
+    hook: Hook, cls: type[Any], name: str, scope: Scope, scopes: Sequence[Scope]
+) -> Iterator[Problem]:
+    where = f"{cls.__name__}.{name}"
+    if scope not in scopes:
+        fact = f"{hook.decorator} has no effect: the bean is {scope.value}-scoped"
+        yield Problem(where, fact, f"mark the class {' or '.join(f'@{each.value}_scoped' for each in scopes)}")
+    function = inspect.unwrap(getattr(cls, name))
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        yield Problem(where, f"{hook.decorator} does not support generators", "use a method that returns")
+    elif not method_takes(cls, name, 0):
+        fact = f"a {hook.decorator} method is called without arguments"
+        yield Problem(where, fact, f"declare it `def {name}(self)`, and take beans in the constructor")
 
 
 def key_function_problems(models: ModelBeans, graph: BeanGraph) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from ..capabilities import load, tool_layers
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.graph import BeanGraph
-from ..di.scopes import outside_scopes
+from ..di.scopes import RequestScope, outside_scopes
 from ..di.values import SingleBean
 from ..errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from ..events import EventListener, Listeners
@@ -35,7 +35,8 @@ from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
 from ..tools.pipeline import execute_tool
-from ..tools.tool_calls import Tool, ToolEnvironment, ToolOutcome
+from ..tools.results import Encoded
+from ..tools.tool_calls import Tool, ToolCall, ToolEnvironment, ToolLayer, ToolOutcome, ToolStep
 from .bean_checks import ESTIMATOR, tool_bean_problems
 from .model_beans import ModelBeans
 from .registered_services import RegisteredServices, runs_are_imported
@@ -225,6 +226,7 @@ class ContainerHost(ServiceHosting):
 
     async def execute(
         self,
+        scope: RequestScope,
         tools: Mapping[str, Tool],
         request: ToolExecutionRequest,
         caller: type[Any],
@@ -232,7 +234,7 @@ class ContainerHost(ServiceHosting):
         memory_id: object = None,
         on_progress: Callable[[ToolProgress], object] | None = None,
     ) -> ToolOutcome:
-        """Run one of `tools` without a service, for example for MCP, in the current scope.
+        """Run one of `tools` without a service, for example for MCP, in the current `scope`, whose only work it is.
 
         The tool sees `caller` as `InvocationContext.service`. The container's error handlers complete `failures`.
         `on_progress` receives the tool's progress, on the event loop. Tools that the current identity may not
@@ -244,7 +246,8 @@ class ContainerHost(ServiceHosting):
             identity = await identity_in(self.scope)
             tools = {name: each for name, each in tools.items() if each.access is None or each.access.allows(identity)}
         if (tool := tools.get(request.name)) is not None:
-            tools = {**tools, request.name: with_layers(tool, tool_layers(self.registered.layering.interceptors))}
+            layers = (_settling(scope), *tool_layers(self.registered.layering.interceptors))
+            tools = {**tools, request.name: with_layers(tool, layers)}
         environment = ToolEnvironment(
             tools=tools,
             context=InvocationContext(
@@ -262,7 +265,9 @@ class ContainerHost(ServiceHosting):
             on_progress=on_progress,
             model=self.models.find,
         )
-        return await execute_tool(request, environment)
+        outcome = await execute_tool(request, environment)
+        scope.has_failed = scope.has_failed or outcome.execution.is_error
+        return outcome
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """Return the access to one conversation of a service."""
@@ -355,3 +360,18 @@ class ContainerHost(ServiceHosting):
         """Yield problems with the beans that a tool needs. Without a graph, there is nothing to check yet."""
         if self.registered.graph is not None:
             yield from tool_bean_problems(where, tool, self.registered.graph)
+
+
+def _settling(scope: RequestScope) -> ToolLayer:
+    """Return the layer of a call that is all the work of its scope: what `@on_success` raises is the tool's error."""
+
+    def add(step: ToolStep, tool: Tool) -> ToolStep:
+        async def run_and_settle(call: ToolCall) -> Encoded:
+            encoded = await step(call)
+            if not encoded.is_error:
+                await scope.settle()
+            return encoded
+
+        return run_and_settle
+
+    return add

@@ -88,7 +88,8 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
         raise IllegalConfigurationError(problems)
     owners = [each.owner if isinstance(each, ToolMember) else each for each in sources]
     beans = dict.fromkeys((*bean_types(owners), *filter(has_bean_offers, owners)))
-    container.register(*(each for each in beans if not internals_of(container).knows(each)))
+    if unknown := [each for each in beans if not internals_of(container).knows(each)]:
+        container.register(*unknown)
     if not container.is_started:
         served = (*read, *(each.tool for each in offers.resources), *(each.tool for each in offers.prompts))
         restricted = [each.where for each in served if is_restricted(each)]
@@ -211,11 +212,13 @@ class _Handlers:
         )
         try:
             async with (
-                self._container.request_scope(caller_seeds()),
+                self._container.request_scope(caller_seeds()) as scope,
                 _report_progress(context, self._tools.get(params.name)) as on_progress,
             ):
                 # A tool that the identity may not call is an unknown tool, and no error names it.
-                outcome = await host.execute(self._tools, request, McpEndpoint, failures, on_progress=on_progress)
+                outcome = await host.execute(
+                    scope, self._tools, request, McpEndpoint, failures, on_progress=on_progress
+                )
         except ToolAbort as error:
             return _make_tool_answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
         except Exception as error:
@@ -320,10 +323,15 @@ class _Handlers:
             on_tool_execution_error=host.failures.on_tool_execution_error or on_error,
         )
         try:
-            async with self._container.request_scope(caller_seeds()), _report_progress(context, tool) as on_progress:
+            async with (
+                self._container.request_scope(caller_seeds()) as scope,
+                _report_progress(context, tool) as on_progress,
+            ):
                 if not await self._choose_allowed([tool], _same):
                     raise _make_params_error(unknown)
-                outcome = await host.execute({name: tool}, request, McpEndpoint, failures, on_progress=on_progress)
+                outcome = await host.execute(
+                    scope, {name: tool}, request, McpEndpoint, failures, on_progress=on_progress
+                )
         except ToolAbort as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
         except MCPError:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..chat import ToolExecutionRequest
 from ..context import current_invocation, restored_attributes
+from ..di.scopes import RequestScope
 from ..errors import RunIncompatibleError, ScopeNotActiveError
 from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
@@ -164,18 +165,19 @@ class PreparedRuns:
         return identity_from(loaded, f"{type(loader).__name__}.load")
 
     @asynccontextmanager
-    async def open_scope(self, prepared: PreparedRun) -> AsyncIterator[None]:
+    async def open_scope(self, prepared: PreparedRun) -> AsyncIterator[RequestScope | None]:
         """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls.
 
-        The identity is a seed also if it is anonymous: a producer, or the one of a web request, must not replace it.
+        Yields the scope; None without a container. The identity is a seed also if it is anonymous: a producer, or the
+        one of a web request, must not replace it.
         """
         seeds = {**prepared.seeds, SecurityIdentity: prepared.identity}
         token = current_invocation.set(None)
         try:
             added = tools_added(prepared.added, prepared.document.added_by)
             with added, restored_attributes(prepared.document.attributes):
-                async with self._host.open_request(seeds):
-                    yield
+                async with self._host.open_request(seeds) as scope:
+                    yield scope
         finally:
             current_invocation.reset(token)
 

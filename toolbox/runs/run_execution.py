@@ -269,7 +269,7 @@ class RunExecution:
                 await log.open()
             session.write_events, held.write_events = log.flush, log.catch_up
         try:
-            async with self._preparing.open_scope(prepared):
+            async with self._preparing.open_scope(prepared) as session.scope:
                 message = read_user_message(run.id, document)
                 invocation = Invocation(
                     prepared.plan, self._host, prepared.arguments, place=session.root, message=message

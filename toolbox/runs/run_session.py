@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest
+from ..di.scopes import RequestScope
 from ..errors import RunConflictError, RunIncompatibleError
 from ..limits import Account, UsageLimits, narrowest, remaining
 from ..safe_text import printable
@@ -110,7 +111,8 @@ class Restored:
 class RunSession(RunRecords):
     """One run while this process executes it. `tools` records its tool calls.
 
-    `has_left` is True after the write that suspends or ends the stored run: it has also ended the lease.
+    `scope` is the request scope of the run; None while the run is part of another request. `has_left` is True after the
+    write that suspends or ends the stored run: it has also ended the lease.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -119,6 +121,7 @@ class RunSession(RunRecords):
         self.pending: tuple[PendingCall, ...] = ()
         self.wants_result = False
         self.has_left = False
+        self.scope: RequestScope | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
 
     @classmethod
@@ -369,6 +372,8 @@ class RunSession(RunRecords):
             raise self._make_cancelled_error()
         self.at(path_of(invocation)).suspended = invocation
         if not path_of(invocation):
+            if self.scope is not None:
+                await self.scope.settle()
             await self._store_suspension(await self._describe_run(invocation) if self.document is None else None)
             self.has_left = True
 

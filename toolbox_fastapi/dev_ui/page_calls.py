@@ -50,9 +50,9 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
     request = ToolExecutionRequest(f"dev-ui-{next(_numbers)}", tool.specification.name, arguments)
     try:
         with WhileCallerWaits():
-            async with container.request_scope():
+            async with container.request_scope() as scope:
                 outcome = await internals_of(container).host.execute(
-                    {request.name: tool}, request, DevUiPage, ERRORS_TO_MODEL, memory_id
+                    scope, {request.name: tool}, request, DevUiPage, ERRORS_TO_MODEL, memory_id
                 )
     except (FrameworkError, ToolAbort) as error:  # a model never sees these, the developer does
         return make_failure_entry(error)
