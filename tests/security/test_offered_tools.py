@@ -15,6 +15,7 @@ from toolbox import (
     Container,
     IllegalConfigurationError,
     Inject,
+    MissingBeanError,
     Result,
     TokenStream,
     ToolErrors,
@@ -503,6 +504,24 @@ def test_roles_without_an_identity_are_a_problem(registered: Any) -> None:
     assert "no bean provides a SecurityIdentity" in problem
     assert problems(registered, seeds=[SecurityIdentity]) == []
     assert problems(registered, identity_of_context) == []
+
+
+class NeedsIdentity:
+    def __init__(self, identity: SecurityIdentity) -> None: ...
+
+
+@pytest.mark.parametrize("registered", [Orders, NeedsIdentity, Restricted], ids=lambda each: each.__name__)
+def test_the_problem_of_a_missing_identity_says_first_to_declare_it(registered: Any) -> None:
+    for problem in Container().register(registered).check(models=False):
+        assert problem.fix.startswith("declare it: Container(seeds=[SecurityIdentity])")
+
+
+def test_a_lookup_of_a_missing_identity_says_the_same() -> None:
+    error = Container().register(Orders).check()[0]
+    with Container() as container, pytest.raises(MissingBeanError) as raised, container.request_scope():
+        container.get(SecurityIdentity)
+
+    assert raised.value.fix == error.fix.partition("; or use")[0]
 
 
 def test_two_identities_are_a_problem() -> None:

@@ -39,6 +39,7 @@ from .problem_texts import (
     NearMisses,
     find_similar,
     find_wider_producer,
+    identity_fix,
     left_out_fix,
     suggest_fix,
     wanted_text,
@@ -552,7 +553,7 @@ class BeanGraph:
             problem = of_type.problem(name, point.where)
             fix = "" if problem is None else problem.fix
             return MissingBeanError(_lookup_text(point), (), point.where if point.parameter else "", fix)
-        fix = web_request_fix(point.wants)
+        fix = web_request_fix(point.wants) or identity_fix(point.wants)
         if absent := self.left_out_for(point.wants):
             fix = "; ".join(map(str, absent))
         elif find_wider_producer(point.wants, self.definitions) is not None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from ..introspection import class_of, forms_of, type_name
+from ..security import SecurityIdentity
 from .beans import BeanDefinition
 from .conditions import LeftOut
 from .injection_points import InjectionPoint, PointShape
@@ -49,6 +50,8 @@ def suggest_fix(point: InjectionPoint, near: Sequence[str], definitions: Sequenc
     optional = f"`{type_name(point.wants)} | None`"
     if fix := web_request_fix(point.wants):
         return fix
+    if fix := identity_fix(point.wants):
+        return f"{fix}; or use {optional}"
     one = _READY_MADE.get(path, "") or _to_register(cls)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     return f"register {one}{hint}, add it to Container(seeds=…) if request scopes receive it, or use {optional}"
@@ -76,6 +79,16 @@ def web_request_fix(wanted: Any) -> str:
         return ""
     serve = "serve it with FastAPI: toolbox_fastapi.install(app, container) provides it in requests"
     return f"{serve}; if this also runs outside requests, use `{type_name(wanted)} | None`"
+
+
+def identity_fix(wanted: Any) -> str:
+    """Return the fix for a missing `SecurityIdentity`, which is never a bean by itself; "" for other types."""
+    if class_of(wanted) is not SecurityIdentity:
+        return ""
+    return (
+        "declare it: Container(seeds=[SecurityIdentity]), also if identity= of install(…) provides it in another "
+        "module; or pass identity= to install(…), or register a producer"
+    )
 
 
 def _to_register(cls: Any) -> str:

@@ -15,7 +15,7 @@ from ..capabilities import named_problems
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
-from ..di.problem_texts import find_look_alikes
+from ..di.problem_texts import find_look_alikes, identity_fix
 from ..di.values import NotFound, SingleBean, beans_in
 from ..errors import Problem
 from ..events import EventListener
@@ -105,11 +105,7 @@ def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[P
     if not isinstance(graph.value_of(_IDENTITY), SingleBean):
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         fact = f"{', '.join(places[:3])}{more}: roles are used, but no bean provides a SecurityIdentity"
-        fix = (
-            "declare it: Container(seeds=[SecurityIdentity]), also if identity= of install(…) provides it in another "
-            "module; or pass identity= to install(…), or register a producer"
-        )
-        yield Problem(_IDENTITY.where, fact, fix)
+        yield Problem(_IDENTITY.where, fact, identity_fix(SecurityIdentity))
 
 
 def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan], read: Iterable[ReadTools]) -> Iterator[str]:
