@@ -288,17 +288,11 @@ def marked_access(member: object) -> Access | None:
         return None
     for each in (member, getattr(member, "__func__", None), getattr(member, "func", None)):
         mark = None if isinstance(each, type) else getattr(each, ACCESS_MARK, None)
-        if isinstance(mark, Access):
+        # Objects also have the attributes of their class, whose mark is further away than those of its methods.
+        if isinstance(mark, Access) and (
+            ACCESS_MARK in getattr(each, "__dict__", ()) or mark is not class_access(type(each))
+        ):
             return mark
-    return None
-
-
-def nearest_access(function: object) -> Access | None:
-    """Return the mark of a function or of what it wraps, the outermost first; None without one."""
-    while function is not None:
-        if (found := marked_access(function)) is not None:
-            return found
-        function = getattr(function, "__wrapped__", None)
     return None
 
 
@@ -312,10 +306,14 @@ def access_to(owner: type[Any] | None, members: Iterable[object]) -> Access | No
 
     None if everyone may call it.
     """
-    found = next((mark for each in members if (mark := marked_access(each)) is not None), None)
-    if found is None and owner is not None:
-        found = class_access(owner)
+    found = declared_access(owner, members)
     return None if found is None or found.is_open else found
+
+
+def declared_access(owner: type[Any] | None, members: Iterable[object]) -> Access | None:
+    """Return the same mark, also that of `@permit_all`; None without a mark."""
+    found = next((mark for each in members if (mark := marked_access(each)) is not None), None)
+    return class_access(owner) if found is None and owner is not None else found
 
 
 OF_KNOWN: Final = Access(is_declared=False)

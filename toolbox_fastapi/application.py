@@ -9,21 +9,28 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from fastapi import Depends, FastAPI
-from fastapi.routing import APIRoute, iter_route_contexts
+from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import BaseRoute, Host, Mount
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -34,14 +41,13 @@ from toolbox.overview import ENTRIES
 from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
 
+from .application_routes import PreparedRoutes, applications_within, installed
 from .dev_ui.access import DevUi
 from .endpoint_checks import (
     complete_dependencies,
     endpoint_problems,
     entries_of,
     find_implied_beans,
-    installed,
-    mounted_in,
     offers_of_endpoints,
     tools_added_by_endpoints,
 )
@@ -53,6 +59,7 @@ from .exchanges import (
     ClientDisconnectedError,
     ClientExchange,
     current_connection,
+    current_exchange,
     current_identity,
     record_failure,
     unwrapped_error,
@@ -103,6 +110,7 @@ def install(
     installation = Installation(app, container, resolve_identity)
     internals = internals_of(container)
     installed.add(app)
+    setattr(app.state, INSTALLATION, installation)
     setattr(app.state, APPLICATION_CONTAINER, container)
     for kind in (HTTPConnection, Request, WebSocket):
         internals.declare_seed(kind, partial(current_connection, kind))
@@ -110,12 +118,12 @@ def install(
         internals.declare_seed(SecurityIdentity, current_identity)
         setattr(app.state, IDENTITY_DEPENDENCY, resolve_identity)
         app.router.dependencies.insert(0, Depends(resolve_identity))
-    internals.add_implied(lambda: find_implied_beans(app.routes))
-    internals.add_offers(lambda: offers_of_endpoints(app.routes))
-    internals.add_tool_finder(lambda graph: tools_added_by_endpoints(app.routes, graph))
-    internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
-    internals.add_check(lambda graph: role_problems(app.routes, graph, resolve_identity))
-    setattr(app.state, ENTRIES, [lambda graph: entries_of(app.routes, graph)])
+    internals.add_implied(lambda: find_implied_beans(app))
+    internals.add_offers(lambda: offers_of_endpoints(app))
+    internals.add_tool_finder(lambda graph: tools_added_by_endpoints(app, graph))
+    internals.add_check(lambda graph: endpoint_problems(app, graph))
+    internals.add_check(lambda graph: role_problems(app, graph, resolve_identity))
+    setattr(app.state, ENTRIES, [lambda graph: entries_of(app, graph)])
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
     app.router.lifespan_context = installation.wrap_lifespan(app.router.lifespan_context)
@@ -129,50 +137,92 @@ def install(
         installation.dev_ui = mount_dev_ui(app, container, DevUi.of(dev_ui))
 
 
+Server: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
+"""Runs something that answers requests of an application, such as an MCP server."""
+
+INSTALLATION = "toolbox_installation"
+"""Name of the attribute of an application's `state` that has its `Installation`."""
+
+
 class Installation:
-    """An application with its container; `shutdown` is set while the lifespan runs."""
+    """An application with its container; `shutdown` is set while a lifespan runs, its own or that of a parent.
+
+    `servers` run inside of it.
+    """
 
     def __init__(self, app: FastAPI, container: Container, resolve_identity: Callable[..., Any] | None) -> None:
         self.app, self.container, self._resolve_identity = app, container, resolve_identity
         self.shutdown: Shutdown | None = None
         self.dev_ui: DevUiApplication | None = None
+        self.servers: list[Server] = []
+        self.routes = PreparedRoutes(app, self._prepare_routes)
 
     def wrap_lifespan(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
-        """Return a lifespan that starts the container, runs the application's `lifespan`, and stops the container."""
+        """Return a lifespan that starts the container, runs the application's `lifespan`, and stops the container.
+
+        The containers of applications within, whose lifespans nobody runs, are started and stopped too.
+        """
 
         @asynccontextmanager
         async def start_and_serve(app: FastAPI) -> AsyncIterator[Any]:
-            complete_dependencies(app.routes, self._resolve_identity)
-            check_callers(app.routes, self.container, self._resolve_identity)
-            for each in mounted_apps(app.routes):
-                record_failures(each)
-            async with self._start_container(), lifespan(app) as state:
+            async with self._start_container(), lifespan(app) as state, AsyncExitStack() as within:
                 settings = await self.container.aget(ToolboxSettings)
-                self.shutdown = shutdown = Shutdown(settings.stop_timeout)
-                if self.dev_ui is not None:
-                    self.dev_ui.start(settings)
+                shutdown = Shutdown(settings.stop_timeout)
+                await within.enter_async_context(self._serve(shutdown))
+                for path, each in applications_within(app):
+                    # The program may have started the container, or run the lifespan itself.
+                    inner: Installation | None = getattr(getattr(each, "state", None), INSTALLATION, None)
+                    if inner is not None and inner.shutdown is None:
+                        await within.enter_async_context(inner._serve(shutdown, path))
                 try:
                     with shutdown.notice_signals():
                         yield state
                 finally:
                     await shutdown.wait()
-                    self.shutdown = None
 
         return start_and_serve
+
+    @asynccontextmanager
+    async def _serve(self, shutdown: Shutdown, path: str = "") -> AsyncIterator[None]:
+        """Let the application answer requests inside the block; `path` is where it is mounted."""
+        async with self._start_container(), AsyncExitStack() as running:
+            self.routes.refresh()
+            for each in self.servers:
+                await running.enter_async_context(each())
+            self.shutdown = shutdown
+            if self.dev_ui is not None:
+                self.dev_ui.start(await self.container.aget(ToolboxSettings), path)
+            try:
+                yield
+            finally:
+                self.shutdown = None
 
     def _start_container(self) -> AbstractAsyncContextManager[object]:
         """Return the container as a context manager, or an empty one if it is already started."""
         return nullcontext() if self.container.is_started else self.container
 
+    def _prepare_routes(self) -> None:
+        complete_dependencies(self.app, internals_of(self.container).graph, self._resolve_identity)
+        check_callers(self.app, self.container, self._resolve_identity)
+        for _, each in applications_within(self.app):
+            if isinstance(each, Starlette):
+                record_failures(each)
 
-def mounted_apps(routes: Sequence[BaseRoute]) -> Iterator[Starlette]:
-    """Yield the applications that these routes mount, at any depth, FastAPI or Starlette."""
-    for context in iter_route_contexts(routes):
-        if isinstance(context.original_route, (Mount, Host)):
-            mounted = mounted_in(context.original_route)
-            if isinstance(mounted, Starlette):
-                yield mounted
-            yield from mounted_apps(getattr(mounted, "routes", ()))
+
+def run_while_served(app: FastAPI, server: Server) -> None:
+    """Run `server` while `app` answers requests: in its lifespan, or in that of an application that mounts it."""
+    installation: Installation | None = getattr(app.state, INSTALLATION, None)
+    if installation is not None:
+        installation.servers.append(server)
+        return
+    lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def run_and_serve(app: FastAPI) -> AsyncIterator[Any]:
+        async with lifespan(app) as state, server():
+            yield state
+
+    app.router.lifespan_context = run_and_serve
 
 
 # --- each request and WebSocket
@@ -198,14 +248,23 @@ class RequestScopes:
             return
         beans, shutdown = container.request_scope(), self._installation.shutdown
         begun = None if shutdown is None else shutdown.begun
-        exchange = scope[EXCHANGE_KEY] = ClientExchange(container, begun, scope, receive, send)
+        exchange = ClientExchange(container, beans, self._installation.routes, begun, scope, receive, send)
+        exchange.outer = outer
+        scope[EXCHANGE_KEY] = exchange
         if shutdown is not None:
             shutdown.open.add(exchange)
         token = current_caller.set(exchange)
         raised: BaseException | None = None
         await beans.__aenter__()
         try:
-            await self.app(scope, exchange.receive, exchange.send)
+            try:
+                await self.app(scope, exchange.receive, exchange.send)
+            except Exception as error:
+                # An application that is not FastAPI's had begun to answer when its `@on_success` methods failed.
+                if not exchange.unsettled or exchange.started:
+                    raise
+                logger.error("http %s failed", scope["path"], exc_info=exchange.failure or error)
+                await PlainTextResponse("Internal Server Error", 500)(scope, exchange.receive, exchange.send)
         except BaseException as error:
             raised = error
             # A client that leaves during a response is not an error for the server's log.
@@ -252,7 +311,8 @@ def record_failures(app: Starlette) -> None:
     def build_recording() -> ASGIApp:
         handlers, middlewares = app.exception_handlers, app.user_middleware
         app.exception_handlers = {kind: recording(handler) for kind, handler in handlers.items()}
-        app.user_middleware = [*middlewares, Middleware(RecordFailures)] if middlewares else []
+        outermost = [Middleware(RecordFailures)] if middlewares else []
+        app.user_middleware = [*outermost, *middlewares, Middleware(BeforeRoutes)]
         try:
             return build()
         finally:
@@ -279,7 +339,7 @@ def recording(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RecordFailures:
-    """The innermost ASGI middleware: records unhandled errors before other middleware answers them."""
+    """ASGI middleware outside and inside of all others: records unhandled errors before anything answers them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -288,8 +348,18 @@ class RecordFailures:
         try:
             await self.app(scope, receive, send)
         except BaseException as error:
-            record_failure(error)
+            if (exchange := current_exchange()) is not None:
+                exchange.fail_unhandled(error)
             raise
+
+
+class BeforeRoutes(RecordFailures):
+    """The innermost one: also prepares routes that were added since the last request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (exchange := current_exchange()) is not None:
+            exchange.routes.refresh()
+        await super().__call__(scope, receive, send)
 
 
 logger = logging.getLogger("toolbox.fastapi")

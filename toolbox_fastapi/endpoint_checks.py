@@ -7,32 +7,33 @@ Also completes routes with what FastAPI cannot know. Not here: injection into en
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ForwardRef, cast
-from weakref import WeakSet
 
 from fastapi import Depends, params
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import get_parameterless_sub_dependant, get_typed_signature
-from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Host, Mount, Route
 
 from toolbox.container import Offered
+from toolbox.di.beans import BeanDefinition
+from toolbox.di.decorators import Scope
 from toolbox.di.graph import BeanGraph
 from toolbox.di.injection_points import MISSING, InjectionPoint, point_of
 from toolbox.di.registry import Fallback
 from toolbox.errors import Problem
 from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
-from toolbox.introspection import EMPTY, metadata_of, names_around, resolve
+from toolbox.introspection import EMPTY, class_of, metadata_of, names_around, resolve
 from toolbox.overview import Entry, entry_behind
 from toolbox.parameters import InjectMark
-from toolbox.security import nearest_access
+from toolbox.request_hooks import ON_SUCCESS, hooks_of
 from toolbox.services.implied_beans import named_beans, registrable
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, classes_of_methods, read_tools
 from toolbox.tools.tool_calls import Tool
 
+from .application_routes import endpoints_of, name_function
+from .endpoint_roles import endpoint_access
 from .endpoints import (
     ENDPOINT_MARK,
     BeanDependency,
@@ -42,77 +43,50 @@ from .endpoints import (
     place_of,
     problem_without_inject,
     read_endpoint_tools,
+    settle_after_endpoint,
     unresolved_inject,
 )
 from .identities import OWN_IDENTITY_MARK
 
-installed: WeakSet[Starlette] = WeakSet()
-"""The applications that have their own container."""
 
-
-def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, RouteContext]]:
-    """Yield each endpoint with its name, such as `POST /chat (chat)`.
-
-    Endpoints of mounted applications are included, unless the mounted application has its own container.
-    """
-    for context in iter_route_contexts(routes):
-        path = f"{prefix}{context.path or ''}"
-        inner = context.original_route
-        if isinstance(inner, (Mount, Host)):
-            mounted = mounted_in(inner)
-            if not (isinstance(mounted, Starlette) and mounted in installed):
-                yield from endpoints_of(getattr(mounted, "routes", ()), path)
-        elif context.endpoint is not None:
-            methods = "/".join(sorted(context.methods or ())) or ("HTTP" if isinstance(inner, Route) else "WebSocket")
-            yield f"{methods} {path} ({_name_function(context.endpoint)})", context
-
-
-def mounted_in(route: Mount | Host) -> Any:
-    """Return the application or router that a route mounts, without the middleware around it."""
-    mounted: Any = route.app
-    while not hasattr(mounted, "routes") and hasattr(mounted, "app"):
-        mounted = mounted.app
-    return mounted
-
-
-def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]:
+def entries_of(app: Starlette, graph: BeanGraph) -> Iterator[Entry]:
     """Yield the endpoints that can call AI services, also through other beans, with the tools that they add."""
-    for where, context in endpoints_of(routes):
+    for where, context in endpoints_of(app):
         name = where.rpartition(" (")[0]
         points = [point_of(each.wanted, name) for each in getattr(context.endpoint, ENDPOINT_MARK, ())]
         if (dependant := getattr(context, "dependant", None)) is not None:
             points += _find_points(dependant, name)
         tools, _ = read_tools(toolbox_of(context.endpoint) or (), name, graph.class_behind)
-        if entry := entry_behind(name, points, graph, tools, nearest_access(context.endpoint)):
+        if entry := entry_behind(name, points, graph, tools, endpoint_access(context.endpoint)):
             yield entry
 
 
-def find_implied_beans(routes: Sequence[BaseRoute]) -> Iterator[type | Fallback]:
+def find_implied_beans(app: Starlette) -> Iterator[type | Fallback]:
     """Yield the classes in the endpoints' `@toolbox`, and those that decorators name at them: beans by themselves."""
-    for _, context in endpoints_of(routes):
+    for _, context in endpoints_of(app):
         tools = toolbox_of(context.endpoint) or ()
         yield from registrable(bean_types(tools))
         yield from map(Fallback, registrable(classes_of_methods(tools)))
         yield from named_beans(tools)
 
 
-def offers_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[Offered]:
+def offers_of_endpoints(app: Starlette) -> Iterator[Offered]:
     """Yield the tools that `@toolbox` adds to endpoints, by the endpoint's name."""
-    for where, context in endpoints_of(routes):
+    for where, context in endpoints_of(app):
         tools, _ = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
         if tools:
             yield f"{where}, @toolbox", tuple(each.specification for each in tools)
 
 
-def tools_added_by_endpoints(routes: Sequence[BaseRoute], graph: BeanGraph) -> dict[str, tuple[Tool, ...]]:
+def tools_added_by_endpoints(app: Starlette, graph: BeanGraph) -> dict[str, tuple[Tool, ...]]:
     """Return the tools that `@toolbox` adds to endpoints, by the name of the endpoint's function."""
-    marked = [context.endpoint for _, context in endpoints_of(routes) if toolbox_of(context.endpoint) is not None]
+    marked = [context.endpoint for _, context in endpoints_of(app) if toolbox_of(context.endpoint) is not None]
     return {place_of(each): read_endpoint_tools(each, graph) for each in cast("list[Callable[..., Any]]", marked)}
 
 
-def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:
+def endpoint_problems(app: Starlette, graph: BeanGraph) -> Iterator[Problem]:
     """Yield the problems of the `Inject[…]` parameters and the tools of all endpoints and their dependencies."""
-    for where, context in endpoints_of(routes):
+    for where, context in endpoints_of(app):
         for each in getattr(context.endpoint, ENDPOINT_MARK, ()):
             default = MISSING if each.default is EMPTY else each.default
             place = f"{where}, parameter {each.name!r}"
@@ -171,7 +145,7 @@ def _problems_of_requested_beans(dependant: Dependant, where: str) -> Iterator[P
         if is_service(each.call):
             yield problem_without_inject(where, each.name or "", cast("type[Any]", each.call))
         elif not isinstance(each.call, BeanDependency):
-            yield from _problems_of_requested_beans(each, f"{where}, dependency {_name_function(each.call)}")
+            yield from _problems_of_requested_beans(each, f"{where}, dependency {name_function(each.call)}")
 
 
 def _find_points(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
@@ -185,12 +159,14 @@ def _find_points(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
         )
 
 
-def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callable[..., Any] | None = None) -> None:
+def complete_dependencies(app: Starlette, graph: BeanGraph, resolve_identity: Callable[..., Any] | None = None) -> None:
     """Add to FastAPI's own routes what they cannot know: the defaults of `Inject[…]` and the endpoints' tools.
 
-    `resolve_identity` is added to routes that do not have it, such as those of mounted applications.
+    `resolve_identity` is added to routes that do not have it, such as those of mounted applications. All get the
+    dependency that calls `@on_success` methods, if beans can have them.
     """
-    for where, context in endpoints_of(routes):
+    settles = any(map(_can_have_success_methods, graph.definitions))
+    for where, context in endpoints_of(app):
         dependant: Dependant | None = getattr(context, "dependant", None)
         if dependant is None:
             continue
@@ -199,16 +175,29 @@ def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callabl
             default = _find_default(asking, each)
             if default is not EMPTY:
                 each.call = BeanDependency(cast("BeanDependency", each.call).wanted, default)
-        is_entered = beans or any(each.call is enter_route_dependency for each in dependant.dependencies)
-        if toolbox_of(context.endpoint) is not None and not is_entered and not hasattr(context.endpoint, ENDPOINT_MARK):
-            entering = get_parameterless_sub_dependant(depends=Depends(enter_route_dependency), path=context.path or "")
-            dependant.dependencies.insert(0, entering)
-        if resolve_identity is None or hasattr(context.endpoint, OWN_IDENTITY_MARK):
-            continue
-        # After a check of roles, which has solved it, another callable has its place.
-        if not any(getattr(each.call, "solves", each.call) is resolve_identity for each in dependant.dependencies):
-            identity = get_parameterless_sub_dependant(depends=Depends(resolve_identity), path=context.path or "")
-            dependant.dependencies.insert(0, identity)
+        path = context.path or ""
+        has_tools = toolbox_of(context.endpoint) is not None
+        if has_tools and not beans and not hasattr(context.endpoint, ENDPOINT_MARK):
+            _put_first(dependant, enter_route_dependency, path)
+        if settles:
+            _put_first(dependant, settle_after_endpoint, path)
+        if resolve_identity is not None and not hasattr(context.endpoint, OWN_IDENTITY_MARK):
+            _put_first(dependant, resolve_identity, path)
+
+
+def _put_first(dependant: Dependant, call: Callable[..., Any], path: str) -> None:
+    """Add a dependency, unless the endpoint has it."""
+    # After a check of roles, which has solved it, another callable has its place.
+    if not any(getattr(each.call, "solves", each.call) is call for each in dependant.dependencies):
+        dependant.dependencies.insert(0, get_parameterless_sub_dependant(depends=Depends(call), path=path))
+
+
+def _can_have_success_methods(definition: BeanDefinition) -> bool:
+    """Return True if a request-scoped bean has `@on_success` methods, or if only its instance can tell."""
+    cls = class_of(definition.provides)
+    if definition.scope is not Scope.REQUEST or not isinstance(cls, type):
+        return False
+    return bool(hooks_of(cls, ON_SUCCESS)) or inspect.isabstract(cls) or getattr(cls, "_is_protocol", False)
 
 
 def _find_beans(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, Dependant, str]]:
@@ -217,7 +206,7 @@ def _find_beans(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, D
         if isinstance(each.call, BeanDependency):
             yield each, dependant, where
         else:
-            yield from _find_beans(each, f"{where}, dependency {_name_function(each.call)}")
+            yield from _find_beans(each, f"{where}, dependency {name_function(each.call)}")
 
 
 def _find_default(asking: Dependant, bean: Dependant) -> Any:
@@ -226,7 +215,3 @@ def _find_default(asking: Dependant, bean: Dependant) -> Any:
         return EMPTY
     parameter = inspect.signature(asking.call).parameters.get(bean.name)
     return EMPTY if parameter is None else parameter.default
-
-
-def _name_function(function: object) -> str:
-    return getattr(function, "__name__", None) or type(function).__name__

@@ -11,27 +11,28 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 from fastapi import BackgroundTasks, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import SolvedDependency, get_parameterless_sub_dependant, solve_dependencies
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, RouteContext
 from fastapi.security.base import SecurityBase
+from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
-from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from toolbox.container import Container, internals_of
 from toolbox.di.graph import BeanGraph
-from toolbox.errors import Problem
+from toolbox.errors import IllegalConfigurationError, Problem
 from toolbox.hosts.bean_checks import identity_problems
 from toolbox.introspection import may_be_marked_in
-from toolbox.security import Access, class_access, identity_in, marked_access, nearest_access
+from toolbox.security import Access, declared_access, identity_in, marked_access
+from toolbox.tools.single_methods import class_defining, find_stricter, home_of
 
-from .endpoint_checks import endpoints_of
+from .application_routes import endpoints_of, name_function
 from .exchanges import (
     AFTER_ENDPOINT,
     AFTER_RESPONSE,
@@ -42,28 +43,41 @@ from .exchanges import (
     exit_stack,
 )
 
+# --- which roles
+
+
+def endpoint_access(endpoint: Any) -> Access | None:
+    """Return the mark of an endpoint, as for a tool: its own, that of a method it overrides, or that of its class.
+
+    An endpoint is a function, a method, a callable object or a class. Of wrappers, the outermost mark counts. None
+    without a mark.
+    """
+    while endpoint is not None:
+        if (found := declared_access(*home_of(endpoint))) is not None:
+            return found
+        endpoint = getattr(endpoint, "__wrapped__", None)
+    return None
+
+
+def _has_roles(endpoint: Any) -> bool:
+    """Return True if a view of Starlette, or one of the methods of its class, has a mark of roles."""
+    if endpoint_access(endpoint) is not None or not isinstance(endpoint, type):
+        return endpoint_access(endpoint) is not None
+    views = (view for base in endpoint.__mro__[:-1] for _, view in may_be_marked_in(base) if inspect.isroutine(view))
+    return any(marked_access(view) is not None for view in views)
+
+
 # --- checks at start
 
 
-def role_problems(
-    routes: Sequence[BaseRoute], graph: BeanGraph, resolve_identity: Callable[..., Any] | None
-) -> Iterator[Problem]:
+def role_problems(app: Starlette, graph: BeanGraph, resolve_identity: Callable[..., Any] | None) -> Iterator[Problem]:
     """Yield the problems of roles on endpoints: without an effect, or without an identity."""
     restricted = []
-    for where, context in endpoints_of(routes):
-        dependant: Dependant | None = getattr(context, "dependant", None)
-        if dependant is None:
-            if _has_roles(context.endpoint):
-                fix = "use a route of FastAPI: app.add_api_route(…), @app.get(…) or @app.websocket(…)"
-                yield Problem(where, "the roles have no effect here: only routes of FastAPI check them", fix)
-            continue
-        access = nearest_access(context.endpoint)
-        if access is not None and not access.is_open:
+    for where, context in endpoints_of(app):
+        yield from _problems_of_marks(where, context)
+        access = endpoint_access(context.endpoint)
+        if access is not None and not access.is_open and _is_of_fastapi(context):
             restricted.append(where)
-        for each in _find_dependants(dependant.dependencies):
-            if nearest_access(each.call) is not None:
-                name = getattr(each.call, "__name__", type(each.call).__name__)
-                yield Problem(f"{where}, dependency {name}", "the roles have no effect on a dependency", _ON_ENDPOINTS)
     yield from identity_problems(graph, restricted)
     if (
         restricted
@@ -74,15 +88,28 @@ def role_problems(
         yield Problem("install(app, container)", fact, "take the caller from a header or a cookie")
 
 
-_ON_ENDPOINTS = "put them on the endpoint, below its route decorator"
+def _problems_of_marks(where: str, context: RouteContext) -> Iterator[Problem]:
+    """Yield the problems of marks that cannot be checked."""
+    if not _is_of_fastapi(context):
+        if _has_roles(context.endpoint):
+            fix = "use a route of FastAPI: app.add_api_route(…), @app.get(…) or @app.websocket(…)"
+            yield Problem(where, "the roles have no effect here: only routes of FastAPI check them", fix)
+        return
+    function = inspect.unwrap(cast("Any", context.endpoint))
+    if (defining := class_defining(function)) is not None:
+        attribute = function.__qualname__.rpartition(".")[2]
+        if (other := find_stricter(defining, attribute, defining)) is not None:
+            fact = f"is the same function as {other.__name__}.{attribute}, whose class may have other roles"
+            yield Problem(where, fact, f"define {other.__name__}.{attribute} as well, or use a method of an instance")
+    for each in _find_dependants(context.dependant.dependencies):
+        if not isinstance(each.call, type) and endpoint_access(each.call) is not None:
+            place = f"{where}, dependency {name_function(each.call)}"
+            fix = "put them on the endpoint, below its route decorator"
+            yield Problem(place, "the roles have no effect on a dependency", fix)
 
 
-def _has_roles(endpoint: Any) -> bool:
-    """Return True if a view of Starlette, a function or a class, has a mark of roles."""
-    if not isinstance(endpoint, type):
-        return nearest_access(endpoint) is not None
-    views = (view for base in endpoint.__mro__[:-1] for _, view in may_be_marked_in(base) if inspect.isroutine(view))
-    return class_access(endpoint) is not None or any(marked_access(view) is not None for view in views)
+def _is_of_fastapi(context: RouteContext) -> bool:
+    return getattr(context, "dependant", None) is not None
 
 
 def _find_dependants(dependants: Sequence[Dependant]) -> Iterator[Dependant]:
@@ -99,15 +126,20 @@ def _make_dependant(call: Callable[..., Any], path: str = "/") -> Dependant:
 # --- the check
 
 
-def check_callers(
-    routes: Sequence[BaseRoute], container: Container, resolve_identity: Callable[..., Any] | None
-) -> None:
-    """Make all endpoints with roles check their callers. Has no effect on those that already do."""
-    for where, context in endpoints_of(routes):
-        dependant: Dependant | None = getattr(context, "dependant", None)
-        access, path = nearest_access(context.endpoint), context.path or "/"
-        if access is None or access.is_open or dependant is None:
+def check_callers(app: Starlette, container: Container, resolve_identity: Callable[..., Any] | None) -> None:
+    """Make all endpoints with roles check their callers, and refuse those whose roles cannot be checked.
+
+    Has no effect on those that already do. At start, what cannot be checked is a problem; only routes that are added
+    later are refused.
+    """
+    for where, context in endpoints_of(app):
+        if problems := tuple(_problems_of_marks(where, context)):
+            _refuse_all(context, problems)
             continue
+        access, path = endpoint_access(context.endpoint), context.path or "/"
+        if access is None or access.is_open or not _is_of_fastapi(context):
+            continue
+        dependant: Dependant = context.dependant
         check, route = _make_dependant(role_check(access, where, resolve_identity), path), context.original_route
         if isinstance(route, APIRoute):
             handle: Any = route.handle
@@ -121,6 +153,21 @@ def check_callers(
             _solve_before(dependant, [each.call for each in _find_dependants([check]) if each.use_cache])
             check = _make_dependant(adopt_check, path)
         dependant.dependencies.insert(0, check)  # a WebSocket has no body, so FastAPI can run the check itself
+
+
+def _refuse_all(context: RouteContext, problems: Sequence[Problem]) -> None:
+    """Let a route raise its problems in place of its endpoint."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        raise IllegalConfigurationError(problems)
+
+    async def refuse_request() -> None:
+        raise IllegalConfigurationError(problems)
+
+    if _is_of_fastapi(context):
+        context.dependant.dependencies[:] = [_make_dependant(refuse_request, context.path or "/")]
+    elif (route := getattr(context.handle, "__self__", None)) is not None:  # not refused yet
+        route.handle = refuse
 
 
 CHECK_MARK = "__toolbox_role_check__"

@@ -342,3 +342,15 @@ def enter_route(exchange: ClientExchange, connection: HTTPConnection) -> None:
 async def enter_route_dependency(connection: HTTPConnection) -> None:
     """The dependency of an endpoint that has tools but no injected parameters."""
     enter_route(exchange_of(connection), connection)
+
+
+# --- @on_success
+
+
+async def settle_after_endpoint(connection: HTTPConnection) -> None:
+    """The dependency of endpoints whose beans can have `@on_success` methods: calls them before the response begins.
+
+    An exception handler can still answer what they raise. It is the first dependency, so that those that end with the
+    endpoint (`scope="function"`) have ended.
+    """
+    exit_stack(connection, AFTER_ENDPOINT).push_async_exit(exchange_of(connection).settle_unless_failed)

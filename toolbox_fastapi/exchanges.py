@@ -20,12 +20,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 
 from toolbox.callers import current_caller
 from toolbox.di.injection_points import MISSING, Missing
-from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
+from toolbox.di.scopes import RequestScope
+from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError, is_suspension
 from toolbox.execution.threads import call_on
 from toolbox.security import SecurityIdentity, caller_of_request
 
 if TYPE_CHECKING:
     from toolbox.container import Container
+
+    from .application_routes import PreparedRoutes
 
 C = TypeVar("C", bound=HTTPConnection)
 
@@ -67,15 +70,19 @@ class ClientExchange:
 
     It is the `Caller` of the invocations that start in it. A disconnect is only visible in a received message. So
     messages are read ahead while an invocation runs and the application does not receive.
+
+    `started` and `completed` say how far the response is. `unsettled` is True if an `@on_success` method has failed
+    when the response was to begin or to end. `outer` is the exchange of the same request in another container.
     """
 
     # Defaults are class attributes: an object is created for each request, and most never change them.
+    outer: ClientExchange | None = None
     connection: HTTPConnection | None = None
     identity: SecurityIdentity | None = None
     find_challenge: Callable[[], str] | None = None
     checked: SolvedDependency | None = None
     failure: BaseException | None = None
-    completed = ended = left = entered = accepted = False
+    completed = ended = left = entered = accepted = started = unsettled = False
     _receiving = 0
     _watchers: dict[object, Callable[[Exception], None]] | None = None
     _ahead: deque[Message] | None = None
@@ -85,12 +92,15 @@ class ClientExchange:
     def __init__(
         self,
         container: Container,
+        beans: RequestScope,
+        routes: PreparedRoutes,
         shutdown_begun: asyncio.Event | None,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        self.container, self.shutdown_begun, self.scope = container, shutdown_begun, scope
+        self.container, self.beans, self.routes = container, beans, routes
+        self.shutdown_begun, self.scope = shutdown_begun, scope
         self.task = asyncio.current_task()
         self._receive, self._send = receive, send
 
@@ -105,6 +115,13 @@ class ClientExchange:
         """Record the error that left the endpoint, whether or not a handler turns it into a response."""
         if self.failure is None:
             self.failure = unwrapped_error(error)
+
+    def fail_unhandled(self, error: BaseException) -> None:
+        """Record an error that no exception handler has answered: it also leaves the applications around this one."""
+        exchange: ClientExchange | None = self
+        while exchange is not None:
+            exchange.fail(error)
+            exchange = exchange.outer
 
     def note(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Call `fail` as the exit of a context manager."""
@@ -124,6 +141,25 @@ class ClientExchange:
             return _make_disconnect_error(failure)
         return failure
 
+    async def settle(self) -> None:
+        """Call the `@on_success` methods of the beans so far, unless the work has failed: it has ended well.
+
+        What one raises is the error of the work.
+        """
+        has_left = self.left and self.scope["type"] == "http"
+        if has_left or not (self.failure is None or is_suspension(self.failure)):
+            return
+        try:
+            await self.beans.settle()
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    async def settle_unless_failed(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Call `settle` as the exit of a context manager."""
+        if error is None or is_suspension(error):
+            await self.settle()
+
     def end(self) -> None:
         """Mark the end, and break the reference cycle with the connection."""
         self.completed = self.ended = True
@@ -138,13 +174,35 @@ class ClientExchange:
     # --- messages
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message to the client."""
+        """Send a message to the client. Before the first and the last one, the work has ended well, or has failed."""
         kind = message["type"]
-        if (kind == "http.response.body" and not message.get("more_body")) or kind == "http.response.pathsend":
+        is_last = (kind == "http.response.body" and not message.get("more_body")) or kind == "http.response.pathsend"
+        if (is_last or kind == "http.response.start") and not self.beans.is_settled:
+            return self._settle_and_send(message)
+        if is_last:
             self.completed = True
+        elif kind == "http.response.start":
+            self.started = True
         elif kind == "websocket.accept":
             self.accepted = True
         return self._send(message)
+
+    async def _settle_and_send(self, message: Message) -> None:
+        """Send the first or the last message of a response after `settle`.
+
+        Endpoints of FastAPI have settled before they begin to answer. These are the others, and beans that a stream has
+        made: the application believes that it has begun to answer, so no exception handler answers the error.
+        """
+        try:
+            await self.settle()
+        except BaseException:
+            self.unsettled = True
+            raise
+        if message["type"] == "http.response.start":
+            self.started = True
+        else:
+            self.completed = True
+        await self._send(message)
 
     async def receive(self) -> Message:
         """Return the client's next message, from those read ahead or from the server."""
@@ -311,3 +369,10 @@ def record_failure(error: BaseException) -> None:
     exchange = current_exchange()
     if exchange is not None:
         exchange.fail(error)
+
+
+async def settle_exchange() -> None:
+    """Call the `@on_success` methods of the request of the running code, if there is one. Raises their error."""
+    exchange = current_exchange()
+    if exchange is not None:
+        await exchange.settle()

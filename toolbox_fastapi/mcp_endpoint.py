@@ -13,12 +13,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.params import Depends
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from toolbox.container import Container, internals_of
 from toolbox.overview import ENTRIES, Entry
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from
 
+from .application import run_while_served
 from .exchanges import current_exchange, current_identity, exchange_of
 from .identities import IDENTITY_DEPENDENCY
 from .passed_on_routes import PassedOnRoute
@@ -73,7 +74,7 @@ def mount_mcp(
     for each in (bare, f"{bare}/") if bare else ("/",):
         route = PassedOnRoute(app, each, endpoint, dependencies, methods=["POST"], has_own_identity=has_own_identity)
         app.router.routes.append(route)
-    app.router.lifespan_context = endpoint.wrap_lifespan(app.router.lifespan_context)
+    run_while_served(app, endpoint.run)
 
 
 def _make_identity_dependency(identity: Callable[[Request], Any]) -> Callable[..., Any]:
@@ -107,37 +108,31 @@ class _McpApplication:
         self._has_own_identity = has_own_identity
         self._app: ASGIApp | None = None
 
-    def wrap_lifespan(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
-        """Return a lifespan that runs the MCP server inside the application's `lifespan`."""
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Run the MCP server inside the block."""
+        from mcp.server.transport_security import TransportSecuritySettings
 
-        @asynccontextmanager
-        async def serving(app: FastAPI) -> AsyncIterator[Any]:
-            from mcp.server.transport_security import TransportSecuritySettings
+        from toolbox.mcp import mcp_server_of
+        from toolbox.mcp.serving import reports_progress
 
-            from toolbox.mcp import mcp_server_of
-            from toolbox.mcp.serving import reports_progress
-
-            server = mcp_server_of(self._container, self.tools, self._name)
-            # Only a stream of events can carry progress; without it, a plain JSON reply suits every client.
-            is_plain = not reports_progress(self.tools, self._container)
-            local = ["127.0.0.1", "127.0.0.1:*", "localhost", "localhost:*", "[::1]", "[::1]:*"]
-            security = TransportSecuritySettings(
-                allowed_hosts=[*local, *self._hosts],
-                allowed_origins=[
-                    f"{scheme}://{host}" for scheme in ("http", "https") for host in (*local, *self._hosts)
-                ],
-            )
-            asgi = server.streamable_http_app(
-                streamable_http_path="/", stateless_http=True, json_response=is_plain, transport_security=security
-            )
-            async with lifespan(app) as state, server.session_manager.run():
-                self._app = asgi
-                try:
-                    yield state
-                finally:
-                    self._app = None
-
-        return serving
+        server = mcp_server_of(self._container, self.tools, self._name)
+        # Only a stream of events can carry progress; without it, a plain JSON reply suits every client.
+        is_plain = not reports_progress(self.tools, self._container)
+        local = ["127.0.0.1", "127.0.0.1:*", "localhost", "localhost:*", "[::1]", "[::1]:*"]
+        security = TransportSecuritySettings(
+            allowed_hosts=[*local, *self._hosts],
+            allowed_origins=[f"{scheme}://{host}" for scheme in ("http", "https") for host in (*local, *self._hosts)],
+        )
+        asgi = server.streamable_http_app(
+            streamable_http_path="/", stateless_http=True, json_response=is_plain, transport_security=security
+        )
+        async with server.session_manager.run():
+            self._app = asgi
+            try:
+                yield
+            finally:
+                self._app = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:

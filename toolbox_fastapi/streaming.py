@@ -28,7 +28,14 @@ from toolbox.runs.resuming import ResumedEvents
 from toolbox.runs.run_events import RunEnded, RunEvent, RunEvents
 from toolbox.services.outputs import Result
 
-from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, ClientExchange, record_failure
+from .exchanges import (
+    EXCHANGE_KEY,
+    ApplicationStoppingError,
+    ClientDisconnectedError,
+    ClientExchange,
+    record_failure,
+    settle_exchange,
+)
 from .problems import log, problem_details
 
 Stream: TypeAlias = AsyncIterable[Any] | Iterable[Any]
@@ -265,6 +272,7 @@ async def _encode_stream(stream: Stream, chosen: Filter | None) -> AsyncIterator
             if (event := _encode_item(item, number, chosen)) is not None:
                 yield event
                 number = None
+        await settle_exchange()  # what a bean of the stream raises is its failure
     except ClientDisconnectedError as error:
         record_failure(error)
     except Exception as error:

@@ -15,7 +15,7 @@ from tests import programs
 from toolbox.tls import tls_context
 
 PROGRAM = """
-import asyncio, socket
+import asyncio, socket, threading
 from collections.abc import AsyncIterator
 from typing import Protocol
 import uvicorn
@@ -25,6 +25,8 @@ from toolbox import Container, ToolboxSettings, produces, register_ai_service
 from toolbox_fastapi import Inject, install, sse
 
 def say(text): print(text, flush=True)
+
+stopping = threading.Event()
 
 class Session: ...
 class Database: ...
@@ -61,6 +63,16 @@ async def events(session: Inject[Session]):
 async def plain(session: Inject[Session]):
     return StreamingResponse(endless(False))
 
+@app.get("/finite")
+async def finite(session: Inject[Session]):
+    async def ten() -> AsyncIterator[str]:
+        yield "begun "
+        while not stopping.is_set():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # longer than TOOLBOX_STOP_TIMEOUT
+        yield "ended"
+    return StreamingResponse(ten())
+
 @register_ai_service
 class Assistant(Protocol):
     async def chat(self, text: str) -> str: ...
@@ -79,7 +91,13 @@ container = Container(models={"default": Silent()}, settings=settings)
 install(app, container.register(session, database, Assistant))
 listening = socket.create_server(("127.0.0.1", 0))
 say(listening.getsockname()[1])
-uvicorn.Server(uvicorn.Config(app, log_level="warning", **OPTIONS)).run(sockets=[listening])
+
+class Server(uvicorn.Server):
+    def handle_exit(self, *arguments):
+        stopping.set()
+        super().handle_exit(*arguments)
+
+Server(uvicorn.Config(app, log_level="warning", **OPTIONS)).run(sockets=[listening])
 """
 
 
@@ -136,6 +154,14 @@ def test_requests_that_uvicorn_cancels_are_waited_for(started: subprocess.Popen[
     assert text.startswith("tick")
     assert said == ["stream closed", "session closed", "database closed", ""]
     assert took < 8
+
+
+@pytest.mark.parametrize("started", [("0.2", "{}"), ("0.2", '{"timeout_graceful_shutdown": 5}')], indirect=True)
+def test_an_own_stream_may_go_on_to_its_end(started: subprocess.Popen[str]) -> None:
+    text, said, _ = stop_while_reading(started, "/finite")
+
+    assert text == "begun ended"
+    assert said == ["session closed", "database closed", ""]
 
 
 @pytest.mark.parametrize("started", [("0.2", "{}")], indirect=True)

@@ -228,15 +228,34 @@ def by_hand(request: ToolExecutionRequest, memory_id: object) -> str:
     return "by hand"
 
 
+class ByHand:
+    @roles_allowed("admin")
+    def __call__(self, request: ToolExecutionRequest, memory_id: object) -> str:
+        return "by hand"
+
+
+class Overriding(ByHand):
+    def __call__(self, request: ToolExecutionRequest, memory_id: object) -> str:
+        return "by hand"
+
+
+@roles_allowed("admin")
+class Executors:
+    def run(self, request: ToolExecutionRequest, memory_id: object) -> str:
+        return "by hand"
+
+
 @pytest.mark.parametrize(
     "provided",
     [
         [audit],
         {ToolSpecification("audit", "Audits."): by_hand},
+        {ToolSpecification("audit", "Audits."): Overriding()},
+        {ToolSpecification("audit", "Audits."): Executors().run},
         [AiServiceTool(ToolSpecification("audit", "Audits."), by_hand)],
         {ToolSpecification("audit", "Audits."): tool_executor_from(audit)},
     ],
-    ids=["function", "mapping", "tool", "executor"],
+    ids=["function", "mapping", "object", "method", "tool", "executor"],
 )
 @pytest.mark.parametrize("dynamic", [False, True])
 async def test_tools_of_providers_follow_the_same_rules(provided: Any, dynamic: bool) -> None:

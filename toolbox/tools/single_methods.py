@@ -6,6 +6,7 @@ here: reading the method as a tool (`sources`), choosing the bean that provides 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,28 @@ def class_defining(function: object) -> type | None:
         if getattr(member, "__func__", member) is function:
             return cls
     return None
+
+
+def home_of(called: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
+    """Return the class of what is called, if it has one, and the places where decorators leave their marks.
+
+    That is a function, a method, a callable object or a class, or a `partial` of one.
+    """
+    inner = called
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    given = () if called is inner else (called,)
+    if inspect.ismethod(inner):
+        owner = inner.__self__ if isinstance(inner.__self__, type) else type(inner.__self__)
+        return owner, (*given, *definitions_of(owner, inner.__name__), inner.__func__)
+    if isinstance(inner, type):
+        return inner, given
+    if not inspect.isroutine(inner):
+        return type(inner), (called, inner, *definitions_of(type(inner), "__call__"))
+    if (defining := class_defining(inner)) is not None:
+        attribute = inner.__qualname__.rpartition(".")[2]
+        return defining, (called, inner, *definitions_of(defining, attribute))
+    return None, (called, inner)
 
 
 def find_stricter(defining: type, attribute: str, cls: type) -> type | None:

@@ -40,7 +40,7 @@ from .marks import (
     tool_mark_of,
 )
 from .results import ResultEncoder
-from .single_methods import Home, class_defining, find_stricter
+from .single_methods import Home, class_defining, find_stricter, home_of
 from .specification import Taken, describe_tool, limit_problems, name_problems, read_parameters
 from .tool_calls import Tool, call_options_problems, read_hidden
 
@@ -174,24 +174,12 @@ def read_function(function: Any, problems: list[Problem], mark: ToolMark | None 
         described = None if made is None else made[0]
     if instance is not None and has_own_tool_calls(instance):
         called = member_of(instance, own_name)
-    owner, definitions = _home_of(function)
+    owner, definitions = home_of(function)
     return _with_target(described, called, None, "", instance, owner, definitions)
 
 
 def _is_service(cls: type) -> bool:
     return hasattr(cls, SERVICE_MARK) or hasattr(cls, OWN_TOOL_CALLS)
-
-
-def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
-    """Return the class of a method, if it is one, and the places where decorators leave their marks."""
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    if inspect.ismethod(inner):
-        owner = inner.__self__ if isinstance(inner.__self__, type) else type(inner.__self__)
-        given = () if function is inner else (function,)
-        return owner, (*given, *definitions_of(owner, inner.__name__), inner.__func__)
-    return class_defining(inner), (function, inner)
 
 
 def _describe_once(
@@ -567,7 +555,7 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
         function=executor,
         encode=ResultEncoder(name).encode,
         definitions=(executor,),
-        access=access_to(None if is_function(executor) else type(executor), [executor]),
+        access=access_to(*home_of(executor)),
         effects=(*effects_of(executor), *_declared_effects(specification)),
         search_behavior=_search_behavior_in(specification),
         progress_names=("progress",) if getattr(executor, TAKES_PROGRESS, False) else (),

@@ -32,7 +32,7 @@ from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.tool_calls import Tool
 
-from ..endpoint_checks import endpoints_of
+from ..application_routes import endpoints_of
 from ..endpoints import read_endpoint_tools
 from ..identities import IDENTITY_DEPENDENCY
 from ..passed_on_routes import PassedOnRoute
@@ -234,11 +234,14 @@ class DevUiApplication:
 
     # --- the token
 
-    def start(self, settings: ToolboxSettings) -> None:
-        """Use the token of the settings unless the program sets one, and print the address."""
+    def start(self, settings: ToolboxSettings, mounted_at: str) -> None:
+        """Use the token of the settings unless the program sets one, and print the address.
+
+        `mounted_at` is the path of the application; empty if it is not mounted.
+        """
         if not self.token.is_chosen and settings.dev_ui_token is not None:
             self.token = Token(settings.dev_ui_token.get_secret_value())
-        print_address(self._options.path, self.token.value, server_address())
+        print_address(f"{mounted_at}{self._options.path}", self.token.value, server_address())
 
     def hide_token(self, scope: Scope) -> None:
         """Remove the token from the URL of a request."""
@@ -292,7 +295,7 @@ class DevUiApplication:
 
     def _find_endpoint_tools(self) -> Iterator[tuple[str, Tool]]:
         graph = internals_of(self._container).graph
-        for where, context in endpoints_of(self._app.routes):
+        for where, context in endpoints_of(self._app):
             if callable(context.endpoint) and toolbox_of(context.endpoint) is not None:
                 for tool in read_endpoint_tools(context.endpoint, graph):
                     yield where, tool
