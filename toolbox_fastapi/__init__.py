@@ -18,13 +18,15 @@ from .exchanges import ClientDisconnectedError
 from .health_checks import health_router
 from .mcp_endpoint import mount_mcp
 from .run_endpoints import runs_router
-from .streaming import send_stream, sse
+from .streaming import StreamEnded, StreamFailed, send_stream, sse
 
 __all__ = [
     "ClientDisconnectedError",
     "DevUi",
     "Inject",
     "InjectRoute",
+    "StreamEnded",
+    "StreamFailed",
     "health_router",
     "install",
     "mount_mcp",

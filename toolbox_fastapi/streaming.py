@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
 import anyio
@@ -139,10 +140,27 @@ async def close_stream(stream: object) -> None:
 # --- server-sent events
 
 
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """What `encode=` of `sse` gets at the end of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFailed:
+    """What `encode=` of `sse` gets if a stream has failed: the problem details (RFC 9457) of its error."""
+
+    problem: Mapping[str, Any]
+
+
+Encode: TypeAlias = Callable[[Any], Any]
+"""Returns a `ServerSentEvent` or a JSON value for an item of a stream, or None to send nothing."""
+
+
 def sse(
     stream: Stream,
     *,
     filter: Filter | None = None,  # noqa: A002 - the usual name
+    encode: Encode | None = None,
     ping: float = 15.0,
     headers: Mapping[str, str] | None = None,
     background: BackgroundTask | None = None,
@@ -158,18 +176,102 @@ def sse(
     the value to send, or None to leave the item out. Without `filter`, tool calls are sent without `result_object`;
     `filter=lambda item: item` sends it as well.
 
+    `encode` writes the format of an existing front end: it gets each item, then `StreamEnded()` or, as the last,
+    `StreamFailed(problem)`, and decides every frame. It returns a JSON value, which is sent as `data:` alone, a
+    `ServerSentEvent`, or None to send nothing.
+
     A comment is sent after `ping` seconds of silence. `headers` are added to the response; `background` runs after it.
     A client that reconnects (`Last-Event-ID`) gets 204, and the stream is closed without starting it. Raises
-    `TypeError` if `stream` is not a stream.
+    `TypeError` if `stream` is not a stream, and with both `filter` and `encode`.
 
     The events of a run, `sse(runs.events(run_id, after=last_event_id))`, are sent with their numbers as `id:`, so a
-    client that reconnects misses nothing; it gets 204 when the run has ended and nothing is newer. `filter` gets the
-    event without its number. `RunEnded.error` of a failed run is sent as the type of the error, without its text; a
-    `filter` that wants the text sent returns it, `{"error": event.error}`.
+    client that reconnects misses nothing; it gets 204 when the run has ended and nothing is newer. `filter` and
+    `encode` get the event without its number, which is the `id:` of the frame, unless `encode` sets one.
+    `RunEnded.error` of a failed run is sent as the type of the error, without its text; a `filter` that wants the text
+    sent returns it, `{"error": event.error}`.
     `sse(runs.resume_stream(run_id, answers))` stores the answers first; an invalid answer gets an error response.
     """
     require_stream(stream, "sse(…)")
-    return EventStreamResponse(stream, ping, headers, background, filter)
+    if filter is not None and encode is not None:
+        raise TypeError("sse(…): pass filter= or encode=, not both; encode= can leave items out as well")
+    # The first event has an id, so that a reconnecting client sends `Last-Event-ID`.
+    first_id = None if isinstance(stream, RunEvents) else "0"
+    frames = Frames(filter, first_id) if encode is None else OwnFrames(encode)
+    return EventStreamResponse(stream, frames, ping, headers, background)
+
+
+class Frames:
+    """Encodes the events of a stream: as JSON with the names of their classes; `done` or `failure` is the last.
+
+    `first_id` is the `id:` of the first frame. `chosen` is the filter.
+    """
+
+    def __init__(self, chosen: Filter | None, first_id: str | None) -> None:
+        self._chosen, self._id = chosen, first_id
+
+    def encode_item(self, item: object) -> bytes | None:
+        """Return the frame of an item, or None if the filter leaves it out."""
+        if isinstance(item, ServerSentEvent):
+            return _encode_event(item, self._take_id())
+        event = item.event if isinstance(item, RunEvent) else item
+        if (data := client_json(event, self._chosen)) is None:
+            return None
+        number = self._take_id()
+        return format_sse_event(
+            data_str=data, event=name_of(event), id=str(item.number) if isinstance(item, RunEvent) else number
+        )
+
+    def encode_end(self) -> bytes | None:
+        """Return the frame of a stream that has ended well."""
+        return format_sse_event(event="done", data_str="null", id=self._take_id())
+
+    def encode_failure(self, problem: Mapping[str, Any]) -> bytes | None:
+        """Return the frame of a stream that has failed."""
+        return format_sse_event(event="failure", data_str=json.dumps(problem), id=self._take_id())
+
+    def _take_id(self) -> str | None:
+        number, self._id = self._id, None
+        return number
+
+
+class OwnFrames:
+    """Encodes the events of a stream as a function of the program says."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+
+    def encode_item(self, item: object) -> bytes | None:
+        """Return the frame for an item, with its `id:`."""
+        if isinstance(item, RunEvent):
+            return self._frame(item.event, str(item.number))
+        return self._frame(item, item.id if isinstance(item, ServerSentEvent) else None)
+
+    def encode_end(self) -> bytes | None:
+        """Return the frame for `StreamEnded()`."""
+        return self._frame(StreamEnded(), None)
+
+    def encode_failure(self, problem: Mapping[str, Any]) -> bytes | None:
+        """Return the frame for `StreamFailed(problem)`; None if the function fails, too."""
+        try:
+            return self._frame(StreamFailed(problem), None)
+        except Exception as error:
+            log(error, "encode= of a stream of server-sent events")
+            return None
+
+    def _frame(self, item: object, number: str | None) -> bytes | None:
+        chosen = self._encode(item)
+        if chosen is None:
+            return None
+        if isinstance(chosen, ServerSentEvent):
+            return _encode_event(chosen, number)
+        return format_sse_event(data_str=as_json(_hide_error_text(chosen)), id=number)
+
+
+def _encode_event(event: ServerSentEvent, number: str | None) -> bytes:
+    data = event.raw_data if event.raw_data is not None or event.data is None else as_json(event.data)
+    return format_sse_event(
+        data_str=data, event=event.event, id=event.id or number, retry=event.retry, comment=event.comment
+    )
 
 
 class EventStreamResponse(EventSourceResponse):
@@ -178,14 +280,14 @@ class EventStreamResponse(EventSourceResponse):
     def __init__(
         self,
         stream: Stream,
+        frames: Frames | OwnFrames,
         ping: float,
         headers: Mapping[str, str] | None,
         background: BackgroundTask | None,
-        chosen: Filter | None = None,
     ) -> None:
         own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_encode_stream(stream, chosen), headers={**own, **(headers or {})}, background=background)
-        self._stream, self._ping = stream, ping
+        super().__init__(_encode_stream(stream, frames), headers={**own, **(headers or {})}, background=background)
+        self._stream, self._frames, self._ping = stream, frames, ping
         self._sent = time.monotonic()
         self._sending = asyncio.Lock()
 
@@ -233,7 +335,8 @@ class EventStreamResponse(EventSourceResponse):
                 error = asyncio.CancelledError()
                 log(error, "a stream of server-sent events")
             record_failure(error)
-            await self._send_chunk(send, _encode_failure(error), more=False)
+            frame = self._frames.encode_failure(problem_details(error))
+            await self._send_chunk(send, frame or b"", more=False)
 
     async def _wait_for_first(self, tasks: Iterable[asyncio.Task[Any]]) -> bool:
         """Wait until a task ends (True), or until a ping is due (False)."""
@@ -264,43 +367,24 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _encode_stream(stream: Stream, chosen: Filter | None) -> AsyncIterator[bytes]:
-    """Yield the encoded events; the first has an id, so that a reconnecting client sends `Last-Event-ID`."""
-    number: str | None = "0" if not isinstance(stream, RunEvents) else None
+async def _encode_stream(stream: Stream, frames: Frames | OwnFrames) -> AsyncIterator[bytes]:
+    """Yield the frames of the events, and of the end."""
     try:
         async for item in iterate(stream):
-            if (event := _encode_item(item, number, chosen)) is not None:
-                yield event
-                number = None
+            if (frame := frames.encode_item(item)) is not None:
+                yield frame
         await settle_exchange()  # what a bean of the stream raises is its failure
+        if (frame := frames.encode_end()) is not None:
+            yield frame
     except ClientDisconnectedError as error:
         record_failure(error)
     except Exception as error:
         record_failure(error)
         log(error, "a stream of server-sent events")
-        yield _encode_failure(error, number)
-    else:
-        yield format_sse_event(event="done", data_str="null", id=number)
+        if (frame := frames.encode_failure(problem_details(error))) is not None:
+            yield frame
     finally:
         await close_stream(stream)
-
-
-def _encode_item(item: object, number: str | None, chosen: Filter | None) -> bytes | None:
-    if isinstance(item, ServerSentEvent):
-        data = item.raw_data if item.raw_data is not None or item.data is None else as_json(item.data)
-        return format_sse_event(
-            data_str=data, event=item.event, id=item.id or number, retry=item.retry, comment=item.comment
-        )
-    event = item.event if isinstance(item, RunEvent) else item
-    if (data := client_json(event, chosen)) is None:
-        return None
-    return format_sse_event(
-        data_str=data, event=name_of(event), id=str(item.number) if isinstance(item, RunEvent) else number
-    )
-
-
-def _encode_failure(error: BaseException, number: str | None = None) -> bytes:
-    return format_sse_event(event="failure", data_str=json.dumps(problem_details(error)), id=number)
 
 
 # --- WebSockets
