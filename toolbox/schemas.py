@@ -98,6 +98,18 @@ def admits_null(schema: Mapping[str, Any]) -> bool:
     return any(admits_null(each) for each in schema.get("anyOf", ()))
 
 
+def with_properties(schema: Mapping[str, Any]) -> Schema:
+    """Return the schema of a tool's arguments as servers accept it: an object with `properties`, even without any.
+
+    MCP allows a schema without them, and OpenAI refuses each request that has one.
+    """
+    kind, properties = schema.get("type"), schema.get("properties")
+    if isinstance(kind, str) and isinstance(properties, Mapping):
+        return dict(schema)
+    found = dict(properties) if isinstance(properties, Mapping) else {}
+    return {**schema, "type": kind if isinstance(kind, str) else "object", "properties": found}
+
+
 # --- the strict form
 
 
@@ -146,7 +158,8 @@ def _make_strict(schema: Mapping[str, Any], *, optional_as_null: bool, depth: in
     if "(?" in kept.get("pattern", ""):
         del kept["pattern"]
     if kept.get("type") == "object":
-        if depth > _STRICT_DEPTH or kept.get("additionalProperties", False) is not False or "properties" not in kept:
+        # Without properties, an object may contain anything, unless it says that it does not.
+        if depth > _STRICT_DEPTH or kept.get("additionalProperties", "properties" not in kept) is not False:
             raise _NotStrict
         kept["properties"] = dict(_make_strict_properties(kept, optional_as_null, depth))
         kept["required"] = list(kept["properties"])
@@ -162,7 +175,7 @@ def _make_strict(schema: Mapping[str, Any], *, optional_as_null: bool, depth: in
 
 def _make_strict_properties(schema: Schema, optional_as_null: bool, depth: int) -> Iterator[tuple[str, Schema]]:
     required = schema.get("required", ())
-    for name, each in schema["properties"].items():
+    for name, each in (schema.get("properties") or {}).items():
         strict = _make_strict(each, optional_as_null=False, depth=depth + 1)
         if name in required or admits_null(strict):
             yield name, strict

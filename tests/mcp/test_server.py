@@ -32,6 +32,7 @@ from toolbox import (
     ToolAbort,
     ToolErrors,
     ToolRetry,
+    ToolSpecification,
     register_ai_service,
     request_scoped,
     tool,
@@ -105,6 +106,16 @@ async def test_the_official_client_lists_and_calls_tools() -> None:
     assert (added.content[0].text, added.is_error) == ("3", False)
     assert asked.content[0].text == "forty-two"
     assert Visit.made == 2
+
+
+async def test_the_schema_of_each_served_tool_has_properties() -> None:
+    bare = ToolSpecification("stop", "Stops.", {"type": "object"})
+    made = container()
+    server = mcp_server_of(made, [{bare: lambda request, memory_id: "stopped"}])
+    async with made, Client(server) as client:
+        [offered] = (await client.list_tools()).tools
+
+    assert offered.input_schema == {"type": "object", "properties": {}}
 
 
 @pytest.mark.parametrize(

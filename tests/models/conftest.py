@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.models.every_wire import Connect
 from tests.models.scripted_server import ScriptedServer, Serve, serving
 from toolbox import ChatRequest, ModelConnectionError, OpenAiChatModel, UserMessage
 from toolbox.models.model_providers import server_providers
@@ -14,6 +15,13 @@ from toolbox.models.model_providers import server_providers
 async def serve() -> AsyncIterator[Serve]:
     async with Serve() as serve:
         yield serve
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    connect = Connect()
+    yield connect
+    await connect.aclose()
 
 
 @pytest.fixture(scope="module")

@@ -296,7 +296,7 @@ async def test_strict_tools_have_closed_schemas(serve: Serve) -> None:
         },
         "strict": True,
     }
-    assert body["tools"][1] == {"name": "save", "input_schema": open_.parameters}
+    assert body["tools"][1] == {"name": "save", "input_schema": {**open_.parameters, "properties": {}}}
 
 
 async def test_metadata_is_sent_only_if_it_is_configured(serve: Serve) -> None:

@@ -24,6 +24,7 @@ from ..execution.markers import non_blocking
 from ..hosts.bean_checks import identity_problems, is_restricted, reference_problems
 from ..json_text import compact_json
 from ..safe_text import brief
+from ..schemas import with_properties
 from ..security import caller_seeds, identity_in
 from ..services.implied_beans import named_beans
 from ..services.method_marks import named_at_tool
@@ -193,7 +194,7 @@ class _Handlers:
                 McpTool(
                     name=each.name,
                     description=each.description,
-                    input_schema=dict(each.parameters),
+                    input_schema=with_properties(each.parameters),
                     output_schema=None if output is None else output.schema,
                 )
             )

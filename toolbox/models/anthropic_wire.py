@@ -25,6 +25,7 @@ from ..chat import (
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, base64_of, media_type_of
 from ..errors import ModelHttpError, ModelRefusedError, UnsupportedContentError
 from ..json_text import compact_json, object_text, strict_arguments
+from ..schemas import with_properties
 from .accumulator import PartialCall, ReplyAccumulator, further_usage, key_of, usage_of
 from .chat_wire import CACHE_CONTROL
 from .server_errors import error_in, message_of
@@ -341,7 +342,7 @@ def _encode_tool(tool: ToolSpecification, metadata: Sequence[str], strict: bool)
         form["description"] = tool.description
     wanted = strict if tool.strict is None else tool.strict
     schema = closed_schema(tool.parameters) if wanted else None
-    form["input_schema"] = dict(tool.parameters) if schema is None else schema
+    form["input_schema"] = with_properties(tool.parameters) if schema is None else schema
     if schema is not None:
         form["strict"] = True
     form |= {key: tool.metadata[key] for key in metadata if key in tool.metadata}
@@ -400,9 +401,9 @@ def _close_schema(schema: Any) -> dict[str, Any]:
     if notes.keys() & {"allOf", "not", "if", "patternProperties", "prefixItems", "unevaluatedProperties"}:
         raise _Open
     if kept.get("type") == "object" or "properties" in kept:
-        if kept.get("additionalProperties") not in (None, False) or "properties" not in kept:
+        if kept.get("additionalProperties", "properties" not in kept) not in (None, False):
             raise _Open
-        kept["properties"] = {name: _close_schema(each) for name, each in kept["properties"].items()}
+        kept["properties"] = {name: _close_schema(each) for name, each in (kept.get("properties") or {}).items()}
         kept["additionalProperties"] = False
     elif not kept.keys() & {"type", "anyOf", "$ref", "enum", "const"}:
         raise _Open

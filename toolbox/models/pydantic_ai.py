@@ -52,6 +52,7 @@ from ..errors import (
 )
 from ..json_text import compact_json, object_text, strict_arguments
 from ..safe_text import hide_secrets
+from ..schemas import with_properties
 from . import model_requests
 from .accumulator import PartialCall, ReplyAccumulator
 from .fallbacks import DEFAULT_COOLDOWN
@@ -377,7 +378,7 @@ class _Bridge:
                 ToolDefinition(
                     name=each.name,
                     description=each.description,
-                    parameters_json_schema=dict(each.parameters),
+                    parameters_json_schema=with_properties(each.parameters),
                     strict=each.strict,
                 )
                 for each in request.tool_specifications

@@ -17,7 +17,7 @@ from ..chat import ChatRequest, Message, ResponseFormat, ToolSpecification
 from ..contents import Content, reason_against
 from ..errors import UnsupportedContentError
 from ..json_text import compact_json
-from ..schemas import strict_output, strict_parameters
+from ..schemas import strict_output, strict_parameters, with_properties
 
 SendReasoning: TypeAlias = Literal["always", "with_calls", "never"]
 """Which replies are sent back with their reasoning: all, those with tool calls, or none."""
@@ -80,7 +80,7 @@ def strict_tool(tool: ToolSpecification, by_default: bool) -> tuple[dict[str, An
     """
     wanted = by_default if tool.strict is None else tool.strict
     form = strict_parameters(tool.parameters) if wanted else None
-    return (dict(tool.parameters), False) if form is None else (form, True)
+    return (with_properties(tool.parameters), False) if form is None else (form, True)
 
 
 def strict_answer(wanted: ResponseFormat) -> tuple[dict[str, Any], bool]:
