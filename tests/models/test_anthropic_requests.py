@@ -181,6 +181,60 @@ async def test_blocks_are_sent_back_unchanged_without_blank_texts(serve: Serve) 
     assert reply["content"] == [SAID[0], SAID[1], SAID[3]]
 
 
+def server_call(name: str = "code_execution", id: str = "srvtoolu_1") -> dict[str, Any]:  # noqa: A002
+    return {"type": "server_tool_use", "id": id, "name": name, "input": {}}
+
+
+FOUND = {"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_1", "content": {}}
+CODE, WEB = {"type": "code_execution_20260521", "name": "c"}, {"type": "web_search_20260318", "name": "web_search"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "is_sent"),
+    [
+        ("code_execution", (), False),
+        ("bash_code_execution", (), False),
+        ("invented!", (), False),
+        ("", (CODE,), False),
+        ("tool_search_tool_bm25", (CODE, WEB), False),
+        ("web_search", (CODE,), False),
+        ("web_search", (WEB,), True),
+        ("code_execution", (CODE,), True),
+        ("bash_code_execution", (CODE,), True),
+        ("code_execution", (WEB,), True),
+    ],
+)
+async def test_a_server_call_without_a_result_is_left_out_unless_its_tool_is_sent(
+    serve: Serve, name: str, tools: Any, is_sent: bool
+) -> None:
+    open_call = server_call(name)
+    said = AiMessage("So.", (), None, {"anthropic": [open_call, {"type": "text", "text": "So."}]})
+    request = ChatRequest([HI, said, UserMessage("And?")], parameters={"tools": list(tools)})
+
+    _, reply, _ = (await body_of(serve, request))["messages"]
+
+    assert reply["content"] == [*([open_call] if is_sent else []), {"type": "text", "text": "So."}]
+
+
+async def test_a_server_call_stays_if_its_result_came_in_a_later_reply(serve: Serve) -> None:
+    own = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {}}
+    first = AiMessage(None, [call("toolu_1", arguments="{}")], None, {"anthropic": [server_call(), own]})
+    second = AiMessage("3", (), None, {"anthropic": [FOUND, {"type": "text", "text": "3"}]})
+
+    _, before, _, after, _ = await messages_of(serve, HI, first, result("toolu_1"), second, HI)
+
+    assert before["content"] == [server_call(), own]
+    assert after["content"][0] == FOUND
+
+
+async def test_a_reply_of_nothing_but_an_invented_server_call_is_not_sent_back(serve: Serve) -> None:
+    said = AiMessage("", (), None, {"anthropic": [server_call(id="a"), {**server_call(id="b"), "id": None}]})
+
+    [turn] = await messages_of(serve, HI, said, UserMessage("Hello?"))
+
+    assert [each["text"] for each in turn["content"]] == ["Hi", "Hello?"]
+
+
 async def test_a_reply_whose_text_or_calls_changed_is_written_again(serve: Serve) -> None:
     other = AiMessage("\n\n", [call("toolu_1", arguments='{"a": 2}')], "Hm.", {"anthropic": SAID})
     for changed in (reply_of(*SAID, said="Sum:"), other):

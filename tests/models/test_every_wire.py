@@ -1,20 +1,27 @@
 """What every wire does alike: chat completions, Responses, Anthropic's messages, and the models of pydantic-ai."""
 
+import re
 from typing import Any, Protocol
 
 import pytest
-from pydantic_ai.messages import ModelResponse, TextPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from tests.models.every_wire import OWN_WIRES, Connect, parameters_in, reply_of
+from tests.models.every_wire import OWN_WIRES, WIRES, Connect, called_names_in, parameters_in, reply_of
 from tests.models.scripted_server import Serve
 from toolbox import (
+    AiMessage,
     ChatRequest,
+    Container,
+    MemoryId,
     PydanticAiChatModel,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
     ToolSpecification,
     UserMessage,
     create_ai_service,
     register_ai_service,
+    return_to_model,
 )
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +108,44 @@ async def test_a_model_of_pydantic_ai_gets_schemas_with_properties() -> None:
     await PydanticAiChatModel(FunctionModel(reply)).chat(ChatRequest([HI], tools))
 
     assert given == [OPEN, OPEN]
+
+
+# --- names of tools
+
+LEGAL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+INVENTED = ("read<|channel|>commentary", "search.evidence", "läs fil", "x" * 200, "functions:read{}")
+
+
+@register_ai_service(on_unknown_tool=return_to_model)
+class Desk(Protocol):
+    async def ask(self, room: MemoryId[str], text: str) -> str: ...
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("name", INVENTED)
+async def test_a_tool_name_that_the_model_invented_is_sent_back_as_a_valid_one(
+    serve: Serve, connect: Connect, wire: str, name: str
+) -> None:
+    server = await serve([reply_of(wire, "Hm.", [("c1", name, {})]), *[reply_of(wire, "ok")] * 2])
+    async with Container(models={"default": connect(wire, server)}).register(Desk) as container:
+        for text in ("one", "two"):
+            assert await container.get(Desk).ask("r", text) == "ok"
+
+    sent = [[*called_names_in(each)] for each in server.requests]
+    assert [len(each) for each in sent] == [0, 1, 1]
+    assert all(LEGAL.fullmatch(each) for [each] in sent[1:])
+
+
+async def test_pydantic_ai_gets_valid_names_in_calls_and_results_and_offered_ones_as_they_are() -> None:
+    asked: list[Any] = []
+
+    def reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        asked.extend(part for each in messages for part in each.parts if hasattr(part, "tool_name"))
+        return ModelResponse([TextPart("ok")])
+
+    calls = [ToolExecutionRequest("c1", "läs fil", "{}"), ToolExecutionRequest("c2", "fs.read", "{}")]
+    results = [ToolExecutionResultMessage.of(each, "x") for each in calls]
+    request = ChatRequest([HI, AiMessage(None, calls), *results], (ToolSpecification("fs.read"),))
+    await PydanticAiChatModel(FunctionModel(reply)).chat(request)
+
+    assert [each.tool_name for each in asked] == ["l_s_fil", "fs.read"] * 2

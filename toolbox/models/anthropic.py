@@ -94,7 +94,7 @@ class AnthropicChatModel(ServerChatModel[AnthropicWire]):
         self._set_reasoning(request, values)
         request = self._set_format(request, values)
         fields: Fields = {"model": json_bytes(self.model)}
-        fields |= self._wire.fields(request, said, b",".join(map(json_bytes, own_tools)))
+        fields |= self._wire.fields(request, said, own_tools)
         if "tools" in fields and (choice := tool_choice(request, parallel)) is not None:
             fields["tool_choice"] = json_bytes(choice)
         for name, value in values.items():

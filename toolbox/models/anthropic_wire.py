@@ -80,18 +80,19 @@ class AnthropicWire:
         self._encode_message = shared_encoder(encode_message, keeps_unsigned=keeps_unsigned)
         self._tools = ToolBytes(shared_encoder(_encode_tool, metadata=send_tool_metadata, strict=strict_tools))
 
-    def fields(self, request: ChatRequest, said: bytes = b"", more_tools: bytes = b"") -> Fields:
+    def fields(self, request: ChatRequest, said: bytes = b"", server_tools: Sequence[Any] = ()) -> Fields:
         """Return the fields of a request as JSON.
 
-        `said` are the blocks of a reply that the model should continue, `more_tools` the server's own tools.
+        `said` are the blocks of a reply that the model should continue, `server_tools` the tools that the server runs.
         """
-        messages = unique_ids(request.messages)
+        messages = without_open_server_calls(unique_ids(request.messages), server_tools)
         forms = encode_messages(self._encode_message, messages)
         last = messages[-1] if messages else None
         if type(last) is AiMessage and last.text and last.text[-1].isspace():
             forms[-1] = self._encode_message(_without_trailing_space(last))
         roles, turns, system = _join_turns(forms)
         tools = self._tools.of(request.tool_specifications)[1:-1] if request.tool_specifications else b""
+        more_tools = b",".join(map(json_bytes, server_tools))
         automatic = 1 + bool(system) + bool(tools or more_tools) if self._cache is not None else 0
         if sum(form[:1].isupper() for form in forms) > MOST_MARKS - automatic:
             roles, turns, system = _join_turns(self._encode_with_marks(messages, MOST_MARKS - automatic))
@@ -160,9 +161,15 @@ def _encode_reply(message: AiMessage, keeps_unsigned: bool) -> list[dict[str, An
     """Return the blocks of a reply: the server's own while text and calls are unchanged."""
     kept = message.attributes.get(BLOCKS)
     if isinstance(kept, Sequence) and _says_the_same(kept, message):
-        return [dict(each) for each in kept if _can_return(each, keeps_unsigned)]
+        return [_with_valid_name(each) for each in kept if _can_return(each, keeps_unsigned)]
     text = (message.text or "").strip() and [{"type": "text", "text": message.text}]
     return [*(text or ()), *map(_encode_call, message.tool_execution_requests)]
+
+
+def _with_valid_name(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block with a tool's name that the server accepts: the model may have invented it."""
+    is_call = block.get("type") == "tool_use"
+    return {**block, "name": tool_name(str(block.get("name")))} if is_call else dict(block)
 
 
 def _can_return(block: Mapping[str, Any], keeps_unsigned: bool) -> bool:
@@ -298,6 +305,44 @@ def valid_id(given: str) -> str:
 def tool_name(name: str) -> str:
     """Return a tool's name that the server accepts in a history."""
     return name if len(name) <= _LONGEST_NAME and name and _ILLEGAL.search(name) is None else function_name(name)
+
+
+def without_open_server_calls(messages: Sequence[Message], server_tools: Sequence[Any]) -> Sequence[Message]:
+    """Return the messages without calls of server-side tools that have no result, if the request has no such tool.
+
+    A model can invent such a call, and the server rejects every later request with it. A call of a tool in the request
+    may still wait: code on the server waits for the results of the program's tools.
+    """
+    blocks = [block for message in messages for block in _kept_blocks(message)]
+    calls = [block for block in blocks if block.get("type") == "server_tool_use"]
+    if not calls:
+        return messages
+    answered = [block["tool_use_id"] for block in blocks if "tool_use_id" in block]
+    left_out = [
+        each for each in calls if each.get("id") not in answered and not _can_run(str(each.get("name")), server_tools)
+    ]
+    return [_without_blocks(message, left_out) for message in messages] if left_out else messages
+
+
+def _kept_blocks(message: Message) -> Sequence[Mapping[str, Any]]:
+    kept = message.attributes.get(BLOCKS) if type(message) is AiMessage else None
+    return [each for each in kept if isinstance(each, Mapping)] if isinstance(kept, Sequence) else ()
+
+
+def _can_run(name: str, server_tools: Sequence[Any]) -> bool:
+    """Return True if one of these tools runs calls of this name. Some web tools also run code."""
+    kinds = [str(each.get("type")) for each in server_tools if isinstance(each, Mapping)]
+    named = any(isinstance(each, Mapping) and each.get("name") == name for each in server_tools)
+    bases = ("code_execution", "web_") if name.endswith("code_execution") else (name,)
+    return named or (name != "" and any(kind.startswith(bases) for kind in kinds))
+
+
+def _without_blocks(message: Message, left_out: Sequence[Mapping[str, Any]]) -> Message:
+    blocks = _kept_blocks(message)
+    kept = [block for block in blocks if not any(block is each for each in left_out)]
+    if len(kept) == len(blocks) or type(message) is not AiMessage:
+        return message
+    return replace(message, attributes={**message.attributes, BLOCKS: kept})
 
 
 def unique_ids(messages: Sequence[Message]) -> Sequence[Message]:
@@ -692,7 +737,7 @@ class AnthropicInterpreter:
     def encode_paused_reply(self) -> bytes:
         """Return the blocks of a reply that was paused, for the request that continues it."""
         wholes = [each.whole() for each in self._blocks]
-        return b",".join(json_bytes(each) for each in wholes if not _is_blank(each))
+        return b",".join(json_bytes(_with_valid_name(each)) for each in wholes if not _is_blank(each))
 
     def go_on(self) -> None:
         """Prepare for the next part of the reply."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, assert_never
@@ -70,7 +70,7 @@ from .server_errors import (
 from .server_model import names_of
 from .server_settings import LARGEST_REPLY, limit_problems, missing_package, reasoning_problems
 from .sse import excerpt
-from .wire_encoding import OTHER_NAMES, refuse_unsendable
+from .wire_encoding import OTHER_NAMES, function_name, refuse_unsendable
 
 PARTS = "pydantic_ai"
 """The attribute of a reply with the library's own messages, which are sent back while text and calls are unchanged."""
@@ -362,7 +362,7 @@ class _Bridge:
 
         names = {each.name for each in request.tool_specifications}
         self.reply = ReplyAccumulator(names, wants_json=request.response_format is not None)
-        self._messages = messages_of(request.messages)
+        self._messages = messages_of(request.messages, names)
         self._settings = settings
         self._replies: list[Any] = []
         self._calls: dict[object, PartialCall] = {}
@@ -523,8 +523,11 @@ def _unsupported_by(profile: Mapping[str, Any], content: Content) -> str | None:
             assert_never(content)
 
 
-def messages_of(messages: Sequence[Message]) -> list[Any]:
-    """Return the messages as those of pydantic-ai; what the user and the tools say in a row is one request."""
+def messages_of(messages: Sequence[Message], offered: Collection[str] = ()) -> list[Any]:
+    """Return the messages as those of pydantic-ai; what the user and the tools say in a row is one request.
+
+    `offered` are the names of the tools in the request. Servers may refuse all others, which a model may have invented.
+    """
     from pydantic_ai.messages import ModelRequest
 
     found: list[Any] = []
@@ -534,15 +537,21 @@ def messages_of(messages: Sequence[Message]) -> list[Any]:
             if parts:
                 found.append(ModelRequest(parts))
                 parts = []
-            found += _convert_reply(message)
+            found += _convert_reply(message, offered)
         else:
-            parts.append(_convert_message(message))
+            parts.append(_convert_message(message, offered))
     if parts:
         found.append(ModelRequest(parts))
     return found
 
 
-def _convert_message(message: SystemMessage | UserMessage | ToolExecutionResultMessage) -> Any:
+def _valid_name(name: str, offered: Collection[str]) -> str:
+    return name if name in offered else function_name(name)
+
+
+def _convert_message(
+    message: SystemMessage | UserMessage | ToolExecutionResultMessage, offered: Collection[str]
+) -> Any:
     from pydantic_ai.messages import SystemPromptPart, ToolReturnPart, UserPromptPart
 
     match message:
@@ -558,7 +567,8 @@ def _convert_message(message: SystemMessage | UserMessage | ToolExecutionResultM
                 if message.text and not any(isinstance(each, str) for each in content):
                     content = [message.text, *content]
             outcome: Any = "failed" if message.is_error else "success"
-            return ToolReturnPart(message.tool_name, content, message.id, outcome=outcome)
+            name = _valid_name(message.tool_name, offered)
+            return ToolReturnPart(name, content, message.id, outcome=outcome)
         case _:
             assert_never(message)
 
@@ -584,7 +594,7 @@ def _convert_content(content: Content) -> Any:
             assert_never(content)
 
 
-def _convert_reply(message: AiMessage) -> list[Any]:
+def _convert_reply(message: AiMessage, offered: Collection[str]) -> list[Any]:
     """Return a reply as messages of the library: its own while text and calls are unchanged."""
     from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
 
@@ -594,9 +604,14 @@ def _convert_reply(message: AiMessage) -> list[Any]:
         except ValueError:
             responses = []
         if responses and _says_the_same(responses, message):
+            for part in [part for each in responses for part in each.parts if part.part_kind == "tool-call"]:
+                part.tool_name = _valid_name(part.tool_name, offered)
             return responses
     text = [TextPart(message.text)] if message.text else []
-    calls = [ToolCallPart(each.name, object_text(each.arguments), each.id) for each in message.tool_execution_requests]
+    calls = [
+        ToolCallPart(_valid_name(each.name, offered), object_text(each.arguments), each.id)
+        for each in message.tool_execution_requests
+    ]
     return [ModelResponse([*text, *calls])] if text or calls else []
 
 
