@@ -21,6 +21,7 @@ __all__ = [
     "AsyncBeanError",
     "BlockingCallNotAllowedError",
     "ContainerNotStartedError",
+    "ContextLengthError",
     "ConversationSuspendedError",
     "EndsInvocation",
     "FrameworkError",
@@ -707,6 +708,13 @@ class ModelHttpError(_WithFacts, ModelError):
     def __str__(self) -> str:
         request = f" (request {self.request_id})" if self.request_id else ""
         return f"the model server answered {self.status}{request}: {self.message}"
+
+
+class ContextLengthError(ModelHttpError):
+    """The request is too long for the model, alone or with the reply: shorten the conversation.
+
+    The server refused it, or the model's context window was full before the reply was complete. No `fallback` is asked.
+    """
 
 
 class ModelProtocolError(_WithFacts, ModelError):

@@ -33,6 +33,7 @@ from toolbox import (
     ChatResponse,
     CompleteResponse,
     CompleteToolCall,
+    ContextLengthError,
     FinishReason,
     ModelConnectionError,
     ModelError,
@@ -145,8 +146,7 @@ WELL_FORMED = [
             Case(
                 f"a full context window, {how}",
                 reply(text("Hello"), stop="model_context_window_exceeded"),
-                "Hello",
-                finish=FinishReason.LENGTH,
+                error=ContextLengthError,
             ),
             Case(f"nothing before the limit, {how}", reply(stop="max_tokens"), error=ModelTruncatedError),
             Case(
@@ -154,9 +154,11 @@ WELL_FORMED = [
                 reply(text("So"), tool_use("add", {}), stop="max_tokens"),
                 error=ModelTruncatedError,
             ),
-            *(
-                Case(f"a call at the end, {limit}, {how}", reply(CALL, stop=limit), error=ModelTruncatedError)
-                for limit in ("max_tokens", "model_context_window_exceeded")
+            Case(f"a call at the end, {how}", reply(CALL, stop="max_tokens"), error=ModelTruncatedError),
+            Case(
+                f"a call before the context window was full, {how}",
+                reply(CALL, stop="model_context_window_exceeded"),
+                error=ContextLengthError,
             ),
             Case(
                 f"a call before the text that was cut, {how}",

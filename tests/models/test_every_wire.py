@@ -1,20 +1,31 @@
 """What every wire does alike: chat completions, Responses, Anthropic's messages, and the models of pydantic-ai."""
 
 import re
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
+from pydantic import BaseModel
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from tests.models.every_wire import OWN_WIRES, WIRES, Connect, called_names_in, parameters_in, reply_of
+from tests.models.every_wire import OWN_WIRES, WIRES, Connect, Model, called_names_in, parameters_in, reply_of, texts_in
 from tests.models.scripted_server import Serve
 from toolbox import (
     AiMessage,
     ChatRequest,
+    ChatResponse,
+    CompleteResponse,
     Container,
+    ContextLengthError,
+    FinishReason,
     MemoryId,
+    ModelHttpError,
+    ModelProtocolError,
+    ModelRefusedError,
     PydanticAiChatModel,
+    Result,
+    TokenStream,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     ToolSpecification,
@@ -22,7 +33,10 @@ from toolbox import (
     create_ai_service,
     register_ai_service,
     return_to_model,
+    tool,
 )
+from toolbox.models.fallbacks import is_worth_another_model
+from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
 
@@ -149,3 +163,184 @@ async def test_pydantic_ai_gets_valid_names_in_calls_and_results_and_offered_one
     await PydanticAiChatModel(FunctionModel(reply)).chat(request)
 
     assert [each.tool_name for each in asked] == ["l_s_fil", "fs.read"] * 2
+
+
+# --- replies that a server could not complete
+
+SAID = "half of the"
+
+
+async def end_of(model: Model, streamed: bool) -> ChatResponse:
+    """Return the whole reply, or raise the error at its end."""
+    request = ChatRequest([HI], (ToolSpecification("look"),))
+    if not streamed:
+        return await model.chat(request)
+    *_, last = [event async for event in model.stream(request)]
+    assert isinstance(last, CompleteResponse)
+    return last.response
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("wire", OWN_WIRES)
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("insufficient_system_resource", "error", "ERROR", "model_error", "network_error", "server_error", "aborted"),
+        *("timeout", "resource-exhausted", "cancelled", "overloaded"),
+    ],
+)
+async def test_a_server_that_gave_up_is_an_error_that_another_try_may_mend(
+    serve: Serve, connect: Connect, wire: str, streamed: bool, word: str
+) -> None:
+    server = await serve([reply_of(wire, SAID, [("c", "look", {})], word, streamed)])
+
+    with pytest.raises(ModelHttpError) as caught:
+        await end_of(connect(wire, server), streamed)
+
+    assert (caught.value.status, is_worth_another_model(caught.value), len(server.requests)) == (503, True, 1)
+    assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("ending", "word"),
+    [("error", None), ("error", "network_error"), ("length", "network_error"), (None, "insufficient_system_resource")],
+)
+async def test_a_server_behind_pydantic_ai_that_gave_up_is_an_error(ending: Any, word: str | None) -> None:
+    details = None if word is None else {"finish_reason": word}
+    reply = ModelResponse([TextPart(SAID)], finish_reason=ending, provider_details=details)
+
+    with pytest.raises(ModelHttpError) as caught:
+        await PydanticAiChatModel(FunctionModel(lambda *_: reply)).chat(ChatRequest([HI]))
+
+    assert caught.value.status == 503
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("wire", OWN_WIRES)
+async def test_a_full_context_window_is_an_error_even_after_a_text(
+    serve: Serve, connect: Connect, wire: str, streamed: bool
+) -> None:
+    server = await serve([reply_of(wire, SAID, ending="model_context_window_exceeded", streamed=streamed)])
+
+    with pytest.raises(ContextLengthError) as caught:
+        await end_of(connect(wire, server), streamed)
+
+    assert (caught.value.status, is_worth_another_model(caught.value)) == (400, False)
+
+
+async def test_a_full_context_window_behind_pydantic_ai_is_an_error() -> None:
+    details = {"finish_reason": "model_context_window_exceeded"}
+    reply = ModelResponse([TextPart(SAID)], finish_reason="length", provider_details=details)
+
+    with pytest.raises(ContextLengthError):
+        await PydanticAiChatModel(FunctionModel(lambda *_: reply)).chat(ChatRequest([HI]))
+
+
+@pytest.mark.parametrize("wire", OWN_WIRES)
+async def test_a_text_before_a_call_that_the_server_cannot_read_is_not_an_answer(
+    serve: Serve, connect: Connect, wire: str
+) -> None:
+    server = await serve([reply_of(wire, "I look.", ending="malformed_function_call")])
+
+    with pytest.raises(ModelProtocolError, match="malformed_function_call"):
+        await end_of(connect(wire, server), False)
+
+
+# --- replies that a filter stopped
+
+LOOKED: list[str] = []
+
+
+@tool
+def look() -> str:
+    """Look."""
+    LOOKED.append("looked")
+    return "seen"
+
+
+class Facts(BaseModel):
+    number: int
+
+
+@register_ai_service(tools=look)
+class Reader(Protocol):
+    async def text(self, room: MemoryId[str], question: str) -> str: ...
+    async def details(self, room: MemoryId[str], question: str) -> Result[str]: ...
+    async def message(self, room: MemoryId[str], question: str) -> AiMessage: ...
+    async def facts(self, room: MemoryId[str], question: str) -> Facts: ...
+    def pieces(self, room: MemoryId[str], question: str) -> AsyncIterator[str]: ...
+    def events(self, room: MemoryId[str], question: str) -> TokenStream: ...
+    def items(self, room: MemoryId[str], question: str) -> AsyncIterator[Facts]: ...
+
+
+FILTERED = (("chat", "content_filter"), ("responses", "content_filter"), ("bridge", "content_filter"))
+FILTERED_ANTHROPIC = (("anthropic", "content_filtered"), ("anthropic", "guardrail_intervened"))
+
+
+@pytest.mark.parametrize(("wire", "word"), [*FILTERED, *FILTERED_ANTHROPIC, ("chat", "content_filter: SAFETY")])
+@pytest.mark.parametrize("calls", [[], [("c1", "look", {})]])
+async def test_a_text_that_a_filter_cut_is_returned_and_its_calls_do_not_run(
+    serve: Serve, connect: Connect, wire: str, word: str, calls: Any
+) -> None:
+    LOOKED.clear()
+    cut = reply_of(wire, SAID, calls, word)
+    server = await serve([cut, cut, cut, reply_of(wire, "ok")])
+    async with Container(models={"default": connect(wire, server)}).register(Reader) as container:
+        reader = container.get(Reader)
+        text = await reader.text("r", "x")
+        details = await reader.details("r", "x")
+        message = await reader.message("r", "x")
+        assert await reader.text("r", "And now?") == "ok"
+
+    assert (text, details.content, message.text) == (SAID, SAID, SAID)
+    assert details.finish_reason is FinishReason.CONTENT_FILTER
+    assert (LOOKED, message.tool_execution_requests) == ([], ())
+    assert [*called_names_in(server.requests[-1])] == []
+    assert [*texts_in(server.requests[-1])].count(SAID) == 3
+
+
+@pytest.mark.parametrize(("wire", "word"), [*FILTERED, *FILTERED_ANTHROPIC])
+@pytest.mark.parametrize("calls", [[], [("c1", "look", {})]])
+@pytest.mark.parametrize("method", ["facts", "pieces", "events", "items"])
+async def test_a_structured_answer_or_a_stream_that_a_filter_cut_is_an_error(
+    serve: Serve, connect: Connect, wire: str, word: str, calls: Any, method: str
+) -> None:
+    LOOKED.clear()
+    said = '{"number": 1}' if method in ("facts", "items") else SAID
+    server = await serve([reply_of(wire, said, calls, word, streamed=method != "facts")])
+    got: list[object] = []
+    async with Container(models={"default": connect(wire, server)}).register(Reader) as container:
+        ask = getattr(container.get(Reader), method)
+        with pytest.raises(ModelRefusedError) as caught:
+            if method == "facts":
+                await ask("r", "x")
+            else:
+                async for each in ask("r", "x"):
+                    got.append(each)
+        assert await container.chat_memory(Reader, "r").messages() == []
+
+    assert (caught.value.text, LOOKED) == (said, [])
+    assert not any(isinstance(each, CompleteResponse) for each in got)
+    assert method != "pieces" or "".join(map(str, got)) == SAID
+
+
+async def test_a_filter_of_a_model_of_the_program_counts_alike() -> None:
+    call = ToolExecutionRequest("c1", "look", "{}")
+    cut = ChatResponse(AiMessage(SAID, [call]), finish_reason=FinishReason.CONTENT_FILTER)
+    LOOKED.clear()
+    async with Container(models={"default": ScriptedChatModel([cut, cut])}).register(Reader) as container:
+        assert await container.get(Reader).text("r", "x") == SAID
+        with pytest.raises(ModelRefusedError):
+            await container.get(Reader).facts("r", "x")
+
+    assert LOOKED == []
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "bridge"])
+async def test_a_reply_that_a_filter_stopped_before_any_text_is_an_error(
+    serve: Serve, connect: Connect, wire: str
+) -> None:
+    server = await serve([reply_of(wire, None, ending="content_filter")])
+
+    with pytest.raises(ModelRefusedError):
+        await connect(wire, server).chat(ChatRequest([HI]))

@@ -290,10 +290,16 @@ async def test_a_reply_is_continued_at_most_ten_times() -> None:
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (ModelResponse([TextPart("no")], finish_reason="content_filter"), ModelRefusedError),
+        (
+            ModelResponse([TextPart("no")], finish_reason="content_filter", provider_details={"refusal": "No."}),
+            ModelRefusedError,
+        ),
+        (
+            ModelResponse([], finish_reason="content_filter", provider_details={"finish_reason": "refusal"}),
+            ModelRefusedError,
+        ),
         (ModelResponse([], finish_reason="content_filter"), ModelRefusedError),
         (ModelResponse([], finish_reason="length"), ModelTruncatedError),
-        (ModelResponse([], finish_reason="error"), ModelProtocolError),
         (theirs.ModelHTTPError(418, "m", {"error": {"message": "teapot"}}), ModelHttpError),
         (theirs.ContentFilterError("no"), ModelRefusedError),
         (theirs.UnexpectedModelBehavior("odd"), ModelProtocolError),

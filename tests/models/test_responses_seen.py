@@ -388,7 +388,8 @@ FAILURES = [
         "any",
         "cancelled",
         events(event("cancelled", response=response(status="cancelled"))),
-        error=ModelProtocolError,
+        error=ModelHttpError,
+        status=503,
         says="cancelled",
     ),
     seen(

@@ -32,7 +32,9 @@ from ..chat import (
 )
 from ..errors import ModelProtocolError, ModelRefusedError, ModelTruncatedError
 from ..json_text import arguments_text, compact_json, parse_json, strict_arguments
+from .reply_endings import error_of_ending, finish_reason_of, is_malformed_call
 
+_LASTING = (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
 LONGEST_ID = 64
 LARGEST_MESSAGE_ATTRIBUTES = 2**16
 """Bytes of JSON in a message's attributes. The limit is low because conversations are stored. The response keeps the
@@ -125,6 +127,25 @@ class ReplyAccumulator:
         """Add a fragment of a refusal."""
         self._refusal.append(piece)
 
+    def end(self, word: str) -> None:
+        """Note the server's word for the end of the reply. Raises `ModelHttpError` if the server cannot complete it."""
+        if (error := error_of_ending(word)) is not None:
+            raise error
+        self.ending = word
+        # Some servers first report that the reply was cut, then that it stopped.
+        if self.finish_reason not in _LASTING:
+            self.finish_reason = finish_reason_of(word) or FinishReason.OTHER
+
+    @property
+    def is_cut(self) -> bool:
+        """Return True if a token limit ended the reply."""
+        return self.finish_reason is FinishReason.LENGTH
+
+    @property
+    def was_stopped(self) -> bool:
+        """Return True if a token limit or a filter ended the reply."""
+        return self.finish_reason in _LASTING
+
     def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> PartialCall:
         """Add a fragment of a call, and return the call it belongs to: a known or a new one."""
         key, identity, fragment = key_of(index), _read_fragment(call_id), self._read_name(name)
@@ -170,19 +191,21 @@ class ReplyAccumulator:
         """
         self._release_surrogates()
         calls = self._find_real_calls()
-        cut = self.finish_reason is FinishReason.LENGTH
+        cut = self.is_cut
         has_broken_call = any(not _is_usable(call) for call in calls)
         if cut and (self.ends_in_call or has_broken_call or (self._calls and not calls)):
             raise ModelTruncatedError("the reply was cut at the token limit inside a tool call", "".join(self._text))
         if has_broken_call and self.finish_reason is FinishReason.CONTENT_FILTER:
             raise ModelRefusedError("the server's content filter stopped the reply inside a tool call")
         text = "".join(self._text)
+        # A filter may stop a reply after a call of which nothing is missing.
+        filtered = bool(text) and self.finish_reason is FinishReason.CONTENT_FILTER
         if not calls:
             self._check_saying(text)
             if cut and self._wants_json and not _is_json(text):
                 raise ModelTruncatedError("the reply was cut at the token limit inside a structured answer", text)
         requests = tuple(self._complete_call(call) for call in calls)
-        if calls and not cut:
+        if calls and not cut and not filtered:
             self.finish_reason = FinishReason.TOOL_EXECUTION
         elif self.finish_reason is FinishReason.TOOL_EXECUTION and not calls:
             self.finish_reason = FinishReason.STOP
@@ -212,6 +235,9 @@ class ReplyAccumulator:
 
     def _check_saying(self, text: str) -> None:
         """Raise an error for a reply without a call, unless it has text or may be empty."""
+        if self.ending is not None and is_malformed_call(self.ending):
+            what = "the model wrote a tool call that its server cannot read"
+            raise ModelProtocolError(f"{what}; its finish_reason is {self.ending}")
         if any(call.arguments.strip() for call in self._calls):
             raise ModelProtocolError("the reply contains a tool call without a name")
         if text:

@@ -14,7 +14,6 @@ from typing import Any, assert_never
 from ..chat import (
     AiMessage,
     ChatRequest,
-    FinishReason,
     Message,
     SystemMessage,
     ToolExecutionRequest,
@@ -23,13 +22,13 @@ from ..chat import (
     UserMessage,
 )
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, base64_of, media_type_of
-from ..errors import ModelHttpError, ModelRefusedError, UnsupportedContentError
+from ..errors import ModelRefusedError, UnsupportedContentError
 from ..json_text import compact_json, object_text, strict_arguments
 from ..schemas import with_properties
 from .accumulator import PartialCall, ReplyAccumulator, further_usage, key_of, usage_of
 from .chat_wire import CACHE_CONTROL
 from .server_errors import error_in, message_of
-from .sse import EVENT_STREAM, excerpt
+from .sse import EVENT_STREAM
 from .wire_encoding import (
     SHARED_FIELDS,
     Fields,
@@ -496,13 +495,6 @@ def _find_references(schema: Any) -> Iterator[str]:
 
 # --- replies
 
-_FINISH = {
-    "end_turn": FinishReason.STOP,
-    "stop_sequence": FinishReason.STOP,
-    "tool_use": FinishReason.TOOL_EXECUTION,
-    "max_tokens": FinishReason.LENGTH,
-    "model_context_window_exceeded": FinishReason.LENGTH,
-}
 _STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -611,8 +603,9 @@ class AnthropicInterpreter:
                 self._read_message(value)
                 self.ended = True
             case _:
-                if (error := error_in(value)) is not None:
-                    raise _with_status(error, value)
+                status = http_status(value.get("error")) or http_status(value) or 200
+                if (error := error_in(value, status)) is not None:
+                    raise error
 
     # --- events
 
@@ -763,9 +756,8 @@ class AnthropicInterpreter:
             explained = f": {self._explanation}" if self._explanation else ""
             raise ModelRefusedError(f"the model refused to answer{explained}", text or self._explanation or "")
         if reason is not None:
-            reply.ending = reason
-            reply.finish_reason = _FINISH.get(reason, FinishReason.OTHER)
-        is_cut = reply.finish_reason is FinishReason.LENGTH
+            reply.end(reason)
+        is_cut = reply.is_cut
         if is_cut and self._blocks and self._blocks[-1].call is not None:
             reply.ends_in_call = True  # the last call is not completed: a tool must not get a part of its arguments
             return
@@ -780,11 +772,3 @@ class AnthropicInterpreter:
             reply.attributes[BLOCKS] = [each.whole() for each in self._blocks]
         if self.container is not None:
             reply.attributes[CONTAINER] = self.container
-
-
-def _with_status(error: ModelHttpError, value: Mapping[str, Any]) -> ModelHttpError:
-    """Return the error with the status of its type."""
-    status = http_status(value.get("error")) or http_status(value)
-    if status is None or error.status != 200:
-        return error
-    return ModelHttpError(status, error.message, error.body or excerpt(compact_json(dict(value)).encode()))

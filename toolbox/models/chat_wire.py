@@ -11,7 +11,6 @@ from typing import Any, assert_never
 from ..chat import (
     AiMessage,
     ChatRequest,
-    FinishReason,
     Message,
     ResponseFormat,
     SystemMessage,
@@ -32,7 +31,7 @@ from ..contents import (
     media_type_of,
     url_of,
 )
-from ..errors import ModelHttpError, ModelProtocolError, UnsupportedContentError
+from ..errors import ModelProtocolError, UnsupportedContentError
 from ..json_text import compact_json, object_text
 from .accumulator import (
     PartialCall,
@@ -285,24 +284,6 @@ def _encode_format(response_format: ResponseFormat) -> bytes:
 
 # --- replies
 
-_FINISH = {
-    "stop": FinishReason.STOP,
-    "eos": FinishReason.STOP,
-    "eos_token": FinishReason.STOP,
-    "end_turn": FinishReason.STOP,
-    "stop_sequence": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "max_tokens": FinishReason.LENGTH,
-    "model_length": FinishReason.LENGTH,
-    "max_output_tokens": FinishReason.LENGTH,
-    "tool_calls": FinishReason.TOOL_EXECUTION,
-    "function_call": FinishReason.TOOL_EXECUTION,
-    "tool_use": FinishReason.TOOL_EXECUTION,
-    "content_filter": FinishReason.CONTENT_FILTER,
-    "safety": FinishReason.CONTENT_FILTER,
-    "recitation": FinishReason.CONTENT_FILTER,
-    "refusal": FinishReason.CONTENT_FILTER,
-}
 # All other fields of a reply, a choice or a message become attributes.
 _OF_REPLY = frozenset({"id", "object", "model", "choices", "usage", "x_groq", "obfuscation", "error", "type"})
 _REPEATED = ("created", "service_tier", "system_fingerprint")
@@ -316,7 +297,6 @@ _OF_MESSAGE = frozenset(
 _OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
 _ANSWERS = ("audio", "images", "image", "video", "files")
 """Fields of a message that may be an answer without text."""
-_LASTING = (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
 
 
 class ChatInterpreter:
@@ -348,7 +328,7 @@ class ChatInterpreter:
         if self._said_again is not None and not reply.says_something:
             self._read_delta(self._said_again, whole=True)
         is_empty = self._lacks_message and not reply.says_something and not self._by_deltas
-        if is_empty and reply.finish_reason not in _LASTING:  # Azure sends no message if its filter stopped the reply
+        if is_empty and not reply.was_stopped:  # Azure sends no message if its filter stopped the reply
             raise ModelProtocolError("the reply's message is null")
         if self._empty_thought is not None and reply.has_calls:  # DeepSeek wants it again with the call
             reply.attributes.setdefault(REASONING_FIELD, self._empty_thought)
@@ -418,7 +398,8 @@ class ChatInterpreter:
             self.answered = True
         if reason:
             self.answered = True
-            self._read_finish_reason(reason)
+            if str(reason).lower() != "null":
+                self.reply.end(str(reason))
             if usage := choice.get("usage"):
                 self._read_usage(usage)
 
@@ -429,18 +410,6 @@ class ChatInterpreter:
             if isinstance(said, dict):
                 add_extras(kept["message"], said, said.keys())
         add_extras(kept, choice, choice.keys() - {"index", "delta", "message"})
-
-    def _read_finish_reason(self, reason: object) -> None:
-        word = str(reason).lower()
-        if word == "null":
-            return
-        if word == "error":
-            raise ModelHttpError(200, "the server ended the reply with finish_reason error")
-        reply = self.reply
-        reply.ending = str(reason)
-        # Some servers first report that the reply was cut, then that it stopped.
-        if reply.finish_reason not in _LASTING:
-            reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
 
     def _read_delta(self, delta: dict[str, Any], whole: bool) -> None:
         reply = self.reply

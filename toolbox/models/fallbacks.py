@@ -16,6 +16,7 @@ from typing import TypeAlias
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
 from ..chat_streams import answer_stream
 from ..errors import (
+    ContextLengthError,
     ModelConnectionError,
     ModelError,
     ModelHttpError,
@@ -229,6 +230,6 @@ def _name_model(response: ChatResponse, model: ChatModel) -> ChatResponse:
 
 def is_worth_another_model(error: ModelError) -> bool:
     """Return True if another model may succeed: the server failed, not the request or the model's answer."""
-    if isinstance(error, ModelHttpError):
-        return error.status not in (400, 413, 415, 422)
-    return not isinstance(error, (ModelRefusedError, ModelTruncatedError))
+    if isinstance(error, (ContextLengthError, ModelRefusedError, ModelTruncatedError)):
+        return False
+    return not isinstance(error, ModelHttpError) or error.status not in (400, 413, 415, 422)

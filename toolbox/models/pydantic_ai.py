@@ -18,7 +18,6 @@ from ..chat import (
     ChatModel,
     ChatRequest,
     ChatResponse,
-    FinishReason,
     Message,
     Reasoning,
     StreamEvent,
@@ -43,7 +42,6 @@ from ..errors import (
     IllegalConfigurationError,
     ModelConnectionError,
     ModelError,
-    ModelHttpError,
     ModelProtocolError,
     ModelRefusedError,
     ModelTimeoutError,
@@ -56,12 +54,14 @@ from ..schemas import with_properties
 from . import model_requests
 from .accumulator import PartialCall, ReplyAccumulator
 from .fallbacks import DEFAULT_COOLDOWN
+from .reply_endings import is_failure
 from .server_errors import (
     LONGEST_WAIT,
     MOST_CONTINUATIONS,
     SHORTEST_SECRET,
     message_of,
     paused_error,
+    refusal,
     secrets_in,
     shorten_texts,
     too_large,
@@ -326,7 +326,7 @@ def model_error(error: Exception, address: str, timeout: float | None, request: 
         body = error.body if isinstance(error.body, str) else compact_json(error.body) if error.body else ""
         said = message_of(error.body) or error.message
         request_id = headers.get("x-request-id") or headers.get("request-id")
-        return ModelHttpError(error.status_code, said, excerpt(body.encode("utf-8", "replace")), request_id)
+        return refusal(error.status_code, said, excerpt(body.encode("utf-8", "replace")), request_id, error.body)
     if isinstance(error, TimeoutError) and type(error) is TimeoutError:
         return ModelTimeoutError(f"no complete reply within {timeout or 0:g} s; raise timeout=")
     if isinstance(error, theirs.ModelTimeoutError):
@@ -463,21 +463,18 @@ class _Bridge:
             reply.usage = usage if reply.usage is None or usage is None else reply.usage + usage
         reply.id, reply.model = last.provider_response_id, last.model_name
         details = last.provider_details or {}
-        ending = last.finish_reason
-        if ending == "content_filter":
+        word, ending = details.get("finish_reason"), last.finish_reason
+        if ending == "content_filter" and (word == "refusal" or details.get("refusal")):
             text = "".join(part.content for each in self._replies for part in each.parts if part.part_kind == "text")
-            said = details.get("refusal")
-            raise ModelRefusedError(str(said or text or "the server's content filter stopped the reply"), text or None)
-        reply.ending = str(details.get("finish_reason") or ending)
-        # A model that says nothing about the end has ended by itself.
-        reply.finish_reason = FinishReason.STOP if ending is None else _FINISH.get(ending, FinishReason.OTHER)
+            raise ModelRefusedError(str(details.get("refusal") or text or "the model refused to answer"), text or None)
+        # The library knows the words of its providers, but not all that are failures. A model that says nothing about
+        # the end has ended by itself.
+        reply.end(word if isinstance(word, str) and is_failure(word) else ending or "stop")
+        reply.ending = str(word or ending)
         reply.ends_in_call = bool(last.parts) and last.parts[-1].part_kind == "tool-call"
         reply.of_response |= {name: value for name, value in details.items() if name != "timestamp"}
         reply.attributes[PARTS] = ModelMessagesTypeAdapter.dump_python(self._replies, mode="json")
         return reply.finish()
-
-
-_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "tool_call": FinishReason.TOOL_EXECUTION}
 
 
 def _read_usage(usage: Any) -> TokenUsage | None:

@@ -219,9 +219,6 @@ def _encode_format(response_format: ResponseFormat) -> bytes:
 
 # --- replies
 
-_INCOMPLETE = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
-
-
 _TEXT_PARTS = ("output_text", "refusal", "text", None)
 # All other fields of an item or a part of a message become attributes.
 _OF_ITEM = frozenset({"id", "type", "role", "status", "content"})
@@ -437,10 +434,9 @@ class ResponsesInterpreter:
         details = response.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, Mapping) else None
         if reason is not None or status == "incomplete":
-            reply.finish_reason = _INCOMPLETE.get(str(reason), FinishReason.OTHER)
-            reply.ending = str(reason)
+            reply.end(str(reason))
         elif status in ("queued", "in_progress", "cancelled"):
-            reply.finish_reason, reply.ending = FinishReason.OTHER, status
+            reply.end(status)
         else:
             reply.finish_reason = FinishReason.STOP
         self.ended = True

@@ -10,9 +10,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from ..errors import ModelConnectionError, ModelError, ModelHttpError, ModelProtocolError, ModelTimeoutError
+from ..errors import (
+    ContextLengthError,
+    ModelConnectionError,
+    ModelError,
+    ModelHttpError,
+    ModelProtocolError,
+    ModelTimeoutError,
+)
 from ..json_text import compact_json, parse_json
 from ..safe_text import SAFE_HEADERS
+from .length_refusals import is_too_long
 from .sse import EXCERPT, KEPT, EventReader, excerpt
 
 _TRANSPORTS = frozenset({"httpx2", "httpx", "httpcore2", "httpcore", "h11", "aiohttp", "anyio", "ssl"})
@@ -48,7 +56,19 @@ def error_in(value: Mapping[str, Any], status: int = 200, request_id: str | None
     if not error:
         return None
     message = message_of(error) or message_of(value) or "an error without a message"
-    return ModelHttpError(_status_of(error, value, status), message, excerpt(compact_json(value).encode()), request_id)
+    body = excerpt(compact_json(value).encode())
+    return refusal(_status_of(error, value, status), message, body, request_id, value)
+
+
+def refusal(
+    status: int, message: str, body: str, request_id: str | None = None, value: object = None
+) -> ModelHttpError:
+    """Return the error of a request that a server refused. `value` is the JSON of its reply, or None for a text."""
+    # The JSON may repeat the request. A page of a proxy has no message.
+    said = message if value is not None else f"{message}\n{body}"
+    if is_too_long(status, said, value):
+        return ContextLengthError(400 if status == 200 else status, message, body, request_id)
+    return ModelHttpError(status, message, body, request_id)
 
 
 def message_of(error: object) -> str | None:
@@ -99,13 +119,14 @@ def request_id_in(headers: Mapping[str, str]) -> str | None:
 
 def http_error(status: int, body: bytes, request_id: str | None) -> ModelHttpError:
     """Return the error of a reply with an error status."""
-    message: str | None = None
+    message, value = None, None
     try:
-        message = message_of(parse_json(body))
+        value = parse_json(body)
+        message = message_of(value)
     except ValueError:
         text = excerpt(body)
         message = _message_of_events(body) or (text if text and not text.startswith("<") else None)
-    return ModelHttpError(status, message or f"HTTP {status}", excerpt(body), request_id)
+    return refusal(status, message or f"HTTP {status}", excerpt(body), request_id, value)
 
 
 def _message_of_events(body: bytes) -> str | None:
@@ -263,7 +284,7 @@ def with_request(error: ModelError, status: int, request_id: str | None) -> Mode
     if request_id is None and not isinstance(error, ModelProtocolError):
         return error
     if isinstance(error, ModelHttpError) and error.request_id is None:
-        return ModelHttpError(error.status, error.message, error.body, request_id)
+        return type(error)(error.status, error.message, error.body, request_id)
     if isinstance(error, ModelProtocolError) and error.status is None:
         return ModelProtocolError(error.message, error.body, status, request_id)
     return error

@@ -29,6 +29,7 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import (
+    ModelRefusedError,
     ModelTruncatedError,
     OutputParsingError,
     ToolboxError,
@@ -46,9 +47,9 @@ class Rules:
 
     `specifications` are those of all tools; `answer_too` also contains the tool for the answer. `immediate` and
     `immediate_if_last` contain the names of tools whose result can end the invocation; with an `immediate_type`, only a
-    single value of this type does. `structure` is the structure of a structured answer.
-    `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters`,
-    `temperature`, `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
+    single value of this type does. `structure` is the structure of a structured answer. `streams` is True for a stream.
+    `reads_answer` is False if the loop does not parse the answer, as in most streams. `parameters`, `temperature`,
+    `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
     before the reply is complete. With `continues_history`, the history is sent without a new user message. With
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
     times.
@@ -63,6 +64,7 @@ class Rules:
     kind: Kind = Kind.TEXT
     structure: Structure | None = None
     reads_answer: bool = True
+    streams: bool = False
     specifications: tuple[ToolSpecification, ...] = ()
     answer_too: tuple[ToolSpecification, ...] = ()
     tool_choice: str | None = None
@@ -326,6 +328,10 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
 
 
 def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+    if response.finish_reason is FinishReason.CONTENT_FILTER and response.ai_message.text:
+        if rules.structure is not None or rules.streams:
+            return _with_reply(state, response, response.ai_message), Fail(_refused(response))
+        response = _without_calls(response)
     reply = response.ai_message
     requests = reply.tool_execution_requests
     answer = None if requests else reply.text or ""
@@ -342,6 +348,18 @@ def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[Sta
     pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
     state = _with_reply(state, response, reply, rounds=state.rounds + 1, pending=pending)
     return _after_tools(rules, state, 0)
+
+
+def _refused(response: ChatResponse) -> ModelRefusedError:
+    return ModelRefusedError("the server's content filter stopped the reply", response.ai_message.text)
+
+
+def _without_calls(response: ChatResponse) -> ChatResponse:
+    """Return the response without calls, and without attributes that may repeat them."""
+    if not response.ai_message.tool_execution_requests:
+        return response
+    message = replace(response.ai_message, tool_execution_requests=(), attributes={})
+    return replace(response, ai_message=message)
 
 
 def _with_reply(state: State, response: ChatResponse, *messages: Message, **changes: Any) -> State:

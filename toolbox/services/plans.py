@@ -256,6 +256,7 @@ class MethodPlan:
             kind=self.output.kind,
             structure=structure,
             reads_answer=not self.output.is_stream or self.layers.check_answer is not None,
+            streams=self.output.is_stream,
             specifications=specifications,
             answer_too=(*specifications, structure.tool) if structure is not None else (),
             tool_choice=choice,
