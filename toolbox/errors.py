@@ -359,12 +359,6 @@ class ToolResultError(_WithFacts, ToolboxError):
     reason: str
 
     def __str__(self) -> str:
-        if "surrogate" in self.reason:
-            return (
-                f"the result of tool {self.tool!r} contains a lone surrogate, which is not a valid character "
-                f"({self.reason}); decode the original bytes with errors='replace', or use "
-                "text.encode(errors='replace').decode()"
-            )
         return (
             f"the result of tool {self.tool!r} is a {self.type_name}, which cannot be written as JSON ({self.reason}); "
             "return a str, a pydantic model or a ToolExecutionResult"

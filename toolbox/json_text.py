@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pydantic_core import from_json
+from pydantic_core import PydanticSerializationError, from_json, to_jsonable_python
 
 from .schemas import MEMBER_NAMES
 
@@ -59,10 +59,10 @@ def arguments_text(text: str) -> str:
     """Return the JSON object in an arguments text, as text. Raises `ValueError` with the reason.
 
     Repairs exactly these mistakes: the forms that `strict_arguments` accepts, trailing commas, raw control characters
-    such as line breaks inside strings, a leading `{}` before the object, the same object twice. Everything else is kept
-    as written, including all digits of numbers.
+    such as line breaks inside strings, halves of characters, a leading `{}` before the object, the same object twice.
+    Everything else is kept as written, including all digits of numbers.
     """
-    text = _unwrap_text(text)
+    text = _without_lone_escapes(_unwrap_text(text))
     try:
         value = parse_json(text)
     except ValueError as error:
@@ -169,6 +169,71 @@ def _is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# --- half characters
+
+
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+
+
+def whole_characters(text: str) -> str:
+    """Return `text` with surrogate pairs joined and lone surrogates replaced by U+FFFD.
+
+    A lone surrogate is one half of a character of UTF-16: UTF-8 cannot encode it, and strict servers refuse its escape.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def whole_json(value: Any) -> str:
+    """Return `value` as compact JSON, with the characters of its texts as `whole_characters` has them.
+
+    Raises `TypeError`, `ValueError` or `RecursionError` for values that JSON does not support.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=as_json_value)
+    return whole_characters(text)
+
+
+def is_half_a_character(error: Exception) -> bool:
+    """Return True if pydantic did not write a value as JSON because of a lone surrogate; `whole_json` writes it."""
+    return "surrogates not allowed" in str(error)
+
+
+def written_by(serializer: Any, value: Any, **options: Any) -> bytes:
+    """Return a value as JSON, written by a serializer of pydantic; its characters are as in `whole_json`."""
+    try:
+        text: bytes = serializer.to_json(value, **options)
+    except PydanticSerializationError as error:
+        if not is_half_a_character(error):
+            raise
+        text = whole_json(serializer.to_python(value, mode="json", **options)).encode()
+    return text
+
+
+def as_json_value(value: object) -> Any:
+    """Return the JSON value of an object that the standard library cannot write, such as a date or a mapping."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError as error:
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON") from error
+
+
+def _without_lone_escapes(text: str) -> str:
+    """Return a JSON text with the characters that it has, or has escaped, as `whole_characters` has them."""
+    text = whole_characters(text)
+    if "\\ud" not in text and "\\uD" not in text:
+        return text
+    return _ESCAPE.sub(lambda escape: "\\ufffd" if escape[1] else escape[0], text)
 
 
 def _unwrap_text(text: str) -> str:

@@ -306,6 +306,33 @@ async def test_a_role_that_was_lost_since_hides_the_approved_tool(start: Start) 
 # --- hostile input
 
 
+class Notes:
+    @tool(requires_approval=True)
+    def note(self, text: str) -> dict[str, str]:
+        """Note."""
+        ran.append(text)
+        return {"noted": "cut \ud83d"}
+
+
+@register_ai_service(tools=Notes)
+class Scribe(Protocol):
+    async def ask(self, room: MemoryId[str], text: str) -> str: ...
+
+
+async def test_texts_with_half_a_character_are_stored_and_continued(start: Start) -> None:
+    half, whole = "cut \ud83d", "cut \ufffd"
+    async with start(asks(tool_call("note", {"text": half})), services=[Scribe]) as here:
+        with pytest.raises(RunSuspendedError) as suspension:
+            await here.get(Scribe).ask("room", half)
+        run_id = suspension.value.run_id
+    async with start(half, services=[Scribe]) as here:
+        [pending] = (await here.runs.get(run_id)).pending
+        await here.runs.resume(run_id, {pending.id: approve()})
+        again = await here.runs.resume(run_id, {})
+
+    assert (pending.arguments, ran, again.content) == ({"text": whole}, [whole], whole)
+
+
 NO_IDS = ("", "0", "no such run", "x" * 201, "a\0b", "\ud800", "' OR 1=1 --", "%", 7, None, ("a",))
 
 

@@ -118,6 +118,36 @@ async def test_the_schema_of_each_served_tool_has_properties() -> None:
     assert offered.input_schema == {"type": "object", "properties": {}}
 
 
+class Cut(BaseModel):
+    name: str
+
+
+class Halves:
+    """Tools whose results have half a character."""
+
+    @tool("Returns a text")
+    def text(self) -> str:
+        return "cut \ud83d"
+
+    @tool("Returns a model")
+    def model(self) -> Cut:
+        return Cut(name="cut \ud83d")
+
+    @tool("Returns names")
+    def names(self) -> dict[str, str]:
+        return {"x": "cut \ud83d"}
+
+
+async def test_half_a_character_does_not_cost_a_client_the_result() -> None:
+    made = Container()
+    server = mcp_server_of(made, [Halves])
+    async with made, Client(server) as client:
+        text, model, names = [await client.call_tool(each, {}) for each in ("text", "model", "names")]
+
+    assert text.content[0].text == "cut \ufffd"
+    assert (model.structured_content, names.structured_content) == ({"name": "cut \ufffd"}, {"x": "cut \ufffd"})
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "text"),
     [

@@ -1,5 +1,6 @@
 """What every wire does alike: chat completions, Responses, Anthropic's messages, and the models of pydantic-ai."""
 
+import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
@@ -9,8 +10,9 @@ from pydantic import BaseModel
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+from tests.models import messages_api
 from tests.models.every_wire import OWN_WIRES, WIRES, Connect, Model, called_names_in, parameters_in, reply_of, texts_in
-from tests.models.scripted_server import Serve
+from tests.models.scripted_server import Scripted, Serve
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -24,7 +26,9 @@ from toolbox import (
     ModelProtocolError,
     ModelRefusedError,
     PydanticAiChatModel,
+    ResponseFormat,
     Result,
+    SystemMessage,
     TokenStream,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
@@ -37,6 +41,7 @@ from toolbox import (
 )
 from toolbox.models.fallbacks import is_worth_another_model
 from toolbox.testing import ScriptedChatModel
+from toolbox.transcripts import messages_to_json
 
 pytestmark = pytest.mark.anyio
 
@@ -344,3 +349,85 @@ async def test_a_reply_that_a_filter_stopped_before_any_text_is_an_error(
 
     with pytest.raises(ModelRefusedError):
         await connect(wire, server).chat(ChatRequest([HI]))
+
+
+# --- halves of characters
+
+HALF, OTHER_HALF, WHOLE = "cut \ud83d", "\udc97 cut", "\ufffd"
+ESCAPED = '{"a": "\\ud83d", "\\uDC97": "\\\\ud83d \\ud83d\\ude00"}'
+READ_ARGUMENTS = {"a": "\ufffd", "\ufffd": "\\ud83d \U0001f600"}
+
+
+def arguments_in(body: dict[str, Any]) -> list[Any]:
+    """Return the arguments of the calls in the messages of a request."""
+    found: list[Any] = []
+    for message in [*body.get("messages", ()), *body.get("input", ())]:
+        found += [json.loads(each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
+        blocks = message.get("content")
+        found += [each["input"] for each in blocks if "input" in each] if isinstance(blocks, list) else []
+        found += [json.loads(message["arguments"])] if "arguments" in message else []
+    return found
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_half_a_character_is_sent_as_the_replacement_character(serve: Serve, connect: Connect, wire: str) -> None:
+    def reply(body: dict[str, Any]) -> Scripted:
+        for text in texts_in(body):
+            text.encode()  # as a strict server, which refuses the escape of half a character
+        return reply_of(wire, "ok")
+
+    server = await serve(reply)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": HALF}}}
+    tools = (ToolSpecification("look", HALF, schema, {"about": OTHER_HALF}),)
+    call = ToolExecutionRequest("c1", "look", ESCAPED)
+    raw = ToolExecutionRequest("c2", "look\ud83d", json.dumps({"a": HALF}, ensure_ascii=False))
+    messages = [
+        SystemMessage(HALF),
+        UserMessage([HALF, OTHER_HALF], name=None if wire == "bridge" else HALF),
+        AiMessage(HALF, [call, raw]),
+        ToolExecutionResultMessage.of(call, HALF),
+        ToolExecutionResultMessage.of(raw, "ok"),
+        UserMessage("\ud83d\ude00"),
+    ]
+    wanted = ResponseFormat("answer", {**schema, "required": ["a"]}, HALF)
+    options: Any = {} if wire == "bridge" else {"send_tool_metadata": "about"}
+    model = connect(wire, server, parameters={"metadata": {HALF: OTHER_HALF}}, **options)
+
+    response = await model.chat(ChatRequest(messages, tools, wanted))
+
+    assert response.ai_message.text == "ok"
+    [body] = server.requests
+    assert arguments_in(body) == [READ_ARGUMENTS, {"a": f"cut {WHOLE}"}]
+    texts = [*texts_in(body)]
+    assert "\U0001f600" in texts
+    assert sum(f"cut {WHOLE}" in each for each in texts) >= 5
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_half_a_character_in_a_reply_is_replaced_in_texts_and_arguments(
+    serve: Serve, connect: Connect, wire: str, streamed: bool
+) -> None:
+    server = await serve([reply_of(wire, HALF, [("c1", "look", {"a": HALF})], streamed=streamed)])
+
+    message = (await end_of(connect(wire, server), streamed)).ai_message
+
+    assert message.text == f"cut {WHOLE}"
+    [request] = message.tool_execution_requests
+    assert json.loads(request.arguments) == {"a": f"cut {WHOLE}"}
+    messages_to_json([message]).encode()
+
+
+async def test_blocks_of_anthropic_with_half_a_character_are_sent_back_as_they_came(
+    serve: Serve, connect: Connect
+) -> None:
+    blocks = [messages_api.thinking("Hm."), messages_api.tool_use("look", {"a": HALF}, id="c1")]
+    server = await serve([messages_api.message(*blocks, stop="tool_use"), reply_of("anthropic", "ok")])
+    model = connect("anthropic", server)
+    said = (await model.chat(ChatRequest([HI]))).ai_message
+
+    await model.chat(ChatRequest([HI, said, ToolExecutionResultMessage.of(said.tool_execution_requests[0], "x")]))
+
+    [_, reply, _] = server.requests[1]["messages"]
+    assert [each["type"] for each in reply["content"]] == ["thinking", "tool_use"]
+    assert reply["content"][1]["input"] == {"a": f"cut {WHOLE}"}

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
+from pydantic import BaseModel, field_serializer
 
 from toolbox import Container, application_scoped, produces, register_ai_service, tool
 from toolbox.errors import RunIncompatibleError
@@ -195,14 +196,21 @@ async def test_executing_a_run_whose_request_fails_to_close_returns_the_suspende
 
 
 async def test_a_durable_run_whose_answer_cannot_be_stored_has_failed() -> None:
-    @register_ai_service(durable=True)
+    class Secretive(BaseModel):
+        word: str
+
+        @field_serializer("word")
+        def write(self, word: str) -> str:
+            raise ValueError(f"never written: {word}")
+
+    @register_ai_service(durable=True, output_mode="prompt")
     class Writer(Protocol):
-        async def ask(self, run: RunId, text: str) -> str: ...
+        async def ask(self, run: RunId, text: str) -> Secretive: ...
 
     store = Counting()
-    async with container(store, says("half \ud800"), services=(Writer,), take_over_runs=False) as here:
-        with pytest.raises(ValueError, match="surrogates not allowed"):
+    async with container(store, says('{"word": "x"}'), services=(Writer,), take_over_runs=False) as here:
+        with pytest.raises(ValueError, match="never written"):
             await here.get(Writer).ask("r", "hi")
         run = await here.runs.get("r")
         assert run.status == "failed"
-        assert "surrogates not allowed" in (run.error or "")
+        assert "never written" in (run.error or "")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 from ..chat import ToolExecutionResult
 from ..contents import CONTENT_TYPES
 from ..introspection import EMPTY, Unresolved
+from ..json_text import written_by
 from ..tools.results import awaited
 from ..tools.tool_calls import Tool
 
@@ -64,7 +65,7 @@ class StructuredOutput:
 
     def value(self, value: Any) -> dict[str, Any]:
         """Return a value as structured content. Raises if it does not match the schema."""
-        encoded = self._serializer.to_json(value, warnings=False, by_alias=True, polymorphic_serialization=True)
+        encoded = written_by(self._serializer, value, warnings=False, by_alias=True, polymorphic_serialization=True)
         plain = json.loads(encoded)
         structured: dict[str, Any] = {_WRAPPER_FIELD: plain} if self._is_wrapped else plain
         self._validator.validate(structured)

@@ -31,7 +31,7 @@ from ..chat import (
     ToolExecutionRequest,
 )
 from ..errors import ModelProtocolError, ModelRefusedError, ModelTruncatedError
-from ..json_text import arguments_text, compact_json, parse_json, strict_arguments
+from ..json_text import arguments_text, compact_json, parse_json, strict_arguments, whole_characters, whole_json
 from .reply_endings import error_of_ending, finish_reason_of, is_malformed_call
 
 _LASTING = (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
@@ -512,17 +512,6 @@ def final_arguments(fragments: list[str]) -> str:
         return pieces[-1] if cumulative or pieces[-1].startswith("".join(pieces[:-1])) else text
 
 
-def whole_characters(text: str) -> str:
-    """Return `text` with surrogate pairs joined and lone surrogates replaced."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
 # --- details: token counts, and attributes for all other fields
 
 
@@ -651,7 +640,6 @@ def _encode_json(value: object) -> bytes:
         return to_json(value, inf_nan_mode="null")
     except ValueError:  # a lone surrogate, or too deeply nested
         try:
-            text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-            return to_json(json.loads(text), inf_nan_mode="null")
+            return to_json(json.loads(whole_json(value)), inf_nan_mode="null")
         except RecursionError as error:
             raise ValueError(str(error)) from error

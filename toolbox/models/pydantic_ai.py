@@ -48,7 +48,7 @@ from ..errors import (
     Problem,
     UnsupportedContentError,
 )
-from ..json_text import compact_json, object_text, strict_arguments
+from ..json_text import compact_json, object_text, strict_arguments, whole_characters
 from ..safe_text import hide_secrets
 from ..schemas import with_properties
 from . import model_requests
@@ -226,7 +226,7 @@ class PydanticAiChatModel(ChatModel):
         if self._model.provider is not None and "max_retries" not in self._model.unsupported_settings:
             settings["max_retries"] = 0
         refuse_contents(request.messages, self._read_profile(), self.model)
-        return _Bridge(request, settings, tools, self._max_reply_bytes)
+        return _Bridge(request, _with_whole_texts(settings), _with_whole_texts(tools), self._max_reply_bytes)
 
     async def _retry(self, ask: Callable[[], Awaitable[R]]) -> R:
         """Return what `ask` returns, and call it again after failures that may pass."""
@@ -370,15 +370,15 @@ class _Bridge:
         parameters: dict[str, Any] = {}
         if (wanted := request.response_format) is not None:
             parameters["output_mode"] = "native"
-            parameters["output_object"] = OutputObjectDefinition(
-                dict(wanted.schema), name=wanted.name, description=wanted.description, strict=wanted.strict
-            )
+            about = _with_whole_texts({"name": wanted.name, "description": wanted.description})
+            schema = _with_whole_texts(wanted.schema)
+            parameters["output_object"] = OutputObjectDefinition(schema, strict=wanted.strict, **about)
         self._parameters = ModelRequestParameters(
             function_tools=[
                 ToolDefinition(
                     name=each.name,
-                    description=each.description,
-                    parameters_json_schema=with_properties(each.parameters),
+                    description=_with_whole_texts(each.description),
+                    parameters_json_schema=_with_whole_texts(with_properties(each.parameters)),
                     strict=each.strict,
                 )
                 for each in request.tool_specifications
@@ -520,6 +520,15 @@ def _unsupported_by(profile: Mapping[str, Any], content: Content) -> str | None:
             assert_never(content)
 
 
+def _with_whole_texts(value: Any) -> Any:
+    """Return a value with the texts in it as `whole_characters` has them. The packages of providers refuse others."""
+    if isinstance(value, str):
+        return whole_characters(value)
+    if isinstance(value, Mapping):
+        return {_with_whole_texts(name): _with_whole_texts(each) for name, each in value.items()}
+    return [_with_whole_texts(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
 def messages_of(messages: Sequence[Message], offered: Collection[str] = ()) -> list[Any]:
     """Return the messages as those of pydantic-ai; what the user and the tools say in a row is one request.
 
@@ -553,16 +562,17 @@ def _convert_message(
 
     match message:
         case SystemMessage(text):
-            return SystemPromptPart(text)
+            return SystemPromptPart(whole_characters(text))
         case UserMessage():
             contents = [_convert_content(each) for each in message.contents]
-            return UserPromptPart(message.text if all(isinstance(each, str) for each in contents) else contents)
+            text = whole_characters(message.text)
+            return UserPromptPart(text if all(isinstance(each, str) for each in contents) else contents)
         case ToolExecutionResultMessage():
-            content: Any = message.text
+            content: Any = whole_characters(message.text)
             if media_in(message.contents):
                 content = [_convert_content(each) for each in message.contents]
                 if message.text and not any(isinstance(each, str) for each in content):
-                    content = [message.text, *content]
+                    content = [whole_characters(message.text), *content]
             outcome: Any = "failed" if message.is_error else "success"
             name = _valid_name(message.tool_name, offered)
             return ToolReturnPart(name, content, message.id, outcome=outcome)
@@ -575,7 +585,7 @@ def _convert_content(content: Content) -> Any:
 
     match content:
         case TextContent(text):
-            return text
+            return whole_characters(text)
         case ImageContent():
             metadata = {"detail": content.detail} if content.detail else None
             if (data := bytes_of(content)) is None:
@@ -604,7 +614,7 @@ def _convert_reply(message: AiMessage, offered: Collection[str]) -> list[Any]:
             for part in [part for each in responses for part in each.parts if part.part_kind == "tool-call"]:
                 part.tool_name = _valid_name(part.tool_name, offered)
             return responses
-    text = [TextPart(message.text)] if message.text else []
+    text = [TextPart(whole_characters(message.text))] if message.text else []
     calls = [
         ToolCallPart(_valid_name(each.name, offered), object_text(each.arguments), each.id)
         for each in message.tool_execution_requests

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from ..chat import ChatRequest, Message, ResponseFormat, ToolSpecification
 from ..contents import Content, reason_against
 from ..errors import UnsupportedContentError
-from ..json_text import compact_json
+from ..json_text import as_json_value, whole_characters, whole_json
 from ..schemas import strict_output, strict_parameters, with_properties
 
 SendReasoning: TypeAlias = Literal["always", "with_calls", "never"]
@@ -40,22 +40,20 @@ _KEPT_TOOL_SETS = 64
 
 
 def json_bytes(value: object) -> bytes:
-    """Return compact JSON. Raises `ValueError` or `TypeError` for values that JSON does not support."""
+    """Return compact JSON; lone surrogates become U+FFFD.
+
+    Raises `ValueError` or `TypeError` for values that JSON does not support.
+    """
     try:
-        return to_json(value, fallback=_as_json_value)
+        return to_json(value, fallback=as_json_value)
     except PydanticSerializationError:
-        return compact_json(value).encode()
-
-
-def _as_json_value(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+        return whole_json(value).encode()
 
 
 def join_fields(fields: Fields) -> bytes:
     """Return the body of a request."""
-    return b"{" + b",".join([b'"%s":%s' % (name.encode(), value) for name, value in fields.items()]) + b"}"
+    named = [b'"%s":%s' % (whole_characters(name).encode(), value) for name, value in fields.items()]
+    return b"{" + b",".join(named) + b"}"
 
 
 def offers_tools(request: ChatRequest) -> bool:

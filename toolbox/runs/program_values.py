@@ -21,6 +21,7 @@ from ..contents import CONTENT_TYPES
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError, ScopeNotActiveError
 from ..introspection import type_name, with_types
+from ..json_text import whole_json, written_by
 from ..safe_text import faults_of, faults_text
 from ..services.answers import restored_result
 from ..services.outputs import Kind, Result, Shape
@@ -58,7 +59,7 @@ _FORMS: Mapping[Any, Any] = {
 def write_and_read(annotation: Any, value: Any) -> tuple[Any, Any]:
     """Return the JSON form of a value, and the value that is read from it."""
     adapter = adapter_of(with_types(annotation, _FORMS))
-    text = adapter.dump_json(value, by_alias=True, warnings="error")
+    text = written_by(adapter.serializer, value, by_alias=True, warnings="error")
     again = adapter.validate_json(text)
     _refuse_secret(value, text)
     return json.loads(text), again
@@ -86,7 +87,7 @@ def _refuse_secret(value: Any, text: bytes) -> None:
 
 
 def _read_as(annotation: Any, written: Any) -> Any:
-    text = json.dumps(written)
+    text = whole_json(written)
     try:
         return adapter_of(with_types(annotation, _FORMS)).validate_json(text)
     except ValidationError as error:
@@ -183,7 +184,7 @@ def write_value(plan: MethodPlan, value: Any) -> Any:
         return []
     if isinstance(value, AiMessage):
         return [message_to_dict(value)]
-    return [json.loads(_value_adapter(plan).dump_json(value, by_alias=True))]
+    return [json.loads(written_by(_value_adapter(plan).serializer, value, by_alias=True))]
 
 
 def read_value(plan: MethodPlan, written: Any) -> Any:
@@ -192,7 +193,7 @@ def read_value(plan: MethodPlan, written: Any) -> Any:
         return None
     if plan.output.kind is Kind.MESSAGE:
         return message_from_dict(written[0])
-    return _value_adapter(plan).validate_json(json.dumps(written[0]))
+    return _value_adapter(plan).validate_json(whole_json(written[0]))
 
 
 def _value_adapter(plan: MethodPlan) -> Any:

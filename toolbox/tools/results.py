@@ -6,16 +6,18 @@ call (`pipeline`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never, get_args, get_origin
 
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from ..chat import ToolExecutionResult
 from ..contents import CONTENT_TYPES, AudioContent, Content, ImageContent, PdfContent, TextContent, joined_text
 from ..errors import ToolResultError
 from ..execution.markers import returns_awaitable
 from ..introspection import EMPTY, Unresolved, is_plain_data, unwrapped
+from ..json_text import is_half_a_character, whole_characters, whole_json, written_by
 from ..safe_text import printable
 from .failures import PASSED_ON
 
@@ -90,7 +92,7 @@ class ResultEncoder:
         """Encode a value for the model. A `ToolExecutionResult` is kept as it is. Raises `ToolResultError`."""
         kind = type(value)
         if kind is str:
-            return Encoded(value if value.isascii() else self._sendable(value, value), value)
+            return Encoded(whole_characters(value), value)
         if value is None:
             return Encoded(self._none)
         if kind not in _PLAIN:
@@ -99,24 +101,16 @@ class ResultEncoder:
             if hasattr(kind, "__tool_value__"):  # the result of a service provides its own value
                 return self.encode(value.__tool_value__())
             if isinstance(value, str):
-                return Encoded(self._sendable(str.__str__(value), value), value)
+                return Encoded(whole_characters(str.__str__(value)), value)
             if contents := _contents_of(value):
                 return EncodedInFull(joined_text(contents), value, contents=contents)
         return Encoded(self._json(value), value)
 
-    def _sendable(self, text: str, value: Any) -> str:
-        """Return the text. Raises `ToolResultError` if UTF-8 cannot encode it."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ToolResultError(self._tool, type(value).__name__, str(error)) from error
-        return text
-
     def _json(self, value: Any) -> str:
         if self._serializer is not None:
             try:
-                encoded: bytes = self._serializer.to_json(
-                    value, warnings=False, by_alias=True, polymorphic_serialization=True
+                encoded = written_by(
+                    self._serializer, value, warnings=False, by_alias=True, polymorphic_serialization=True
                 )
                 return encoded.decode()
             except PASSED_ON:
@@ -124,13 +118,22 @@ class ResultEncoder:
             except Exception:
                 pass
         try:
-            return to_json(value, inf_nan_mode="null").decode()
+            return _write_json(value)
         except PASSED_ON:
             raise
         except Exception as error:  # errors of pydantic and of the value's own serializers
             _raise_passed_on(value)
             reason = str(error).split("\n", 1)[0]
             raise ToolResultError(self._tool, type(value).__name__, printable(reason)) from error
+
+
+def _write_json(value: Any) -> str:
+    try:
+        return to_json(value, inf_nan_mode="null").decode()
+    except PydanticSerializationError as error:
+        if not is_half_a_character(error):
+            raise
+        return to_json(json.loads(whole_json(value)), inf_nan_mode="null").decode()
 
 
 def _raise_passed_on(value: Any) -> None:
