@@ -312,7 +312,9 @@ def without_open_server_calls(messages: Sequence[Message], server_tools: Sequenc
     A model can invent such a call, and the server rejects every later request with it. A call of a tool in the request
     may still wait: code on the server waits for the results of the program's tools.
     """
-    blocks = [block for message in messages for block in _kept_blocks(message)]
+    blocks = [
+        block for each in messages if each.attributes and BLOCKS in each.attributes for block in _kept_blocks(each)
+    ]
     calls = [block for block in blocks if block.get("type") == "server_tool_use"]
     if not calls:
         return messages
