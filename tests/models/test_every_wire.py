@@ -12,7 +12,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from tests.models import messages_api
 from tests.models.every_wire import OWN_WIRES, WIRES, Connect, Model, called_names_in, parameters_in, reply_of, texts_in
-from tests.models.scripted_server import Scripted, Serve
+from tests.models.scripted_server import Scripted, Serve, chunk, stream
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -30,6 +30,7 @@ from toolbox import (
     Result,
     SystemMessage,
     TokenStream,
+    TokenUsage,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     ToolSpecification,
@@ -431,3 +432,53 @@ async def test_blocks_of_anthropic_with_half_a_character_are_sent_back_as_they_c
     [_, reply, _] = server.requests[1]["messages"]
     assert [each["type"] for each in reply["content"]] == ["thinking", "tool_use"]
     assert reply["content"][1]["input"] == {"a": f"cut {WHOLE}"}
+
+
+# --- token counts
+
+
+def usage_chunks(wire: str, *counts: dict[str, Any]) -> Scripted:
+    """Return a stream with these token counts, one after the other."""
+    if wire == "anthropic":
+        first, *others = counts
+        ends = [messages_api.ending("end_turn", each) for each in others]
+        return messages_api.events(messages_api.started(usage=first), *block_events, *ends, messages_api.END)
+    later = [{"choices": [], "usage": each} for each in counts[1:]]
+    return stream(chunk({"content": "ok"}, usage=counts[0]), chunk({}, "stop"), *later)
+
+
+block_events = messages_api.block_events(0, messages_api.text("ok"))
+OPENAI_COUNTS = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 80}}
+ANTHROPIC_COUNTS = {"input_tokens": 20, "output_tokens": 1, "cache_read_input_tokens": 80}
+
+
+@pytest.mark.parametrize(
+    ("wire", "counts", "usage"),
+    [
+        ("chat", [OPENAI_COUNTS, {"completion_tokens": 7}], TokenUsage(100, 7, 80)),
+        (
+            "chat",
+            [
+                OPENAI_COUNTS,
+                {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": None},
+                {"completion_tokens_details": {"reasoning_tokens": 3}},
+            ],
+            TokenUsage(100, 7, 80, 3),
+        ),
+        ("chat", [OPENAI_COUNTS, {"prompt_tokens_details": {"cached_tokens": None}}], TokenUsage(100, 1, 80)),
+        ("chat", [OPENAI_COUNTS, {"prompt_tokens_details": {"audio_tokens": 2}}], TokenUsage(100, 1, 80)),
+        ("chat", [OPENAI_COUNTS, {"prompt_tokens_details": {"cached_tokens": 0}}], TokenUsage(100, 1, 0)),
+        ("anthropic", [ANTHROPIC_COUNTS, {"output_tokens": 7}], TokenUsage(100, 7, 80)),
+        (
+            "anthropic",
+            [ANTHROPIC_COUNTS, {"output_tokens": 7, "cache_read_input_tokens": None}, {"input_tokens": 20}],
+            TokenUsage(100, 7, 80),
+        ),
+    ],
+)
+async def test_counts_that_a_later_part_of_a_stream_does_not_name_stay(
+    serve: Serve, connect: Connect, wire: str, counts: Any, usage: TokenUsage
+) -> None:
+    server = await serve([usage_chunks(wire, *counts)])
+
+    assert (await end_of(connect(wire, server), True)).token_usage == usage

@@ -99,6 +99,7 @@ class ReplyAccumulator:
         self._calls: list[PartialCall] = []
         self._at_index: dict[Hashable, list[PartialCall]] = {}
         self._ids: set[str] = set()
+        self._counts: dict[str, Any] = {}  # by the server's names
 
     def take_events(self) -> list[StreamEvent]:
         """Return the events since the last call."""
@@ -182,6 +183,28 @@ class ReplyAccumulator:
         """Return True if there is a call so far."""
         return bool(self._calls)
 
+    # --- token counts
+
+    def count(self, usage: object) -> None:
+        """Add the server's token counts. A count that a later part of a stream does not name stays."""
+        if not isinstance(usage, Mapping):
+            return
+        for name, value in usage.items():
+            if isinstance(value, Mapping):
+                before = self._counts.get(name)
+                named = {key: each for key, each in value.items() if each is not None}
+                self._counts[name] = {**before, **named} if isinstance(before, dict) else named
+            elif value is not None:
+                self._counts[name] = value
+
+    def add_counts(self) -> None:
+        """Add the counts to the usage of the reply: the next ones are those of its next part."""
+        counts, self._counts = self._counts, {}
+        if (found := usage_of(counts)) is not None:
+            self.usage = found if self.usage is None else self.usage + found
+        if more := further_usage(counts):
+            self.of_response["usage"] = more
+
     # --- the end
 
     def finish(self) -> ChatResponse:
@@ -190,6 +213,7 @@ class ReplyAccumulator:
         Raises `ModelTruncatedError`, `ModelRefusedError` or `ModelProtocolError`.
         """
         self._release_surrogates()
+        self.add_counts()
         calls = self._find_real_calls()
         cut = self.is_cut
         has_broken_call = any(not _is_usable(call) for call in calls)

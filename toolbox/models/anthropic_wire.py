@@ -25,7 +25,7 @@ from ..contents import AudioContent, Content, ImageContent, PdfContent, TextCont
 from ..errors import ModelRefusedError, UnsupportedContentError
 from ..json_text import compact_json, object_text, strict_arguments
 from ..schemas import with_properties
-from .accumulator import PartialCall, ReplyAccumulator, further_usage, key_of, usage_of
+from .accumulator import PartialCall, ReplyAccumulator, key_of
 from .chat_wire import CACHE_CONTROL
 from .server_errors import error_in, message_of
 from .sse import EVENT_STREAM
@@ -569,7 +569,6 @@ class AnthropicInterpreter:
         self._at: dict[object, _Block] = {}
         self._latest: _Block | None = None
         self._stopped: _Block | None = None
-        self._usage: dict[str, Any] = {}
         self._explanation: str | None = None
 
     @property
@@ -625,8 +624,7 @@ class AnthropicInterpreter:
         for number, each in enumerate(content if isinstance(content, list) else ()):
             self._start_block(number, each)
             self._stop_block(number)
-        if isinstance(message.get("usage"), Mapping):
-            self._usage |= message["usage"]
+        reply.count(message.get("usage"))
         self._read_ending(message)
         self._keep_fields(message, message.keys() - _OF_MESSAGE)
 
@@ -634,8 +632,7 @@ class AnthropicInterpreter:
         if isinstance(delta := value.get("delta"), Mapping):
             self._read_ending(delta)
             self._keep_fields(delta, delta.keys() - _OF_MESSAGE)
-        if isinstance(usage := value.get("usage"), Mapping):
-            self._usage |= {name: count for name, count in usage.items() if count is not None}
+        self.reply.count(value.get("usage"))
         self._keep_fields(value, value.keys() - {"type", "delta", "usage"})
 
     def _read_ending(self, fields: Mapping[str, Any]) -> None:
@@ -736,21 +733,13 @@ class AnthropicInterpreter:
 
     def go_on(self) -> None:
         """Prepare for the next part of the reply."""
-        self._count_tokens()
-        self._usage, self._at, self._latest = {}, {}, None
+        self.reply.add_counts()
+        self._at, self._latest = {}, None
         self.answered = self.ended = self._is_over = False
         self.stop_reason = None
 
-    def _count_tokens(self) -> None:
-        reply, usage = self.reply, self._usage
-        if (found := usage_of(usage)) is not None:
-            reply.usage = found if reply.usage is None else reply.usage + found
-        if more := further_usage(usage):
-            reply.of_response["usage"] = more
-
     def close(self) -> None:
         """Keep the blocks as attributes. Raises `ModelRefusedError` if the model refused."""
-        self._count_tokens()
         reply, reason = self.reply, self.stop_reason
         if reason == "refusal":
             wholes = [each.whole() for each in self._blocks]

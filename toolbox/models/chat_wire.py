@@ -37,11 +37,9 @@ from .accumulator import (
     PartialCall,
     ReplyAccumulator,
     add_extras,
-    further_usage,
     merged_details,
     replace_extras,
     storable,
-    usage_of,
 )
 from .server_errors import error_in
 from .sse import EVENT_STREAM
@@ -342,9 +340,9 @@ class ChatInterpreter:
             raise error
         usage = value.get("usage")
         if usage:
-            self._read_usage(usage)
+            self.reply.count(usage)
         elif (groq := value.get("x_groq")) and isinstance(groq, dict):
-            self._read_usage(groq.get("usage"))
+            self.reply.count(groq.get("usage"))
         repeated: list[object] = [value.get(name) for name in _REPEATED]
         if repeated != self._repeated or not _OF_CHUNK.issuperset(value):
             self._repeated = repeated
@@ -400,8 +398,7 @@ class ChatInterpreter:
             self.answered = True
             if str(reason).lower() != "null":
                 self.reply.end(str(reason))
-            if usage := choice.get("usage"):
-                self._read_usage(usage)
+            self.reply.count(choice.get("usage"))
 
     def _read_other_choice(self, index: object, choice: dict[str, Any]) -> None:
         """Keep a further choice, assembled to a whole one."""
@@ -490,9 +487,3 @@ class ChatInterpreter:
         self.reply.ends_in_call = isinstance(arguments, dict)  # the server has read the model's text
         if not _OF_CALL.issuperset(entry):
             add_extras(call.attributes, storable(entry), entry.keys() - _OF_CALL)
-
-    def _read_usage(self, usage: object) -> None:
-        if isinstance(usage, dict) and (found := usage_of(usage)) is not None:
-            self.reply.usage = found
-            if more := further_usage(usage):
-                self.reply.of_response["usage"] = more

@@ -28,11 +28,9 @@ from .accumulator import (
     PartialCall,
     ReplyAccumulator,
     add_extras,
-    further_usage,
     key_of,
     replace_extras,
     storable,
-    usage_of,
 )
 from .server_errors import error_in, message_of
 from .sse import EVENT_STREAM, excerpt
@@ -424,10 +422,7 @@ class ResponsesInterpreter:
             if output:
                 self._output = {index: each for index, each in enumerate(output) if isinstance(each, Mapping)}
         reply = self.reply
-        if isinstance(usage := response.get("usage"), dict):
-            reply.usage = usage_of(usage)
-            if more := further_usage(usage):
-                reply.of_response["usage"] = more
+        reply.count(response.get("usage"))
         replace_extras(reply.of_response, response, response.keys() - _OF_RESPONSE)
         reply.id = response["id"] if isinstance(response.get("id"), str) else None
         reply.model = response["model"] if isinstance(response.get("model"), str) else None
