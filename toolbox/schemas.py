@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
@@ -113,18 +113,31 @@ def with_properties(schema: Mapping[str, Any]) -> Schema:
 # --- the strict form
 
 
-def strict_parameters(schema: Mapping[str, Any]) -> Schema | None:
-    """Return the strict form of tool parameters: all required, optional ones nullable. None if there is none."""
-    return _make_strict_root(schema, optional_as_null=True)
+Optional: TypeAlias = Literal["null", "required", "refused"]
+"""What the strict form makes of an optional property: one that may be null, one that is required, or no strict form."""
+
+
+class NotStrict(Exception):  # noqa: N818 - a reason, not a failure
+    """A schema has no strict form; the text says why."""
+
+
+def strict_parameters(schema: Mapping[str, Any], below: Optional = "refused") -> Schema | None:
+    """Return the strict form of tool parameters: all required, optional ones nullable. None if there is none.
+
+    `below` is for optional properties of objects inside of parameters: their types do not accept null.
+    """
+    try:
+        return strict_form(schema, "null", below)
+    except NotStrict:
+        return None
 
 
 def strict_output(schema: Mapping[str, Any]) -> Schema | None:
-    """Return the strict form of an output schema, or None if there is none."""
-    return _make_strict_root(schema, optional_as_null=False)
-
-
-class _NotStrict(Exception):  # noqa: N818 - never leaves this module
-    """A schema uses something that strict schemas do not support."""
+    """Return the strict form of an output schema without optional properties, or None if there is none."""
+    try:
+        return strict_form(schema, "refused", "refused")
+    except NotStrict:
+        return None
 
 
 _STRICT_KEYWORDS = frozenset({"type", "enum", "const", "description", "properties", "required", "additionalProperties"})
@@ -137,52 +150,61 @@ _STRICT_DEPTH = 10
 _STRICT_PROPERTIES = 5000
 
 
-def _make_strict_root(schema: Mapping[str, Any], *, optional_as_null: bool) -> Schema | None:
+def strict_form(schema: Mapping[str, Any], optional: Optional = "required", below: Optional = "required") -> Schema:
+    """Return the form of an object's schema that servers can enforce. Raises `NotStrict`.
+
+    `optional` says what becomes of its own optional properties, `below` of those of objects inside of it.
+    """
     if schema.get("type") != "object":
-        return None
-    try:
-        strict = _make_strict(schema, optional_as_null=optional_as_null, depth=1)
-    except _NotStrict:
-        return None
-    return strict if sum(1 for _ in _name_properties(strict)) <= _STRICT_PROPERTIES else None
+        raise NotStrict("it is not an object")
+    strict = _make_strict(schema, optional, below, 1)
+    if sum(1 for _ in _name_properties(strict)) > _STRICT_PROPERTIES:
+        raise NotStrict(f"it has more than {_STRICT_PROPERTIES} properties")
+    return strict
 
 
-def _make_strict(schema: Mapping[str, Any], *, optional_as_null: bool, depth: int) -> Schema:
+def _make_strict(schema: Mapping[str, Any], optional: Optional, below: Optional, depth: int) -> Schema:
     if "oneOf" in schema:
         schema = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
     kept = {key: value for key, value in schema.items() if key in _STRICT_KEYWORDS}
-    if schema.keys() - _STRICT_KEYWORDS - _STRICT_LEFT_OUT or not kept.keys() - {"description"}:
-        raise _NotStrict
+    if unknown := sorted(schema.keys() - _STRICT_KEYWORDS - _STRICT_LEFT_OUT):
+        raise NotStrict(f"it uses {', '.join(unknown)}")
+    if not kept.keys() - {"description"}:
+        raise NotStrict("it has a value of any type")
     if kept.get("format") not in _STRICT_FORMATS:
         kept.pop("format", None)
     if "(?" in kept.get("pattern", ""):
         del kept["pattern"]
     if kept.get("type") == "object":
+        if depth > _STRICT_DEPTH:
+            raise NotStrict(f"it has more than {_STRICT_DEPTH} levels")
         # Without properties, an object may contain anything, unless it says that it does not.
-        if depth > _STRICT_DEPTH or kept.get("additionalProperties", "properties" not in kept) is not False:
-            raise _NotStrict
-        kept["properties"] = dict(_make_strict_properties(kept, optional_as_null, depth))
+        if kept.get("additionalProperties", "properties" not in kept) is not False:
+            raise NotStrict("it has an object whose keys are not known")
+        kept["properties"] = dict(_make_strict_properties(kept, optional, below, depth))
         kept["required"] = list(kept["properties"])
         kept["additionalProperties"] = False
     elif kept.get("type") == "array" and "items" not in kept:
-        raise _NotStrict
-    below = functools.partial(_make_strict, optional_as_null=False, depth=depth + 1)
+        raise NotStrict("it has a list of values of any type")
+    change = functools.partial(_make_strict, optional=below, below=below, depth=depth + 1)
     for key in ("anyOf", "items", "$defs"):
         if key in kept:
-            kept[key] = _change_each(kept[key], key, below)
+            kept[key] = _change_each(kept[key], key, change)
     return kept
 
 
-def _make_strict_properties(schema: Schema, optional_as_null: bool, depth: int) -> Iterator[tuple[str, Schema]]:
+def _make_strict_properties(
+    schema: Schema, optional: Optional, below: Optional, depth: int
+) -> Iterator[tuple[str, Schema]]:
     required = schema.get("required", ())
     for name, each in (schema.get("properties") or {}).items():
-        strict = _make_strict(each, optional_as_null=False, depth=depth + 1)
-        if name in required or admits_null(strict):
+        strict = _make_strict(each, below, below, depth + 1)
+        if name in required or admits_null(strict) or optional == "required":
             yield name, strict
-        elif optional_as_null:
+        elif optional == "null":
             yield name, allow_null(strict)
         else:  # the type rejects null, and the server rejects a missing property
-            raise _NotStrict
+            raise NotStrict(f"its property {name!r} is optional")
 
 
 def allow_null(schema: Schema) -> Schema:

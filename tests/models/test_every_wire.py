@@ -482,3 +482,114 @@ async def test_counts_that_a_later_part_of_a_stream_does_not_name_stay(
     server = await serve([usage_chunks(wire, *counts)])
 
     assert (await end_of(connect(wire, server), True)).token_usage == usage
+
+
+# --- schemas that a server enforces
+
+
+class Part(BaseModel):
+    name: str
+    count: int = 1
+
+
+class Review(BaseModel):
+    text: str
+    stars: int = 3
+    tags: list[str] = []
+    parts: list[Part] = []
+    note: str | None = None
+
+
+@register_ai_service(strict=True)
+class Critic(Protocol):
+    async def read(self, text: str) -> Review: ...
+
+
+@register_ai_service(strict=True, output_mode="tool")
+class CriticWithTool(Protocol):
+    async def read(self, text: str) -> Review: ...
+
+
+def answer_schema_in(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of the answer in a request, if the server must enforce it."""
+    if "tools" in body:
+        form = body["tools"][0].get("function", body["tools"][0])
+        return {"schema": form.get("parameters", form.get("input_schema")), **form}
+    if "output_config" in body:
+        return {"strict": True, **body["output_config"]["format"]}  # this API enforces all of them
+    found: dict[str, Any] = body["text"]["format"] if "text" in body else body["response_format"]["json_schema"]
+    return found
+
+
+@pytest.mark.parametrize("service", [Critic, CriticWithTool])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_fields_with_defaults_are_required_where_the_server_enforces_the_answer(
+    serve: Serve, connect: Connect, wire: str, service: Any
+) -> None:
+    given = {"text": "t", "stars": 4, "tags": [], "parts": [{"name": "p", "count": 2}], "note": None}
+    as_call = service is CriticWithTool
+    calls = [("c", "final_answer", given)] if as_call else []
+    server = await serve([reply_of(wire, None if as_call else json.dumps(given), calls)])
+    options = {"supports_response_format": True} if wire == "bridge" else {}
+    model = connect(wire, server, **options)
+    async with Container(models={"default": model}).register(service) as container:
+        review = await container.get(service).read("x")
+
+    sent = answer_schema_in(server.requests[0])
+    assert review == Review(**given)
+    assert sent["strict"] is True
+    assert set(sent["schema"]["required"]) == {*Review.model_fields}
+    assert set(sent["schema"]["properties"]["parts"]["items"]["required"]) == {"name", "count"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (dict[str, int], "keys are not known"),
+        (list[dict[str, Any]], "keys are not known"),
+        (tuple[int, str], "prefixItems"),
+        (list, "any type"),
+    ],
+)
+def test_an_answer_that_no_server_can_enforce_is_a_problem_at_start(answer: Any, reason: str) -> None:
+    @register_ai_service(strict=True)
+    class Reader(Protocol):
+        async def read(self, text: str) -> answer: ...
+
+    Reader.read.__annotations__["return"] = answer
+    [problem] = Container(models={"default": ScriptedChatModel()}).register(Reader).check()
+
+    assert problem.where == "Reader.read"
+    assert reason in problem.what
+    assert "strict=True" in problem.fix
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+@pytest.mark.parametrize(("strict", "is_sent"), [(True, True), (None, False)])
+async def test_fields_inside_of_arguments_are_required_only_where_the_tool_is_strict(
+    serve: Serve, connect: Connect, wire: str, strict: bool | None, is_sent: bool
+) -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"inner": inner, "b": {"type": "integer"}}, "required": ["inner"]}
+    server = await serve([reply_of(wire, "ok")])
+    request = ChatRequest([HI], (ToolSpecification("take", None, schema, strict=strict),))
+
+    await connect(wire, server, strict_tools=True).chat(request)
+
+    [tool] = [each.get("function", each) for each in server.requests[0]["tools"]]
+    assert bool(tool.get("strict")) is is_sent
+    assert not is_sent or tool["parameters"]["properties"] == {
+        "inner": {**inner, "required": ["a"], "additionalProperties": False},
+        "b": {"type": ["integer", "null"]},
+    }
+
+
+async def test_a_reply_format_that_wants_it_is_enforced_with_all_its_fields(serve: Serve, connect: Connect) -> None:
+    server = await serve([reply_of("chat", "{}")] * 2)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for strict in (True, None):
+        await connect("chat", server).chat(ChatRequest([HI], response_format=ResponseFormat("x", schema, None, strict)))
+
+    enforced, other = [each["response_format"]["json_schema"] for each in server.requests]
+    assert (enforced["strict"], enforced["schema"]["required"]) == (True, ["a"])
+    assert ("strict" in other, other["schema"]) == (False, schema)

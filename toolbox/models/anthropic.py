@@ -135,6 +135,8 @@ class AnthropicChatModel(ServerChatModel[AnthropicWire]):
             format_ = {"type": "json_schema", "schema": schema}
             values["output_config"] = {"format": format_} | (values.get("output_config") or {})
             return request
+        if request.response_format.strict:
+            self._warn("the server cannot enforce the schema of the reply; it is added to the prompt instead")
         wanted = compact_json(dict(request.response_format.schema))
         text = f"Reply only with JSON that matches this JSON schema, without any other text:\n{wanted}"
         return replace(request, messages=(*request.messages, SystemMessage(text)))

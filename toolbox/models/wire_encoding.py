@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -17,7 +18,7 @@ from ..chat import ChatRequest, Message, ResponseFormat, ToolSpecification
 from ..contents import Content, reason_against
 from ..errors import UnsupportedContentError
 from ..json_text import as_json_value, whole_characters, whole_json
-from ..schemas import strict_output, strict_parameters, with_properties
+from ..schemas import NotStrict, strict_form, strict_output, strict_parameters, with_properties
 
 SendReasoning: TypeAlias = Literal["always", "with_calls", "never"]
 """Which replies are sent back with their reasoning: all, those with tool calls, or none."""
@@ -77,13 +78,19 @@ def strict_tool(tool: ToolSpecification, by_default: bool) -> tuple[dict[str, An
     They are unchanged if they have no strict form, or if the tool (or else `by_default`) does not want it.
     """
     wanted = by_default if tool.strict is None else tool.strict
-    form = strict_parameters(tool.parameters) if wanted else None
+    form = strict_parameters(tool.parameters, "required" if tool.strict else "refused") if wanted else None
     return (with_properties(tool.parameters), False) if form is None else (form, True)
 
 
 def strict_answer(wanted: ResponseFormat) -> tuple[dict[str, Any], bool]:
-    """Return the schema of a reply in its strict form and True, or unchanged and False if it has none."""
-    form = strict_output(wanted.schema) if wanted.strict is not False else None
+    """Return the schema of a reply in its strict form and True, or unchanged and False if it has none.
+
+    If the request wants it in any case, optional properties are required. Else they are a reason against it.
+    """
+    form = None
+    with suppress(NotStrict):
+        if wanted.strict is not False:
+            form = strict_form(wanted.schema) if wanted.strict else strict_output(wanted.schema)
     return (dict(wanted.schema), False) if form is None else (form, True)
 
 

@@ -10,7 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
 from json import JSONDecoder
@@ -38,7 +38,7 @@ from ..errors import OutputParsingError, Path, RunSuspendedError
 from ..introspection import EMPTY, is_union, unwrapped
 from ..json_text import arguments_text
 from ..safe_text import faults_of
-from ..schemas import schema_of
+from ..schemas import schema_of, strict_form
 from .answers import AnswerType, UnsupportedOutput
 
 T = TypeVar("T")
@@ -340,6 +340,10 @@ class Structure:
             return cls(name, schema, answer, wrapped, scalar)
         return cls(name, schema, answer, wrapped, scalar, AnswerType(type_), _beginnings(root.get("items", {})))
 
+    def enforced(self, strict: bool) -> Structure:
+        """Return the structure whose schema the server enforces, or not. Raises `NotStrict` if it cannot be."""
+        return replace(self, strict=strict, schema=strict_form(self.schema) if strict else self.schema)
+
     @property
     def response_format(self) -> ResponseFormat:
         """The request for models that support response formats."""
@@ -356,7 +360,8 @@ class Structure:
     @property
     def tool(self) -> ToolSpecification:
         """The request as a tool, for output mode `tool`."""
-        return ToolSpecification(ANSWER_TOOL, "Gives the final answer. Call it once, when you know it.", self.schema)
+        text = "Gives the final answer. Call it once, when you know it."
+        return ToolSpecification(ANSWER_TOOL, text, self.schema, strict=self.strict)
 
     def read(self, text: str, *, complete: bool = True) -> ParsedAnswer:
         """Return the answer in `text`, which may contain other text too. Raises `OutputParsingError`.

@@ -26,6 +26,7 @@ from ..introspection import (
 )
 from ..models.fallback_marks import fallbacks_at
 from ..parameters import InjectMark
+from ..schemas import NotStrict
 from ..security import access_to_member
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
@@ -258,6 +259,12 @@ class _MethodPlanner:
             fix = "return str, a pydantic model, a Result[…] or a stream"
             self._report(f"cannot return {type_name(returns)}: {reason}", getattr(error, "fix", fix))
             return None
+        if self.options.strict and output.structure is not None:
+            try:
+                output.structure.enforced(True)
+            except NotStrict as error:
+                what = f"{type_name(returns)} has no schema that a server can enforce: {error}"
+                self._report(what, "remove strict=True, or return a type whose fields are all known")
         if output.is_stream and inspect.iscoroutinefunction(self.function):
             self._report(
                 "is `async def` but returns a stream, which is iterated and not awaited",

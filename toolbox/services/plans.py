@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ from ..errors import IllegalConfigurationError, ModelError, Problem
 from ..execution.markers import Execution
 from ..models.routing import router_in
 from ..models.selection import DEFAULT_NAME
+from ..schemas import NotStrict
 from ..security import Access, SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
@@ -239,7 +240,8 @@ class MethodPlan:
         structure, options = self.output.structure, self.options
         specifications = toolset.specifications
         if options.strict is not None:
-            structure = None if structure is None else replace(structure, strict=options.strict)
+            with suppress(NotStrict):  # a problem at start
+                structure = None if structure is None else structure.enforced(options.strict)
             specifications = tuple(
                 replace(each, strict=options.strict) if each.strict is None else each for each in specifications
             )
