@@ -480,7 +480,7 @@ async def test_a_request_of_several_megabytes_is_sent_whole(serve: Serve, of_ope
     assert int(server.headers[0]["content-length"]) > 3_000_000
 
 
-async def test_cookies_of_the_server_are_sent_back(serve: Serve) -> None:
+async def test_cookies_of_the_server_are_not_kept(serve: Serve) -> None:
     body = json.dumps(fields(text("ok"))).encode()
     server = await serve([Scripted(body, headers={"set-cookie": "session=1"}), OK, OK])
     model = AnthropicChatModel("claude-test", base_url=address(server).replace("127.0.0.1", "localhost"))
@@ -488,7 +488,7 @@ async def test_cookies_of_the_server_are_sent_back(serve: Serve) -> None:
         await model.chat(HI)
     await model.aclose()
 
-    assert ["session=1" in each.get("cookie", "") for each in server.headers] == [False, True, True]
+    assert not any("cookie" in each for each in server.headers)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

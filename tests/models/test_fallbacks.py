@@ -1,6 +1,8 @@
 """Chains of models, the models that cool down, and the events of both."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
@@ -31,6 +33,7 @@ from toolbox import (
     time_limit,
 )
 from toolbox.limits import CostEstimator, usage_limits
+from toolbox.models.fallbacks import CoolingModels
 from toolbox.settings import ToolboxSettings
 from toolbox.testing import ScriptedChatModel
 
@@ -358,6 +361,126 @@ async def test_models_of_different_servers_with_one_name_cool_down_apart(serve: 
             assert await desk.ask("3") == "sound"
 
     assert len(broken.requests) == 1
+
+
+# --- models of tenants, whose objects differ
+
+
+@dataclass
+class Patience:
+    """What a tenant wants of its model."""
+
+    timeout: float = 60.0
+    cooldown: float = 30.0
+
+
+def desk_of_tenants(url: str) -> Container:
+    @produces(scope="request")
+    async def model(tenant: Patience) -> AsyncIterator[ChatModel]:
+        options: Any = {"timeout": tenant.timeout, "cooldown": tenant.cooldown, "max_retries": 0}
+        made = OpenAiChatModel("m", url, fallback=("local",), **options)
+        yield made
+        await made.aclose()
+
+    return Container(models={"local": Local()}, seeds=[Patience]).register(model, Desk)
+
+
+async def ask_as(container: Container, tenant: Patience) -> str:
+    async with container.request_scope({Patience: tenant}):
+        return await (await container.aget(Desk)).ask("Hi")
+
+
+async def test_a_timeout_counts_only_for_models_that_wait_no_longer(serve: Serve, loaded: None) -> None:
+    released = asyncio.Event()
+    slow = completion({"content": "sound"})
+    slow.wait = released
+    server = await serve(lambda _: slow)
+    hasty, patient, hastier = Patience(1.0), Patience(60.0), Patience(0.5)
+    async with desk_of_tenants(server.url) as container:
+        assert await ask_as(container, hasty) == "from the local"
+        assert await ask_as(container, hasty) == "from the local"
+        assert await ask_as(container, hastier) == "from the local"
+        assert len(server.requests) == 1
+        released.set()
+        assert await ask_as(container, patient) == "sound"
+        # An answer for which the others would not have waited does not make their model faster.
+        assert await ask_as(container, hasty) == "from the local"
+
+    assert len(server.requests) == 2
+
+
+async def test_a_failure_of_the_server_stays_when_an_impatient_model_times_out_after_it(
+    serve: Serve, loaded: None
+) -> None:
+    never = completion({"content": "late"})
+    never.wait = asyncio.Event()
+    replies = iter([Scripted(b"{}", status=500), never])
+    server = await serve(lambda _: next(replies))
+    async with desk_of_tenants(server.url) as container:
+        assert await ask_as(container, Patience()) == "from the local"
+        assert await ask_as(container, Patience(timeout=1.0, cooldown=0)) == "from the local"
+        assert await ask_as(container, Patience()) == "from the local"
+
+    never.wait.set()
+    assert len(server.requests) == 2
+
+
+async def test_each_model_has_its_own_cooldown_after_the_failure_of_another(serve: Serve, clock: Any) -> None:
+    server = await serve(lambda _: Scripted(b"{}", status=500))
+    async with desk_of_tenants(server.url) as container:
+        await ask_as(container, Patience(cooldown=0))  # remembered, also by a model that is never skipped
+        for cooldown, requests in ((100, 1), (10, 1), (0, 2)):
+            await ask_as(container, Patience(cooldown=cooldown))
+            assert len(server.requests) == requests
+        clock.advance(50)
+        for cooldown, requests in ((100, 2), (10, 3)):
+            await ask_as(container, Patience(cooldown=cooldown))
+            assert len(server.requests) == requests
+
+
+async def test_models_of_a_class_of_the_program_cool_down_one_by_one() -> None:
+    made: list[Flaky] = []
+
+    @produces(scope="request")
+    def model() -> ChatModel:
+        made.append(Flaky())
+        return made[-1]
+
+    async with Container(models={"local": Local()}).register(model, Desk) as container:
+        for _ in range(2):
+            async with container.request_scope():
+                desk = await container.aget(Desk)
+                for _ in range(2):
+                    assert await desk.ask("Hi") == "from the local"
+
+    assert [len(each.requests) for each in made] == [1, 1]
+
+
+def test_the_failures_of_a_model_of_the_program_are_forgotten_with_it() -> None:
+    cooling = CoolingModels()
+    for _ in range(100):
+        model = Flaky()
+        assert cooling.skipped_until("default", model) is None
+        cooling.note_error("default", model, HTTP)
+        assert cooling.skipped_until("default", model) is not None
+        del model
+
+
+@pytest.mark.parametrize("cooldown", [1e12, float("inf")])
+async def test_a_model_is_skipped_for_a_year_at_most(cooldown: float) -> None:
+    flaky, events = Flaky(), Events()
+    flaky.cooldown = cooldown  # type: ignore[misc]  # an attribute of the instance
+    container = Container(models={"default": flaky, "local": Local()}).register(Desk).register_instance(events)
+    async with container:
+        desk = await container.aget(Desk)
+        assert [await desk.ask("1"), await desk.ask("2")] == ["from the local"] * 2
+
+    [skipped] = events.of(ModelSkippedEvent)
+    assert timedelta(days=364) < skipped.until - datetime.now(UTC) < timedelta(days=366)
+
+
+def test_a_cooldown_of_any_length_is_accepted() -> None:
+    assert OpenAiChatModel("m", "http://127.0.0.1:9/v1", cooldown=1e12).cooldown == 1e12
 
 
 async def test_a_stream_counts_until_its_first_event(serve: Serve) -> None:

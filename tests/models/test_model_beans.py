@@ -685,6 +685,37 @@ async def test_models_of_one_address_share_connections_and_no_cookies(serve: Ser
     assert not any("cookie" in each for each in server.headers)
 
 
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+async def test_one_model_for_all_tenants_keeps_no_cookies(serve: Serve, transport: Any) -> None:
+    cookie = {"set-cookie": "session=of-ada; Path=/"}
+    server = await serve(lambda body: Scripted(completion({"content": "ok"}).body, headers=cookie))
+    url = server.url.replace("127.0.0.1", "localhost")
+
+    def key(customer: Inject[Customer]) -> str:
+        return customer.key
+
+    model = OpenAiChatModel("m", url, key, transport=transport, extra_headers={"x-trace": "1"})
+    async with Container(models={"default": model}, seeds=[Customer]).register(Desk) as container:
+        desk = await container.aget(Desk)
+        for number in range(3):
+            async with container.request_scope({Customer: Customer(f"sk-{number:09}", url)}):
+                assert await desk.ask("Hi") == "ok"
+    await model.aclose()
+
+    assert len({each["authorization"] for each in server.headers}) == 3
+    assert not any("cookie" in each for each in server.headers)
+
+
+async def test_a_cookie_of_the_program_is_sent(serve: Serve) -> None:
+    server = await serve([completion({"content": "ok"})])
+    model = OpenAiChatModel("m", server.url, "k", extra_headers={"cookie": "session=mine"})
+
+    await model.chat(ChatRequest([UserMessage("Hi")]))
+    await model.aclose()
+
+    assert server.headers[0]["cookie"] == "session=mine"
+
+
 async def test_the_models_of_two_containers_share_no_connections(serve: Serve) -> None:
     server = await serve(lambda _: completion({"content": "ok"}))
     model = OpenAiChatModel("m", server.url)

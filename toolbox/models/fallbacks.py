@@ -6,12 +6,13 @@ Not here: finding the models of a chain by their names (`hosts.model_beans`), re
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
 from ..chat_streams import answer_stream
@@ -28,79 +29,150 @@ from ..errors import (
 
 DEFAULT_COOLDOWN = 30.0
 """The seconds for which a model that failed is skipped, unless it says otherwise."""
+LONGEST_COOLDOWN = 365 * 86400.0
 MOST_FAILED = 1000
 """So many models that failed are remembered: producers may make models of any number of servers."""
 
 
 # --- the models that failed lately
 
-ModelKey: TypeAlias = tuple[str, object, object]
-"""Name, server and model: tenants with different servers share a name, but not what happens to one of them."""
-
-
-def model_key(name: str, model: ChatModel) -> ModelKey:
-    """Return what a failure of this model is remembered by."""
-    return name, getattr(model, "base_url", None), getattr(model, "model", None)
+ModelKey: TypeAlias = tuple[object, ...]
 
 
 @dataclass(slots=True)
-class _Failed:
-    """A model that failed: when it may be asked again, and if a request tries it now."""
+class _Failure:
+    """When a model failed, and if a request tries it now. `patience`: the time that was too short for a reply.
 
-    until: float
-    until_time: datetime
+    It counts for models that wait no longer: with more patience, the same server may answer.
+    """
+
+    at: float
+    at_time: datetime
+    patience: float
     is_tried: bool = False
 
 
+@dataclass(slots=True)
+class _Failures:
+    """The latest failures of a model, the earlier ones with more patience.
+
+    `holder` keeps a program's own model known: its failures are forgotten with it.
+    """
+
+    found: list[_Failure]
+    holder: object = None
+
+    def of(self, model: ChatModel) -> list[_Failure]:
+        """Return those that count for this model."""
+        patience = patience_of(model)
+        return [each for each in self.found if each.patience >= patience]
+
+
 class CoolingModels:
-    """The models of one container that failed, each for as long as its `cooldown` says.
+    """The models of one container that failed, and when. Each model is skipped for as long as its own `cooldown` says.
 
     After that time one request of a chain tries the model, while others still skip it. If the model answers, it is
     asked again as before; if it fails, it cools down again. Anything else, such as a refusal, decides nothing: the next
-    request tries. `name_of` returns the name under which the container has the model that a call names.
+    request tries. Models of one name, server and server's name are one, whoever has made them, but for time-outs: one
+    tenant may wait longer than another. A model of a program's own class is one by itself. `name_of` returns the name
+    under which the container has the model that a call names.
     """
 
     def __init__(self, name_of: Callable[[str], str] = str) -> None:
         self._name_of = name_of
-        self._failed: dict[ModelKey, _Failed] = {}
+        self._failed: dict[ModelKey, _Failures] = {}
 
-    def _find(self, name: str, model: ChatModel) -> _Failed | None:
-        return self._failed.get(model_key(self._name_of(name), model)) if self._failed else None
+    def _find(self, name: str, model: ChatModel) -> list[_Failure]:
+        """Return the failures that count for a model."""
+        known = self._failed.get(self._key_of(name, model)) if self._failed else None
+        return known.of(model) if known is not None else []
+
+    def _key_of(self, name: str, model: ChatModel) -> ModelKey:
+        name = self._name_of(name)
+        server = server_of(model)
+        return (name, id(model)) if server is None else (name, *server)
 
     def skipped_until(self, name: str, model: ChatModel) -> datetime | None:
         """Return until when the model is skipped; None if it may be asked now."""
-        failed = self._find(name, model)
-        if failed is None or (time.monotonic() >= failed.until and not failed.is_tried):
-            return None
-        return failed.until_time
+        cooldown = cooldown_of(model)
+        now = time.monotonic()
+        found = [each for each in self._find(name, model) if each.is_tried or now < each.at + cooldown]
+        return max(each.at_time for each in found) + timedelta(seconds=cooldown) if found and cooldown > 0 else None
 
     def note_try(self, name: str, model: ChatModel) -> None:
         """Let other chains skip a model that has failed, while it is tried."""
-        if (failed := self._find(name, model)) is not None:
-            failed.is_tried = True
+        for failure in self._find(name, model):
+            failure.is_tried = True
 
     def note_answer(self, name: str, model: ChatModel) -> None:
         """Note that a model has answered, or has begun to. A chain notes that for each of its models."""
-        if self._failed and not isinstance(model, FallbackModel):
-            self._failed.pop(model_key(self._name_of(name), model), None)
+        if not self._failed or isinstance(model, FallbackModel):
+            return
+        key = self._key_of(name, model)
+        if (known := self._failed.get(key)) is not None:
+            # Others may have too little patience for it.
+            over = known.of(model)
+            known.found = [each for each in known.found if each not in over]
+            if not known.found:
+                del self._failed[key]
 
     def note_error(self, name: str, model: ChatModel, error: BaseException) -> None:
         """Note how a request to a model has ended without an answer. A chain notes that for each of its models."""
         if isinstance(model, FallbackModel):
             return
         if is_failure(error):
-            self._add(model_key(self._name_of(name), model), cooldown_of(model))
-        elif (failed := self._find(name, model)) is not None:
-            failed.is_tried = False
-
-    def _add(self, key: ModelKey, cooldown: float) -> None:
-        if cooldown <= 0:
+            self._add(self._key_of(name, model), model, isinstance(error, ModelTimeoutError))
             return
-        now = time.monotonic()
-        if len(self._failed) >= MOST_FAILED:
-            self._failed = {each: failed for each, failed in self._failed.items() if failed.until > now}
-        if len(self._failed) < MOST_FAILED:
-            self._failed[key] = _Failed(now + cooldown, datetime.now(UTC) + timedelta(seconds=cooldown))
+        for failure in self._find(name, model):
+            failure.is_tried = False
+
+    def _add(self, key: ModelKey, model: ChatModel, was_timeout: bool) -> None:
+        patience = patience_of(model) if was_timeout else inf
+        known = self._failed.pop(key, None) or _Failures([], self._watch(key, model))
+        known.found = [each for each in known.found if each.patience > patience]
+        known.found.append(_Failure(time.monotonic(), datetime.now(UTC), patience))
+        self._failed[key] = known  # the latest is last
+        if len(self._failed) > MOST_FAILED:
+            del self._failed[next(iter(self._failed))]
+
+    def _watch(self, key: ModelKey, model: ChatModel) -> object:
+        """Return what keeps the identity of a program's own model, which another object may get after it."""
+        if server_of(model) is not None:
+            return None
+        try:
+            return weakref.ref(model, lambda _: self._failed.pop(key, None))
+        except TypeError:  # a class with slots
+            return model
+
+
+class ServedModel(ChatModel, Protocol):
+    """A model behind a server, which other objects may be too.
+
+    `server_identity` tells its server, and its model there, from others; None if nothing does. `patience` are the
+    seconds that it waits for a reply, at most.
+    """
+
+    @property
+    def server_identity(self) -> tuple[str, str] | None: ...
+    @property
+    def patience(self) -> float: ...
+
+
+def _as_served(model: ChatModel) -> ServedModel | None:
+    # By its class: a wrapper of the program may pass on all attributes of the model inside.
+    return cast("ServedModel", model) if hasattr(type(model), "server_identity") else None
+
+
+def server_of(model: ChatModel) -> tuple[str, str] | None:
+    """Return the server and the name of a model there; None for a model of a program's own class."""
+    served = _as_served(model)
+    return None if served is None else served.server_identity
+
+
+def patience_of(model: ChatModel) -> float:
+    """Return the seconds that a model waits for a reply, at most."""
+    served = _as_served(model)
+    return inf if served is None else served.patience
 
 
 def fallback_names(model: object) -> tuple[str, ...]:
@@ -110,9 +182,11 @@ def fallback_names(model: object) -> tuple[str, ...]:
 
 
 def cooldown_of(model: ChatModel) -> float:
-    """Return the seconds for which a model is skipped after it failed; 0 for never."""
+    """Return the seconds for which a model is skipped after it failed, at most a year; 0 for never."""
     given = getattr(model, "cooldown", DEFAULT_COOLDOWN)
-    return float(given) if isinstance(given, (int, float)) else DEFAULT_COOLDOWN
+    if not isinstance(given, (int, float)):
+        return DEFAULT_COOLDOWN
+    return min(float(given), LONGEST_COOLDOWN) if given > 0 else 0.0
 
 
 def cooldown_problem(given: object, where: str) -> Problem | None:

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
+from math import inf
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, assert_never
 
@@ -144,6 +145,16 @@ class PydanticAiChatModel(ChatModel):
     def base_url(self) -> str | None:
         """Return the address of the server, or None if the library does not know it."""
         return self._model.base_url  # type: ignore[no-any-return]  # the library is imported when it is used
+
+    @property
+    def server_identity(self) -> tuple[str, str] | None:
+        """Return the server's address, and the name of the model there; None if the library knows no address."""
+        return None if self.base_url is None else (self.base_url, self.model)
+
+    @property
+    def patience(self) -> float:
+        """Return the seconds that this model waits for a reply, at most."""
+        return self._timeout or inf
 
     @property
     def provider_name(self) -> str:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -113,6 +114,16 @@ class ServerChatModel(ChatModel, ABC, Generic[W]):
     def base_url(self) -> str:
         """The base URL of the server's API."""
         return self._server.address
+
+    @property
+    def server_identity(self) -> tuple[str, str]:
+        """The server's address, and the name of the model there."""
+        return self._server.address, self.model
+
+    @property
+    def patience(self) -> float:
+        """The seconds that this model waits for a reply, at most."""
+        return min(self._server.timeout or inf, self._server.read_timeout or inf)
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from http.cookiejar import DefaultCookiePolicy
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, NoReturn, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -247,11 +247,16 @@ class Transport:
         return {name: self._package.module.Omit() for name in reads.environment_headers(None) if name not in own}
 
     def _make_http_client(self, connections: Any) -> Any:
-        """Return the HTTP client of this model, with its own cookies. It sends over `connections`."""
+        """Return the HTTP client of this model. It sends over `connections`, and keeps no cookies.
+
+        A key may be that of the caller's tenant: the cookies of one tenant would go with the key of another.
+        """
         # A redirect could send the conversation and headers with keys to another server.
         bound = functools.partial(_limit_reply, self.settings.max_reply_bytes)
         client = _make_client_class(self._package.module.DefaultAsyncHttpxClient)
-        return client(transport=connections, follow_redirects=False, event_hooks={"response": [bound]})
+        return client(
+            transport=connections, follow_redirects=False, cookies=_no_cookies(), event_hooks={"response": [bound]}
+        )
 
     def _open_connections(self) -> Any:
         """Return new connections to the server, as an HTTP transport."""
@@ -267,7 +272,9 @@ class Transport:
                     raise
             else:
                 return AiohttpTransport(self.settings.address, tls)
-        return _OverClient(self._package.module.DefaultAsyncHttpxClient(verify=tls, follow_redirects=False))
+        return _OverClient(
+            self._package.module.DefaultAsyncHttpxClient(verify=tls, follow_redirects=False, cookies=_no_cookies())
+        )
 
     async def send(
         self,
@@ -464,15 +471,19 @@ def _make_client_class(kind: Any) -> Any:
     return ClientInParts
 
 
+def _no_cookies() -> CookieJar:
+    """Return a jar that keeps no cookie."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
+
+
 class _OverClient(httpx2.AsyncBaseTransport):
     """Sends requests over another HTTP client, which has the connections, also those to the proxies of the environment.
 
-    That client keeps no cookies, because models of different tenants may share it.
+    Models of different tenants may share it.
     """
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
-        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         return await self._client.send(request, stream=True)
