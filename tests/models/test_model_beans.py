@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,9 +15,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from tests.listening import Events
+from tests.models import messages_api
 from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
 from toolbox import (
     AiMessage,
+    AnthropicChatModel,
     ChatModel,
     ChatRequest,
     ChatResponse,
@@ -704,6 +707,45 @@ async def test_one_model_for_all_tenants_keeps_no_cookies(serve: Serve, transpor
 
     assert len({each["authorization"] for each in server.headers}) == 3
     assert not any("cookie" in each for each in server.headers)
+
+
+@pytest.mark.parametrize("keys", ["texts", "functions"])
+@pytest.mark.parametrize("kind", [OpenAiChatModel, AnthropicChatModel])
+async def test_the_models_of_requests_are_limited_together_for_each_server_model_and_key(
+    serve: Serve, kind: Any, keys: str
+) -> None:
+    gate = asyncio.Event()
+    reply = completion({"content": "ok"}) if kind is OpenAiChatModel else messages_api.message(messages_api.text("ok"))
+    reply.wait = gate
+    server = await serve(lambda _: reply)
+
+    @produces(scope="request")
+    async def model(customer: Customer) -> AsyncIterator[ChatModel]:
+        key: Any = customer.key if keys == "texts" else lambda: customer.key
+        name = "small" if customer.key == "sk-third" else "m"
+        made = kind(name, base_url=server.url, api_key=key, max_concurrent_requests=2)
+        yield made
+        await made.aclose()
+
+    def sent() -> dict[tuple[str, str], int]:
+        """Return how many requests came, by key and model."""
+        found = [each.get("x-api-key") or each["authorization"].removeprefix("Bearer ") for each in server.headers]
+        return Counter(zip(found, (each["model"] for each in server.requests), strict=True))
+
+    async with Container(seeds=[Customer]).register(model, Desk) as container:
+        desk = await container.aget(Desk)
+
+        async def call(key: str) -> None:
+            async with container.request_scope({Customer: Customer(key, server.url)}):
+                assert await desk.ask("Hi") == "ok"
+
+        calls = [asyncio.create_task(call(key)) for key in ("sk-first", "sk-second", "sk-third") * 4]
+        await server.until(lambda: server.open == 6)
+        assert sent() == {("sk-first", "m"): 2, ("sk-second", "m"): 2, ("sk-third", "small"): 2}
+        gate.set()
+        await asyncio.gather(*calls)
+
+    assert (server.most_open, len(server.requests)) == (6, 12)
 
 
 async def test_a_cookie_of_the_program_is_sent(serve: Serve) -> None:

@@ -37,7 +37,8 @@ class OpenAiSettings(ServerSettings):
     - `read_timeout`: seconds for each wait for data from the server.
     - `max_retries`: retries after the first try, for failed connections and the statuses 408, 409, 429 and 5xx. The
       server's `retry-after` is respected.
-    - `max_concurrent_requests`: a limit per event loop; further calls wait.
+    - `max_concurrent_requests`: a limit per event loop, server, model and key, also if each request has its own model;
+      further calls wait.
     - `max_reply_bytes`: the largest decoded reply; None for no limit.
 
     Parameters of every request:

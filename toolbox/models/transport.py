@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -78,13 +79,17 @@ class ClientPackage(Protocol):
 
 @dataclass(slots=True)
 class _Connection:
-    """The client and the limit of one event loop. The client sends over the connections of `pool`."""
+    """The client of one event loop. It sends over the connections of `pool`."""
 
     client: Any
-    limit: asyncio.Semaphore | contextlib.AbstractAsyncContextManager[None]
     pool: ConnectionPool
     is_shared: bool
 
+
+_limits_of_loops: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, asyncio.Semaphore]
+] = weakref.WeakKeyDictionary()
+"""The limits of requests under way, by event loop. Only requests hold them: a model may be made for each request."""
 
 _OfContainers: TypeAlias = dict[ConnectionPools | None, _Connection]
 """The connections of one event loop, by the container; None outside of containers."""
@@ -128,7 +133,7 @@ class Transport:
         self._check_permission()
         connection = self._find_connection()
         try:
-            async with asyncio.timeout(self.settings.timeout), connection.limit:
+            async with asyncio.timeout(self.settings.timeout), await self._find_limit():
                 response = await self.send(connection.client, path, body, headers, self.settings.max_retries, False)
                 if (fault := _find_fault(response)) is not None:
                     raise fault
@@ -146,7 +151,7 @@ class Transport:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await stack.enter_async_context(connection.limit)
+                    await stack.enter_async_context(await self._find_limit())
             except TimeoutError as error:
                 self.fail(error)
             stream = Stream(self, connection.client, path, body, headers, deadline)
@@ -207,12 +212,22 @@ class Transport:
                 if pools is None
                 else pools.pool(self._find_sharing_key(), self._open_connections)
             )
-            limit = self.settings.max_concurrent_requests
-            waiting = asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext()
-            connection = of_loop[pools] = _Connection(
-                self._make_client(pool.connections), waiting, pool, pools is not None
-            )
+            connection = of_loop[pools] = _Connection(self._make_client(pool.connections), pool, pools is not None)
         return connection
+
+    async def _find_limit(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return the limit of the requests with the same server, model and key, whatever objects send them."""
+        settings = self.settings
+        if settings.max_concurrent_requests is None:
+            return contextlib.nullcontext()
+        try:
+            # The key may change while the request waits: the package asks for it again.
+            key = self._key if isinstance(self._key, str) else await self._key()
+        except Exception as error:
+            self.fail(error)
+        limits = _limits_of_loops.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+        shared = (self._base, settings.model, key, settings.max_concurrent_requests)
+        return limits.setdefault(shared, asyncio.Semaphore(settings.max_concurrent_requests))
 
     def _find_sharing_key(self) -> Hashable:
         """Return what models must have in common to share connections: the server and the transport."""
