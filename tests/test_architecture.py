@@ -44,6 +44,7 @@ LAYERS: dict[str, int] = {
     "toolbox.events": 2,
     "toolbox.limits": 2,
     "toolbox.logs": 2,
+    "toolbox.library_logs": 1,
     "toolbox.tls": 2,
     "toolbox.http_replies": 2,
     "toolbox.demo": 3,

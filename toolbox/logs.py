@@ -1,14 +1,13 @@
 """Logging of invocations: a listener that logs events, and a filter that adds the invocation to log records.
 
-Both set attributes of the log records, for formatters of structured logs. A second filter removes queries from
-addresses. `own_frames` shortens the traceback of a tool's error. Not here: traces and metrics (`otel`).
+Both set attributes of the log records, for formatters of structured logs. `own_frames` shortens the traceback of a
+tool's error. Not here: the logs of other libraries (`library_logs`), traces and metrics (`otel`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
@@ -213,30 +212,3 @@ def _count_tokens(usage: TokenUsage | None) -> Facts:
     if usage is None:
         return {"input_tokens": None, "output_tokens": None}
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-
-
-# --- addresses that httpx2 logs: a query may contain a key
-
-
-@dataclass(frozen=True)
-class WithoutQuery(logging.Filter):
-    """Removes the query from logged addresses that begin with `address`."""
-
-    address: str
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record, and return True to keep it."""
-        if isinstance(record.args, tuple):
-            record.args = tuple(self._hide_query(each) for each in record.args)
-        return True
-
-    def _hide_query(self, value: object) -> object:
-        if type(value).__name__ != "URL":
-            return value
-        address, query, _ = str(value).partition("?")
-        return f"{address}?…" if query and address.startswith(self.address) else value
-
-
-def hide_queries(address: str) -> None:
-    """Hide the query in all later log records about requests to `address`."""
-    logging.getLogger("httpx2").addFilter(WithoutQuery(address.rstrip("/")))  # an equal filter is added only once

@@ -629,19 +629,23 @@ async def test_a_question_shows_no_secret_and_keeps_what_the_server_needs_to_con
     assert error.requests["b"] == {"message": "Sign in for ***", "url": url}
 
 
-async def test_logs_do_not_show_the_query_of_a_server_url(caplog: pytest.LogCaptureFixture) -> None:
+async def test_logs_do_not_show_the_query_of_a_server_url_and_no_session(caplog: pytest.LogCaptureFixture) -> None:
     app = FastAPI()
 
     @app.post("/mcp")
     async def mcp(request: Request) -> Response:
         message = await request.json()
-        return (
-            answered(message, LISTED["tools/list"][0]) if message.get("method") == "tools/list" else handshake(message)
-        )
+        is_list = message.get("method") == "tools/list"
+        reply = answered(message, LISTED["tools/list"][0]) if is_list else handshake(message)
+        reply.headers["mcp-session-id"] = "session-4711"
+        reply.headers["set-cookie"] = "id=cookie-4711"
+        return reply
 
-    with caplog.at_level(logging.INFO):
-        async with serving(app) as base, connected(mcp_server("far", url=f"{base}/mcp?key=sk-live-4711")) as server:
-            assert await names_of(server) == ["good"]
+    for name in ("httpx2", "httpcore2", "mcp"):
+        caplog.set_level(logging.DEBUG, name)
+    async with serving(app) as base, connected(mcp_server("far", url=f"{base}/mcp?key=sk-live-4711")) as server:
+        assert await names_of(server) == ["good"]
 
     assert "POST" in caplog.text
+    assert "session ID: ***" in caplog.text
     assert "4711" not in caplog.text

@@ -18,7 +18,7 @@ import anyio
 import httpx2
 
 from ..http_replies import BoundedBody, RefusedBody
-from ..logs import hide_queries
+from ..library_logs import hidden_queries, hide_secrets_in_logs
 from ..settings import McpSettings
 from ..tls import tls_context
 from .event_streams import HttpStreamPauses
@@ -44,8 +44,7 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
     from mcp.client.streamable_http import streamable_http_client
 
     limit, url = settings.max_reply_bytes, settings.url or ""
-    if "?" in url:  # httpx2 logs the URL of each request
-        hide_queries(url.partition("?")[0])
+    hide_secrets_in_logs()
 
     pauses = HttpStreamPauses(settings.timeout)
 
@@ -60,9 +59,17 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
         "request": [pauses.before_request],
         "response": [on_response, limit_reply],
     }
-    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks, verify=tls_context())
+    client = _QuietClient(headers=headers, timeout=timeout, event_hooks=hooks, verify=tls_context())
     await stack.enter_async_context(client)
     return streamable_http_client(url, http_client=client, max_sse_event_size=limit)
+
+
+class _QuietClient(httpx2.AsyncClient):
+    """An HTTP client that logs no query."""
+
+    async def send(self, request: httpx2.Request, **others: Any) -> httpx2.Response:
+        with hidden_queries():
+            return await super().send(request, **others)
 
 
 class _McpBody(BoundedBody):

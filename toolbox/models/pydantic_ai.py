@@ -50,6 +50,7 @@ from ..errors import (
     UnsupportedContentError,
 )
 from ..json_text import compact_json, object_text, strict_arguments, whole_characters
+from ..library_logs import hide_secrets_in_logs
 from ..safe_text import hide_secrets
 from ..schemas import with_properties
 from . import model_requests
@@ -123,6 +124,7 @@ class PydanticAiChatModel(ChatModel):
         if problems := [*reasoning_problems(reasoning, where), *limits]:
             raise IllegalConfigurationError(problems)
         self._model = make_model(model, where)
+        hide_secrets_in_logs()
         self.fallback, self.cooldown = names_of(fallback), cooldown
         named = {"temperature": temperature, "max_tokens": max_tokens, "parallel_tool_calls": parallel_tool_calls}
         given = {name: value for name, value in named.items() if value is not None}

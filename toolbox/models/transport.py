@@ -25,7 +25,7 @@ import httpx2
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution.threads import keep_inherited, register_for_fork
 from ..http_replies import BoundedBody, RefusedBody, read_retry_after
-from ..logs import hide_queries
+from ..library_logs import hidden_queries, hide_secrets_in_logs
 from ..safe_text import hide_secrets
 from ..tls import tls_context
 from . import model_requests
@@ -122,6 +122,7 @@ class Transport:
         self._key = settings.key if isinstance(settings.key, str) else self._note_keys(settings.key)
         self._connections: dict[asyncio.AbstractEventLoop, _OfContainers] = {}
         register_for_fork(self)
+        hide_secrets_in_logs()
 
     def renew_after_fork(self) -> None:
         """Forget the connections without closing them: they belong to the event loops of the parent process."""
@@ -237,8 +238,6 @@ class Transport:
     def _make_client(self, connections: Any) -> Any:
         settings, module = self.settings, self._package.module
         read = settings.read_timeout or settings.timeout
-        if settings.extra_query:
-            hide_queries(settings.address)
         return self._package.client(
             settings,
             self._key,
@@ -473,7 +472,7 @@ whole addresses instead of paths, are for a trip in `benchmarks.models`."""
 
 @functools.cache
 def _make_client_class(kind: Any) -> Any:
-    """Return a subclass of a package's HTTP client that sends large bodies in parts."""
+    """Return a subclass of a package's HTTP client that sends large bodies in parts, and logs no query."""
 
     class ClientInParts(kind):  # type: ignore[misc, unused-ignore]  # the class is known at run time only
         def build_request(self, method: str, url: Any, **others: Any) -> Any:
@@ -482,6 +481,10 @@ def _make_client_class(kind: Any) -> Any:
                 others["headers"] = httpx2.Headers(others["headers"])
                 others["headers"]["content-length"] = str(len(body))
             return super().build_request(method, _parse_address(url), **others)
+
+        async def send(self, request: httpx2.Request, **others: Any) -> Any:
+            with hidden_queries():
+                return await super().send(request, **others)
 
     return ClientInParts
 

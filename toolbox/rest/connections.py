@@ -19,6 +19,7 @@ import httpx2
 from ..errors import ContainerNotStartedError, RestArgumentError
 from ..execution.threads import keep_inherited, register_for_fork
 from ..http_replies import BoundedBody
+from ..library_logs import hide_secrets_in_logs
 from ..safe_text import brief
 from ..tls import tls_context
 from .endpoint import RestEndpoint
@@ -45,6 +46,7 @@ class RestConnection:
         self._tls: ssl.SSLContext | None = None
         self._is_closed = False
         register_for_fork(self)
+        hide_secrets_in_logs()
 
     def renew_after_fork(self) -> None:
         """Forget the clients: two processes that share a socket would read each other's replies."""
