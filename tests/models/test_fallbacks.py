@@ -20,9 +20,13 @@ from toolbox import (
     DemoChatModel,
     IllegalConfigurationError,
     InvocationTimeoutError,
+    LoggingListener,
     ModelConnectionError,
+    ModelFailedEvent,
     ModelHttpError,
     ModelRefusedError,
+    ModelRequestEvent,
+    ModelResponseEvent,
     ModelSkippedEvent,
     ModelTimeoutError,
     OpenAiChatModel,
@@ -46,6 +50,11 @@ HTTP = ModelHttpError(503, "overloaded")
 @register_ai_service
 class Desk(Protocol):
     async def ask(self, text: str) -> str: ...
+
+
+@register_ai_service
+class Streaming(Protocol):
+    def ask(self, text: str) -> AsyncIterator[str]: ...
 
 
 class First(ScriptedChatModel):
@@ -361,6 +370,56 @@ async def test_models_of_different_servers_with_one_name_cool_down_apart(serve: 
             assert await desk.ask("3") == "sound"
 
     assert len(broken.requests) == 1
+
+
+# --- what listeners see of a chain
+
+
+class Named(ScriptedChatModel):
+    """A model with a name, as a server has it."""
+
+    def __init__(self, name: str, *replies: Any, fallback: tuple[str, ...] = ()) -> None:
+        super().__init__(replies)
+        self.model, self.fallback = name, fallback
+
+
+@pytest.mark.parametrize("how", ["call", "stream", "direct", "direct stream"])
+async def test_each_model_that_is_asked_has_its_own_events(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    big, small = Named("big", HTTP, fallback=("small",)), Named("small", "ok", "ok")
+    container = Container(models={"default": big, "small": small}).register(Desk, Streaming, LoggingListener)
+    events = Events()
+
+    async def ask() -> None:
+        model: Any = await container.aget(ChatModel)
+        match how:
+            case "call":
+                assert await (await container.aget(Desk)).ask("Hi") == "ok"
+            case "stream":
+                assert [each async for each in (await container.aget(Streaming)).ask("Hi")] == ["ok"]
+            case "direct":
+                assert (await model.chat(HI)).model == "small"
+            case _:
+                assert [each async for each in model.stream(HI)][-1].response.model == "small"
+
+    with caplog.at_level("INFO", "toolbox.invocations"):
+        async with container.register_instance(events):
+            await ask()
+            await ask()  # the first model cools down
+
+    seen = events.of(ModelRequestEvent, ModelFailedEvent, ModelSkippedEvent, ModelResponseEvent)
+    assert [type(each).__name__ for each in seen] == [
+        *("ModelRequestEvent", "ModelFailedEvent", "ModelRequestEvent", "ModelResponseEvent"),
+        *("ModelSkippedEvent", "ModelRequestEvent", "ModelResponseEvent"),
+    ]
+    asked = events.of(ModelRequestEvent)
+    assert [each.model_name for each in asked] == ["big", "small", "small"]
+    assert [each.model for each in asked] == [big, small, small]
+    assert seen[1].request is asked[0].request
+    assert seen[3].request is asked[1].request
+    assert {id(each.request) for each in asked} == {id(seen[at].request) for at in (0, 2, 5)}
+    assert [each.response.model for each in events.of(ModelResponseEvent)] == ["small", "small"]
+    assert "model=big" in caplog.text
+    assert "FallbackModel" not in caplog.text
 
 
 # --- models of tenants, whose objects differ

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.models.scripted_server import call, chunk, completion, serving, stream
+from tests.models.scripted_server import Scripted, call, chunk, completion, serving, stream
 from tests.otel.telemetry import SECRET, Assistant, Telemetry, container_with, last_result
 from toolbox import (
     AiMessage,
@@ -35,7 +35,6 @@ from toolbox.guardrails import (
     input_guardrails,
     tool_input_guardrails,
 )
-from toolbox.models.fallbacks import CoolingModels, FallbackModel, NamedModel
 from toolbox.otel import OpenTelemetryListener
 from toolbox.otel.span_attributes import model_attributes
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -188,15 +187,33 @@ def test_custom_models_describe_themselves() -> None:
     assert model_attributes(ScriptedChatModel([]))["gen_ai.provider.name"] == "ScriptedChatModel"
 
 
-def test_models_with_a_fallback_are_described_by_the_first_without_a_server() -> None:
-    first, other = OpenAiChatModel("m", "http://localhost:1", "k"), ScriptedChatModel([])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_each_model_of_a_chain_that_is_asked_has_its_span_and_metrics(
+    telemetry: Telemetry, streamed: bool
+) -> None:
+    async with serving(lambda _: Scripted(b"{}", status=503)) as broken:
+        big = OpenAiChatModel("big", broken.url, SECRET, fallback=("small",), max_retries=0)
+        small = ScriptedChatModel(["done", "done"])
+        small.model = "small-1"  # type: ignore[attr-defined]  # as models of servers have it
+        container = Container(models={"default": big, "small": small}).register(Assistant)
+        async with container.register_instance(telemetry.listener()):
+            assistant = container.get(Assistant)
+            for _ in range(2):  # the second time, the first model is skipped
+                if streamed:
+                    assert "".join([each async for each in assistant.texts("Go")]) == "done"
+                else:
+                    assert await assistant.ask("Go") == "done"
+        await big.aclose()
 
-    links = [NamedModel("first", first), NamedModel("other", other)]
-    assert model_attributes(FallbackModel(links, CoolingModels(), lambda name, until: None)) == {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "openai",
-        "gen_ai.request.model": "m",
-    }
+    once = ["invoke_agent Assistant", "  chat small-1"]
+    assert telemetry.tree == [once[0], "  chat big", once[1], *once]
+    _, failed, answered, _, _ = telemetry.spans
+    assert failed.attributes["error.type"] == "503"
+    assert failed.attributes["server.address"] == "127.0.0.1"
+    assert "server.address" not in answered.attributes
+    names = [each.attributes["gen_ai.request.model"] for each in telemetry.points("gen_ai.client.operation.duration")]
+    assert {"big", "small-1"} == {*names}
+    assert "FallbackModel" not in telemetry.text
 
 
 # --- where the providers come from

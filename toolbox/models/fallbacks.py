@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -219,21 +219,43 @@ class FallbackModel(ChatModel):
 
     Models that cool down are skipped, which `tell_skipped` gets with the name of the model and the end of its time. If
     all of them cool down, only the first is asked. A reply without a model's name gets that of the model that answered.
+    `first_answer` and `first_stream` let the caller ask each model itself, with events for example.
     """
 
     def __init__(
         self, chain: Sequence[NamedModel], cooling: CoolingModels, tell_skipped: Callable[[str, datetime], None]
     ) -> None:
         self._chain, self._cooling, self._tell_skipped = tuple(chain), cooling, tell_skipped
-        self.models = tuple(each.model for each in chain)
-        self.supports_response_format = all(getattr(each, "supports_response_format", False) for each in self.models)
+        self.supports_response_format = all(getattr(each.model, "supports_response_format", False) for each in chain)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Return the reply of the first model that answers. Raises the error of the last model that was asked."""
+
+        async def ask(model: ChatModel) -> ChatResponse:
+            return name_answering_model(await model.chat(request), model)
+
+        return await self.first_answer(ask)
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """Yield the stream of the first model that starts one. Raises the error of the last model that was asked."""
+
+        async def read(model: ChatModel) -> AsyncGenerator[StreamEvent, None]:
+            async with aclosing(answer_stream(model, request)) as events:
+                async for event in events:
+                    if isinstance(event, CompleteResponse):
+                        event = CompleteResponse(name_answering_model(event.response, model))
+                    yield event
+
+        async with aclosing(self.first_stream(read)) as events:
+            async for event in events:
+                yield event
+
+    async def first_answer(self, ask: Callable[[ChatModel], Awaitable[ChatResponse]]) -> ChatResponse:
+        """Return what `ask` returns for the first model that answers."""
         failure: ModelError | None = None
         for each in self._asked():
             try:
-                response = await each.model.chat(request)
+                response = await ask(each.model)
             except BaseException as error:
                 self._cooling.note_error(each.name, each.model, error)
                 if not isinstance(error, ModelError) or not is_worth_another_model(error):
@@ -241,23 +263,23 @@ class FallbackModel(ChatModel):
                 failure = error
             else:
                 self._cooling.note_answer(each.name, each.model)
-                return _name_model(response, each.model)
+                return response
         assert failure is not None, "one model is always asked"
         raise failure
 
-    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """Yield the stream of the first model that starts one. Raises the error of the last model that was asked."""
+    async def first_stream(
+        self, read: Callable[[ChatModel], AsyncGenerator[StreamEvent, None]]
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Yield what `read` yields for the first model that starts a stream."""
         failure: ModelError | None = None
         for each in self._asked():
             begun = False
             try:
-                async with aclosing(answer_stream(each.model, request)) as events:
+                async with aclosing(read(each.model)) as events:
                     async for event in events:
                         if not begun:
                             begun = True
                             self._cooling.note_answer(each.name, each.model)
-                        if isinstance(event, CompleteResponse):
-                            event = CompleteResponse(_name_model(event.response, each.model))
                         yield event
                 self._cooling.note_answer(each.name, each.model)
                 return
@@ -291,7 +313,7 @@ class FallbackModel(ChatModel):
             self._tell_skipped(name, until)
 
 
-def _name_model(response: ChatResponse, model: ChatModel) -> ChatResponse:
+def name_answering_model(response: ChatResponse, model: ChatModel) -> ChatResponse:
     """Return the reply with the name of the model that gave it, if the server reported none.
 
     Who called the chain cannot know which of its models answered; prices and traces need to.

@@ -25,7 +25,6 @@ from ..chat import (
 )
 from ..context import InvocationContext
 from ..errors import ModelHttpError
-from ..models.fallbacks import FallbackModel
 
 Attributes = dict[str, AttributeValue]
 
@@ -86,9 +85,6 @@ def model_attributes(model: ChatModel) -> Attributes:
     Custom models can set them with the attributes `model`, `base_url` and `provider_name`.
     """
     found: Attributes = {OPERATION: "chat"}
-    if isinstance(model, FallbackModel):  # unknown which model will answer; the response has its name
-        asked = model_attributes(model.models[0])
-        return {name: value for name, value in asked.items() if not name.startswith("server.")}
     base_url, name = getattr(model, "base_url", None), getattr(model, "model", None)
     provider, server = _provider_and_server(base_url) if isinstance(base_url, str) else (type(model).__name__, {})
     provider_name = getattr(model, "provider_name", None)

@@ -25,6 +25,7 @@ from ..events import InvocationEvent, Listeners, ModelFailedEvent, ModelRequestE
 from ..execution.cancellation import OwnCode
 from ..execution.markers import marked_execution
 from ..execution.runners import Runner
+from ..models.fallbacks import FallbackModel, name_answering_model
 from ..models.pools import ConnectionPools, current_pools
 from .host_needs import HostModels
 
@@ -63,6 +64,12 @@ class ModelCall(Protocol):
         ...
 
 
+async def _call_hooks(call: ModelCall) -> None:
+    """Call what beans want to do before a model request: once, whatever models a chain asks."""
+    for hook in request_hooks():
+        await _call_hook(hook, call)
+
+
 async def _call_hook(hook: Callable[[], Any], call: ModelCall) -> None:
     """Call what a bean wants to do before a model request. Raises what it raises.
 
@@ -76,19 +83,17 @@ async def _call_hook(hook: Callable[[], Any], call: ModelCall) -> None:
 
 
 class _OpenRequest(AbstractAsyncContextManager["_OpenRequest"]):
-    """One request to the model of a call, whole or in pieces: its hooks, its events, and how the model did."""
+    """One request to one model, whole or in pieces: its events, and how the model did."""
 
     response: ChatResponse | None = None
     _first: float | None = None  # seconds until the model began to answer
 
-    def __init__(self, call: ModelCall, request: ChatRequest, *, streaming: bool) -> None:
-        # A copy for the events: a program can send one request several times at once, and listeners tell them apart.
-        self._call, self._request, self._streaming = call, copy(request), streaming
-        self._model = call.model
+    def __init__(self, call: ModelCall, request: ChatRequest, model: ChatModel, *, streaming: bool) -> None:
+        # A copy for the events: a program can send one request several times at once, and a chain asks several models
+        # with one. Listeners tell them apart.
+        self._call, self._request, self._model, self._streaming = call, copy(request), model, streaming
 
     async def __aenter__(self) -> _OpenRequest:
-        for hook in request_hooks():
-            await _call_hook(hook, self._call)
         self._began = perf_counter()
         if (listeners := self._call.host.listeners) is not None:
             listeners.tell(ModelRequestEvent(self._call.context, self._request, self._model, self._streaming))
@@ -98,11 +103,14 @@ class _OpenRequest(AbstractAsyncContextManager["_OpenRequest"]):
         """Note that a piece of the reply has arrived."""
         if self._first is None:
             self._first = perf_counter() - self._began
-            self._call.host.models.cooling.note_answer(self._call.model_name, self._model)
+            self._call.host.models.cooling.note_answer(self._call.model_name, self._call.model)
 
     def complete(self, reply: object) -> ChatResponse:
         """Return the whole reply. Raises `TypeError` for anything but a `ChatResponse`."""
-        self.response = response = response_of(self._model, reply)
+        response = response_of(self._model, reply)
+        if self._model is not self._call.model:  # a model of a chain
+            response = name_answering_model(response, self._model)
+        self.response = response
         self.note_piece()
         if (listeners := self._call.host.listeners) is not None:
             taken, first = perf_counter() - self._began, self._first if self._streaming else None
@@ -115,31 +123,49 @@ class _OpenRequest(AbstractAsyncContextManager["_OpenRequest"]):
         if error is None:
             return
         if self._first is None:
-            self._call.host.models.cooling.note_error(self._call.model_name, self._model, error)
+            self._call.host.models.cooling.note_error(self._call.model_name, self._call.model, error)
         if self.response is None and (listeners := self._call.host.listeners) is not None:
             taken = perf_counter() - self._began
             listeners.tell(ModelFailedEvent(self._call.context, self._request, reported(error), taken))
 
 
 async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
-    """Return the reply of the call's model, and send the events of the request. Raises what the model raises."""
-    async with _OpenRequest(call, request, streaming=False) as opened:
-        with _inside_model(call):
-            reply = await OwnCode(call.model.chat(request))
-        return opened.complete(reply)
+    """Return the reply of the call's model, and send the events of the request. Raises what the model raises.
+
+    Of a chain, each model that is asked has its own events.
+    """
+
+    async def ask(model: ChatModel) -> ChatResponse:
+        async with _OpenRequest(call, request, model, streaming=False) as opened:
+            with _inside_model(call):
+                reply = await OwnCode(model.chat(request))
+            return opened.complete(reply)
+
+    await _call_hooks(call)
+    model = call.model
+    return await (model.first_answer(ask) if isinstance(model, FallbackModel) else ask(model))
 
 
 async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
     """Yield the reply of the call's model as events, the last of which is `CompleteResponse`; else as `ask_model`."""
-    async with _OpenRequest(call, request, streaming=True) as opened:
-        async with aclosing(answer_stream(call.model, request)) as events:
-            while (event := await _next_event(events, call)) is not None:
-                opened.note_piece()
-                if isinstance(event, CompleteResponse):
-                    opened.complete(event.response)
-                yield event
-        if opened.response is None:
-            raise no_response(call.model)
+
+    async def read(model: ChatModel) -> AsyncGenerator[StreamEvent, None]:
+        async with _OpenRequest(call, request, model, streaming=True) as opened:
+            async with aclosing(answer_stream(model, request)) as events:
+                while (event := await _next_event(events, call)) is not None:
+                    opened.note_piece()
+                    if isinstance(event, CompleteResponse):
+                        event = CompleteResponse(opened.complete(event.response))
+                    yield event
+            if opened.response is None:
+                raise no_response(model)
+
+    await _call_hooks(call)
+    model = call.model
+    stream = model.first_stream(read) if isinstance(model, FallbackModel) else read(model)
+    async with aclosing(stream) as events:
+        async for event in events:
+            yield event
 
 
 async def _next_event(events: AsyncGenerator[StreamEvent, None], call: ModelCall) -> StreamEvent | None:
