@@ -624,8 +624,10 @@ def _convert_reply(message: AiMessage, offered: Collection[str]) -> list[Any]:
         except ValueError:
             responses = []
         if responses and _says_the_same(responses, message):
-            for part in [part for each in responses for part in each.parts if part.part_kind == "tool-call"]:
-                part.tool_name = _valid_name(part.tool_name, offered)
+            parts: list[Any] = [part for each in responses for part in each.parts]
+            for part in parts:
+                if part.part_kind == "tool-call":
+                    part.tool_name = _valid_name(part.tool_name, offered)
             return responses
     text = [TextPart(whole_characters(message.text))] if message.text else []
     calls = [
