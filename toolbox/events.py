@@ -128,7 +128,7 @@ class ConnectionReleasedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequestEvent(InvocationEvent):
-    """A model request starts. `streaming` is True for a streaming request.
+    """A model request starts. `streaming` is True for a streaming request. Each model of a chain that is asked has one.
 
     `request` is one object for all events of this request, and for no other request, also if an equal one is sent.
     """

@@ -24,7 +24,7 @@ _LOGGERS = (
 """The loggers whose records are about requests with keys: at DEBUG, they have whole headers and addresses."""
 
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>]+")
-_HEADER_BYTES = re.compile(r"\(b'([^']*)', b'((?:[^'\\]|\\.)*)'\)")
+_HEADER_BYTES = re.compile(r"""\(b'([^']*)', b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)""")
 _SESSION = re.compile(r"(session ID: )\S+")
 
 _hides_queries: ContextVar[bool] = ContextVar("toolbox.hides_queries", default=False)

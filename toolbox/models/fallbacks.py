@@ -30,6 +30,7 @@ from ..errors import (
 DEFAULT_COOLDOWN = 30.0
 """The seconds for which a model that failed is skipped, unless it says otherwise."""
 LONGEST_COOLDOWN = 365 * 86400.0
+"""Seconds: a longer `cooldown` counts as a year."""
 MOST_FAILED = 1000
 """So many models that failed are remembered: producers may make models of any number of servers."""
 
