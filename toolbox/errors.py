@@ -661,8 +661,8 @@ class OpenTransactionError(_WithFacts, FrameworkError):
     what: str
     fix: str = "commit before the call"
     template = (
-        "{where}: a database session keeps its transaction and its connection while the model works ({what}); "
-        "{fix}, or keep it on purpose: `with sql.keep_transaction():`"
+        "{where}: a database session keeps its transaction and its connection while the model works "
+        "({what}); {fix}, or keep it on purpose: `with sql.keep_transaction():`"
     )
 
 
