@@ -3,18 +3,24 @@
 import asyncio
 import itertools
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from toolbox import (
+    AiMessage,
     ChatMemoryKey,
     ChatMemoryStore,
     Container,
     IllegalConfigurationError,
+    MemoryId,
+    MessageWindow,
     ToolboxSettings,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
     UserMessage,
     redis,
+    register_ai_service,
     sql,
 )
 from toolbox.errors import MemoryLeaseLostError, TranscriptError
@@ -22,7 +28,7 @@ from toolbox.redis import RedisChatMemoryStore
 from toolbox.settings import RedisSettings
 from toolbox.sql import SqlChatMemoryStore
 from toolbox.store_checks.conversation_stores import ConversationStoreCheck
-from toolbox.testing import conversation_store_checks
+from toolbox.testing import ScriptedChatModel, conversation_store_checks
 
 from .conftest import pass_time, skip_time_of
 
@@ -56,6 +62,27 @@ async def test_data_of_later_releases_is_rejected(new_store: Any, key: ChatMemor
 
     with pytest.raises(TranscriptError, match="unsupported version 2"):
         await store.get_messages(key)
+
+
+@register_ai_service(chat_memory=MessageWindow(4))
+class Clerk(Protocol):
+    async def ask(self, room: MemoryId[str], question: str) -> str: ...
+
+
+async def test_what_an_earlier_release_has_cut_is_sent_and_stored_from_a_user_message_on(new_store: Any) -> None:
+    store, model = await new_store(), ScriptedChatModel(["five", "six", "seven"])
+    call = ToolExecutionRequest("1", "look", "{}")
+    cut = [AiMessage(None, [call]), ToolExecutionResultMessage.of(call, "a door"), AiMessage("one")]
+    await store.update_messages(ChatMemoryKey.of(Clerk, "7"), [*cut, UserMessage("2"), AiMessage("two")])
+
+    async with Container(models={"default": model}).register(Clerk).register_instance(store, ChatMemoryStore) as it:
+        for question in "567":
+            await it.get(Clerk).ask("7", question)
+        stored = [each.text for each in await it.chat_memory(Clerk, "7").messages()]
+
+    sent = [[each.text for each in request.messages] for request in model.requests]
+    assert sent == [["2", "two", "5"], ["2", "two", "5", "five", "6"], ["5", "five", "6", "six", "7"]]
+    assert stored == ["6", "six", "7", "seven"]
 
 
 # --- one caller at a time

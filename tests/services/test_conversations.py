@@ -389,11 +389,11 @@ async def test_tools_receive_the_memory_id_when_memory_is_off() -> None:
     assert seen == ["s"]
 
 
-async def test_windows_never_start_with_a_tool_result_without_its_call() -> None:
-    requests = await conversation(MessageWindow(2), 2, rounds=True)
-    assert requests[1] == ["a0", "q1"]
-    requests = await conversation(MessageWindow(3), 2, rounds=True)
-    assert requests[1] == ["call", "fine", "a0", "q1"]
+async def test_a_turn_that_is_longer_than_the_window_stays_whole() -> None:
+    for window in (MessageWindow(1), MessageWindow(3), TokenWindow(1)):
+        requests = await conversation(window, 3, rounds=True)
+        assert requests[1] == ["q0", "call", "fine", "a0", "q1"]
+        assert requests[2] == ["q1", "call", "fine", "a1", "q2"]
 
 
 async def test_windows_are_applied_between_calls_and_not_within_one() -> None:
@@ -418,7 +418,6 @@ async def test_token_window_uses_the_given_counter() -> None:
     assert requests[2] == ["q1", "a1", "q2"]
     assert counted
     assert await conversation(TokenWindow(10_000), 2) == [["q0"], ["q0", "a0", "q1"]]
-    assert await conversation(TokenWindow(1), 2) == [["q0"], ["q1"]]
 
 
 # --- reading and changing a conversation

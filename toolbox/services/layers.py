@@ -34,6 +34,7 @@ from .loop import Finish, Suspend
 from .memory import ChatMemories, ChatMemoryKey
 from .model_calls import reported
 from .usage_layers import in_account, with_recorded_usage
+from .windows import keep_newest
 
 
 def enter_layers(invocation: Invocation) -> AbstractAsyncContextManager[None]:
@@ -84,7 +85,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             remembered = invocation.state.remembered
             if _may_be_written(invocation) and history[-len(remembered) :] == remembered:
                 return
-            kept = window.newest((*history, *remembered))
+            kept = keep_newest(window, (*history, *remembered))
             await memories.store.update_messages(key, kept)
             if invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, kept))

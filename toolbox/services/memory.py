@@ -20,7 +20,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 from ..chat import Message
 from ..errors import InvalidMemoryIdError, MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
-from .windows import Window, repaired
+from .windows import Window, keep_newest, repaired, without_cut_turn
 
 T = TypeVar("T")
 
@@ -269,7 +269,8 @@ class ChatMemories:
 
     async def load(self, key: ChatMemoryKey, window: Window) -> tuple[Message, ...]:
         """Return the messages in the window, with missing tool results added."""
-        return repaired(window.newest(repaired(await self.store.get_messages(key))))
+        stored = repaired(without_cut_turn(window, await self.store.get_messages(key)))
+        return repaired(keep_newest(window, stored))
 
 
 def _reset(token: Any) -> None:

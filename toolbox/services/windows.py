@@ -6,18 +6,34 @@ Not here: stores and the order of calls (`memory`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from operator import eq
 from typing import TypeAlias, assert_never
 
 from ..chat import AiMessage, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, bytes_of
 
 
-def _without_orphans(messages: Iterable[Message]) -> tuple[Message, ...]:
-    # Model servers refuse a conversation that contains a result without its request.
-    return tuple(dropwhile(lambda each: isinstance(each, ToolExecutionResultMessage), messages))
+def _whole_turns(kept: Sequence[Message], messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the kept messages from the first user message on; without one, the newest turn, however long it is.
+
+    Several model servers refuse a conversation that begins with an answer, a tool call or a result: the call would
+    fail, store nothing, and all later ones would fail like it.
+    """
+    if len(kept) == len(messages) and all(map(eq, kept, messages)):
+        return tuple(messages)  # nothing was left out
+    return _from_user_message(kept) or _newest_turn(messages)
+
+
+def _from_user_message(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(dropwhile(lambda each: not isinstance(each, UserMessage), messages))
+
+
+def _newest_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    users = [index for index, each in enumerate(messages) if isinstance(each, UserMessage)]
+    return tuple(messages[users[-1] :]) if users else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +49,7 @@ class MessageWindow:
 
     def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the messages to keep, oldest first."""
-        return _without_orphans(messages[-self.max_messages :])
+        return _whole_turns(messages[-self.max_messages :], messages)
 
 
 def estimate_tokens(message: Message) -> int:
@@ -95,10 +111,29 @@ class TokenWindow:
         left, first = self.max_tokens, len(messages)
         while first > 0 and (left := left - self.count(messages[first - 1])) >= 0:
             first -= 1
-        return _without_orphans(messages[first:])
+        return _whole_turns(messages[first:], messages)
 
 
 Window: TypeAlias = MessageWindow | TokenWindow
+
+
+def keep_newest(window: Window, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages that a window keeps, whole turns also if it is an object of the program's own."""
+    return _whole_turns(window.newest(messages), messages)
+
+
+def without_cut_turn(window: Window, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return stored messages without the rest of a turn at their beginning, which an earlier release has cut.
+
+    A conversation may begin with an answer that the program has added, such as a greeting. Earlier releases cut only
+    what was longer than the window, so a greeting is told by the space that the window has left.
+    """
+    first = next((each for each in messages if not isinstance(each, SystemMessage)), None)
+    if isinstance(first, AiMessage) and not first.tool_execution_requests:
+        twice = (*messages, *messages)
+        if len(window.newest(twice)) == len(twice):
+            return tuple(messages)
+    return _from_user_message(messages)
 
 
 def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
