@@ -11,6 +11,7 @@ from toolbox import (
     ChatRequest,
     CompleteResponse,
     IllegalConfigurationError,
+    MemoryId,
     Message,
     OpenAiChatModel,
     ResponseFormat,
@@ -190,6 +191,34 @@ async def test_a_changed_text_is_sent_instead_of_the_messages(serve: Serve) -> N
     await model.aclose()
 
     assert server.requests[0]["input"][1:-1] == [{"role": "assistant", "content": "No", "phase": "final_answer"}]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_an_answer_of_the_answer_tool_is_sent_as_text_without_reasoning(serve: Serve, beside: bool) -> None:
+    class Counting(Protocol):
+        async def count(self, room: MemoryId[str], text: str) -> int: ...
+
+    @tool
+    def look() -> str:
+        return "seven"
+
+    def called(name: str, arguments: str, number: int) -> dict[str, Any]:
+        return {"type": "function_call", "id": f"fc_{number}", "call_id": name, "name": name, "arguments": arguments}
+
+    answer = called("final_answer", '{"value": 7}', 2)
+    output = [REASONING, called("look", "{}", 1), answer] if beside else [REASONING, answer]
+    whole = {"id": "r", "status": "completed", "output": output}
+    server = await serve([Scripted(json.dumps(whole).encode())] * 2)
+    model = OpenAiChatModel("m", server.url, wire="responses")
+    counting: Any = create_ai_service(Counting, chat_model=model, tools=look, output_mode="tool")
+    assert await counting.count("r", "one") == 7
+    assert await counting.count("r", "two") == 7
+    await model.aclose()
+
+    asked, *sent, _ = server.requests[1]["input"]
+    assert asked["content"] == "one"
+    assert sent[-1] == {"role": "assistant", "content": '{"value": 7}'}
+    assert [each.get("call_id") for each in sent[:-1]] == (["look", "look"] if beside else [])
 
 
 async def test_items_of_server_side_tools_follow_their_reasoning(serve: Serve) -> None:

@@ -153,8 +153,11 @@ def _encode_reply(message: AiMessage, send_reasoning: SendReasoning) -> Iterator
     calls = {each.id: each for each in message.tool_execution_requests}
     text = message.text
     phase = {"phase": found} if isinstance(found := message.attributes.get("phase"), str) else {}
-    # A reasoning item must precede the item that followed it. Without an order from the server, text comes first.
-    layout = message.attributes.get(LAYOUT) or ("", *calls)
+    # A reasoning item must precede the item that followed it. Without an order from the server, text comes first; so
+    # it does if the calls are others, such as after a call that was the answer.
+    layout = message.attributes.get(LAYOUT) or ()
+    if calls.keys() != {each for each in layout if each and isinstance(each, str)} or not layout:
+        layout = ("", *calls)
     wholes = [each for each in layout if _is_message(each)]
     is_unchanged = not wholes or "".join(map(_text_of_message, wholes)) == (text or "")
     thinks = send_reasoning == "always" or (send_reasoning == "with_calls" and bool(calls))
