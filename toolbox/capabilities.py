@@ -4,9 +4,9 @@ The order of one tool call, outermost first: error handlers, roles, and argument
 in `tools.pipeline`), then `tool_layers`: tool input guardrails, approval, interceptors, recording, `RetryOnError`; then
 the tool. Tool output guardrails are outside of the interceptors: they have the last word on what a model reads. Of one
 model request: limits (`services.usage_layers`, which `services.driver` adds to calls that have an account), then
-`Capabilities.of_method`: dynamic tool providers, compensation, tool search, recording, interceptors, recorded replies;
-the innermost counts (`usage_layers`). Of one invocation: roles, compensation, the turn of the conversation
-(`services.layers`), input guardrails, rounds, parsing, output guardrails, memory.
+`Capabilities.of_method`: dynamic tool providers, tool search, recording, interceptors, recorded replies; the innermost
+counts (`usage_layers`). Of one invocation: roles, compensation of failures, the turn of the conversation
+(`services.layers`), input guardrails, rounds (each with its compensation), parsing, output guardrails, memory.
 
 A new capability is a function in its module, a line in `LATE`, and a place in one of the lists below. `LATE` names
 modules of packages that a program without the capability does not import. What every program imports, such as a module
@@ -42,7 +42,7 @@ LATE: Mapping[str, str] = {
     "tool search": "toolbox.services.offering:searching",
     "dynamic tool providers": "toolbox.services.offering:refreshing",
     "compensation of failures": "toolbox.services.compensation:compensating_failure",
-    "compensation of rounds": "toolbox.services.compensation:compensating",
+    "compensation of rounds": "toolbox.services.compensation:undo_failed_round",
     "what undoes the tools": "toolbox.services.compensation:compensations_of",
     "recording of effects": "toolbox.runs.run_layers:in_run",
     "recorded replies": "toolbox.runs.run_layers:replaying",
@@ -92,7 +92,6 @@ class Capabilities:
         models: tuple[EffectLayer, ...] = load("interceptors of models")(interceptors) if interceptors else ()
         effects: list[EffectLayer] = [
             *_load_when(has_providers, "dynamic tool providers"),
-            *_load_when(_compensates(options), "compensation of rounds"),
             *([load("tool search")(BeanReference.to(options.tool_search))] if options.tool_search is not None else ()),
             *_load_when(in_run, "recording of effects"),
             *models,
@@ -104,6 +103,7 @@ class Capabilities:
             effects=tuple(effects),
             tools=tool_layers(interceptors, marks, in_run=in_run),
             whole_replies=bool(models or output_checks),  # the reply may be changed, or asked for again
+            after_round=load("compensation of rounds") if options.compensate_on_tool_errors else None,
             check_answer=load("output guardrails")(output_checks) if output_checks else None,
             max_answer_retries=load("retries of output guardrails")(marks.definitions) if output_checks else 0,
         )

@@ -275,6 +275,8 @@ class RunExecution:
                     prepared.plan, self._host, prepared.arguments, place=session.root, message=message
                 )
                 invocation.is_input_checked = document.is_checked
+                if document.cancels:
+                    invocation.before_end = session.refuse_end
                 if self._host.listeners is not None:
                     # An owner that died before its first effect has started nothing. It may have chosen the model.
                     has_begun = any(each.kind != "model" for each in records) or document.answers or document.cancels

@@ -16,7 +16,7 @@ from ..errors import RunConflictError, RunIncompatibleError
 from ..limits import Account, UsageLimits, narrowest, remaining
 from ..safe_text import printable
 from ..services.invocation import Invocation, Perform
-from ..services.loop import CallModel, ModelReplied, RunTool
+from ..services.loop import CallModel, Finish, ModelReplied, RunTool
 from ..services.state import PendingToolCall, State
 from ..settings import settings_key
 from ..store_clock import clock_of
@@ -224,6 +224,10 @@ class RunSession(RunRecords):
         """Return the error that ends the invocations of a cancelled run."""
         return CancelledInsideError(self.id, None if self.document is None else self.document.reason)
 
+    def refuse_end(self, _: Finish) -> None:
+        """Raise the error of a cancelled run, although all calls beside its answer are recorded."""
+        raise self._make_cancelled_error()
+
     def limits_of(self, path: str, own: UsageLimits | None) -> UsageLimits | None:
         """Return the limits of the invocation at a place: its own, for the outermost one also those of the run."""
         return own if path or self.document is None else narrowest(own, self.document.limits)
@@ -244,7 +248,7 @@ class RunSession(RunRecords):
                 # Interceptors see it again; the record has what they returned, and calls that have happened.
                 await perform(CallModel(effect.request, recorded), invocation)
                 return recorded
-            if recorded.response.ai_message.tool_execution_requests:
+            if invocation.tool_calls_in(recorded.response):
                 return recorded
         if self.cancels:
             raise self._make_cancelled_error()
@@ -352,7 +356,7 @@ class RunSession(RunRecords):
         requests = {index: each.request for index, each in enumerate(state.pending) if each.status == "waiting"}
         if (opened := place.open_reply) is not None:
             unfit = opened.unfit
-            requests = dict(enumerate(opened.replied.response.ai_message.tool_execution_requests))
+            requests = dict(enumerate(invocation.tool_calls_in(opened.replied.response)))
         for index, request in requests.items():
             call = place_below(path, state.position_of(index))
             if index in unfit:
@@ -450,6 +454,6 @@ def _find_refused_calls(replied: ModelReplied, invocation: Invocation) -> list[i
     sent = replied.sent
     return [
         index
-        for index, each in enumerate(replied.response.ai_message.tool_execution_requests)
+        for index, each in enumerate(invocation.tool_calls_in(replied.response))
         if (sent is not None and each.name not in sent) or find_misfit(each, invocation) is not None
     ]

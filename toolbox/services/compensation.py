@@ -35,8 +35,7 @@ from ..tools.sources import members_of
 from ..tools.specification import Role, ToolParameter, read_parameters
 from ..tools.tool_calls import Tool, ToolCall, ToolStep, call_options_problems, read_hidden
 from ..tools.written_arguments import with_recorded_arguments
-from .invocation import Invocation, Perform
-from .loop import CallModel, RunTool, request_of
+from .invocation import Invocation
 from .outputs import Compensation
 from .recording_needs import PlaceInRun
 from .state import State, identity_of
@@ -204,30 +203,21 @@ def _type_of(parameter: ToolParameter) -> tuple[Any, bool]:
     return unwrapped(parameter.annotation).type, admits_none(parameter.annotation)
 
 
-# --- the layers
+# --- undoing
 
 
-def compensating(perform: Perform) -> Perform:
-    """Return the layer that undoes the successful tools of the invocation after a round in which a tool failed."""
-
-    async def performed(effect: CallModel | RunTool, invocation: Invocation) -> Any:
-        if isinstance(effect, RunTool):
-            return await perform(effect, invocation)
-        if invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
-            await _await_to_its_end(_undo_round(invocation, failed), invocation)
-            effect = CallModel(request_of(invocation.rules, invocation.state))
-        return await perform(effect, invocation)
-
-    return performed
+async def undo_failed_round(invocation: Invocation, first: int) -> None:
+    """Undo the successful tools of the invocation if a tool has failed in the round that begins at this execution."""
+    if failed := _find_failed(invocation.state, first):
+        await _await_to_its_end(_undo_round(invocation, failed), invocation)
 
 
-def _failed_in_last_round(state: State) -> str | None:
-    """Return the name of the first failed tool of a round that has just ended."""
-    requests = state.answered_requests
-    if not state.failed or not requests:
-        return None
-    first = len(state.executions) - len(requests)
+def _find_failed(state: State, first: int) -> str | None:
+    """Return the name of the first failed tool of the last reply, whose executions begin at this position."""
     failed = {identity_of(state.executions[position].request) for position in state.failed if position >= first}
+    if not failed or state.response is None:
+        return None
+    requests = state.response.ai_message.tool_execution_requests
     return next((each.name for each in requests if identity_of(each) in failed), None)
 
 

@@ -22,6 +22,7 @@ from ..chat import (
     IntermediateResponse,
     PartialReasoning,
     PartialResponse,
+    PartialToolCall,
     RunSuspended,
     ServiceEvent,
     StreamEvent,
@@ -60,6 +61,7 @@ from .loop import (
     advance,
     immediate_executions,
     may_end,
+    request_of,
     with_early_call,
 )
 from .model_calls import ask_model, model_stream
@@ -291,7 +293,7 @@ class Rounds:
     async def put(self, event: StreamEvent) -> None:
         """Send a piece of the model's reply, and what happens in tools that it starts."""
         self._has_pieces = True
-        if self._held is not None and self._held.takes(event):
+        if self._held is not None and (self._held.takes(event) or self._is_of_answer(event)):
             return
         self._has_sent_pieces = True
         if isinstance(event, CompleteToolCall) and self._invocation.starts_early:
@@ -302,6 +304,14 @@ class Rounds:
             if isinstance(news, (ToolFinished, ToolSuspended)):
                 self._invocation.state, _ = advance(self._invocation.rules, self._invocation.state, news)
             await self._send_news(news)
+
+    def _is_of_answer(self, event: StreamEvent) -> bool:
+        """Return True for a piece of the answer tool's call: the reader gets the answer as text, once it is judged."""
+        call = event.request if isinstance(event, CompleteToolCall) else event
+        if self._invocation.state.mode != "tool" or self._invocation.rules.structure is None:
+            return False
+        # Servers may send a name in pieces, or after the first arguments.
+        return isinstance(call, (ToolExecutionRequest, PartialToolCall)) and ANSWER_TOOL.startswith(call.name or "")
 
     async def _check_answer(self, effect: CheckAnswer) -> Effect:
         """Check the model's answer with the method's guardrails, then send the text that was held back."""
@@ -317,7 +327,7 @@ class Rounds:
     async def _run_tools(self, effect: RunTools) -> Effect:
         """Run the next call alone, or wait for the next result of calls that run at the same time."""
         invocation = self._invocation
-        request = effect.pending[effect.first].request
+        request, first = effect.pending[effect.first].request, len(invocation.state.executions)
         result: Any
         if self._tasks is None:
             invocation.runner.together = invocation.together and len(effect.pending) > 1
@@ -338,6 +348,11 @@ class Rounds:
         following = self._advance(result)
         if self._reader is not None:
             await self._send_news(result)
+        after_round, has_ended = invocation.plan.layers.after_round, len(invocation.state.executions) > first
+        if after_round is not None and has_ended:
+            await after_round(invocation, first)
+            if isinstance(following, CallModel):
+                following = CallModel(request_of(invocation.rules, invocation.state))
         return following
 
     def _reports_progress(self, request: ToolExecutionRequest) -> bool:
@@ -409,9 +424,10 @@ class Rounds:
 
     async def _send_round(self, response: ChatResponse) -> None:
         """Send the response of a round with tool calls, later if one of its tools may end the invocation."""
-        requests = response.ai_message.tool_execution_requests
+        requests = self._invocation.tool_calls_in(response)
         if not requests:
             return
+        response = replace(response, ai_message=replace(response.ai_message, tool_execution_requests=requests))
         event = IntermediateResponse(response if self._held is None else self._held.dropped_from(response))
         if may_end(self._invocation.rules, requests):
             self._delayed = event

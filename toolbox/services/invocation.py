@@ -11,7 +11,15 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, cast
 
-from ..chat import ChatModel, ChatRequestParameters, ChatResponse, Message, StreamEvent, UserMessage
+from ..chat import (
+    ChatModel,
+    ChatRequestParameters,
+    ChatResponse,
+    Message,
+    StreamEvent,
+    ToolExecutionRequest,
+    UserMessage,
+)
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
 from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
@@ -20,9 +28,20 @@ from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
 from .call_messages import last_user_message
 from .host_needs import ServiceHost
 from .interruptions import Deadline, InterruptibleCall, find_deadlines
-from .loop import CallModel, Effect, Finish, ModelReplied, Rules, RunTool, Suspend, ToolFinished, ToolSuspended
+from .loop import (
+    CallModel,
+    Effect,
+    Finish,
+    ModelReplied,
+    Rules,
+    RunTool,
+    Suspend,
+    ToolFinished,
+    ToolSuspended,
+    tool_calls_in,
+)
 from .memory import Caller, caller_here
-from .outputs import ANSWER_TOOL, Result, Shape
+from .outputs import Result, Shape
 from .plans import MethodPlan
 from .recording_needs import PlaceInRun, StoredInvocation
 from .state import State
@@ -183,12 +202,13 @@ class Invocation(InterruptibleCall):
 
     # --- what layers and the driver ask
 
+    def tool_calls_in(self, response: ChatResponse) -> Sequence[ToolExecutionRequest]:
+        """Return the tool calls in a reply, without the call that is the answer itself."""
+        return tool_calls_in(self.rules, self.state.mode, response.ai_message)
+
     def count_tool_calls(self, response: ChatResponse) -> int:
-        """Return the number of tool calls in a reply, without the call that is the answer itself."""
-        requests = response.ai_message.tool_execution_requests
-        if self.rules.structure is None or self.state.mode != "tool":
-            return len(requests)
-        return sum(each.name != ANSWER_TOOL for each in requests)
+        """Return the number of tool calls in a reply."""
+        return len(self.tool_calls_in(response))
 
     @property
     def is_recorded(self) -> bool:

@@ -327,27 +327,44 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     return (*before, prompted, *messages)
 
 
+def tool_calls_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> Sequence[ToolExecutionRequest]:
+    """Return the calls of a reply that run; in output mode `tool`, without those that are the answer."""
+    if mode != "tool" or rules.structure is None or not rules.reads_answer:
+        return reply.tool_execution_requests
+    return [each for each in reply.tool_execution_requests if each.name != ANSWER_TOOL]
+
+
+def _answer_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> str | None:
+    """Return the answer in a reply as it came, or None. The first call of the answer tool counts."""
+    requests = reply.tool_execution_requests
+    if not requests:
+        return reply.text or ""
+    if len(tool_calls_in(rules, mode, reply)) == len(requests):
+        return None
+    return next(answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL)
+
+
 def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+    usage = state.token_usage
+    if response.token_usage is not None:
+        usage = response.token_usage if usage is None else usage + response.token_usage
+    state = state.changed(token_usage=usage, response=response)
     if response.finish_reason is FinishReason.CONTENT_FILTER and response.ai_message.text:
         if rules.structure is not None or rules.streams:
-            return _with_reply(state, response, response.ai_message), Fail(_refused(response))
+            return _with_messages(state, response.ai_message), Fail(_refused(response))
         response = _without_calls(response)
+        state = state.changed(response=response)
     reply = response.ai_message
-    requests = reply.tool_execution_requests
-    answer = None if requests else reply.text or ""
-    if requests and rules.structure is not None and rules.reads_answer and state.mode == "tool":
-        answer = next((answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL), None)
-    if answer is not None:
+    requests, answer = tool_calls_in(rules, state.mode, reply), _answer_in(rules, state.mode, reply)
+    if not requests and answer is not None:
         return _read_or_check(rules, state, response, answer)
+    state = _with_messages(state, reply)
     if state.rounds >= rules.max_rounds:
-        state = _with_reply(state, response, reply)
         return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
     if rules.max_calls is not None and len(requests) > rules.max_calls:
-        state = _with_reply(state, response, reply)
         return state, Fail(ToolCallsLimitExceededError(rules.max_calls, len(requests), state.messages))
     pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
-    state = _with_reply(state, response, reply, rounds=state.rounds + 1, pending=pending)
-    return _after_tools(rules, state, 0)
+    return _after_tools(rules, state.changed(rounds=state.rounds + 1, pending=pending), 0)
 
 
 def _refused(response: ChatResponse) -> ModelRefusedError:
@@ -362,11 +379,8 @@ def _without_calls(response: ChatResponse) -> ChatResponse:
     return replace(response, ai_message=message)
 
 
-def _with_reply(state: State, response: ChatResponse, *messages: Message, **changes: Any) -> State:
-    usage = state.token_usage
-    if response.token_usage is not None:
-        usage = response.token_usage if usage is None else usage + response.token_usage
-    return state.changed(messages=(*state.messages, *messages), token_usage=usage, response=response, **changes)
+def _with_messages(state: State, *messages: Message) -> State:
+    return state.changed(messages=(*state.messages, *messages))
 
 
 def _with_aside(state: State, messages: Sequence[Message]) -> State:
@@ -377,41 +391,60 @@ def _with_aside(state: State, messages: Sequence[Message]) -> State:
 
 def _take_check(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State, Effect]:
     response, refusal = checked.response, checked.refusal
+    state = state.changed(response=response)
     if refusal is None:
         return _accept_answer(rules, state, response, checked.text, checked.value)
     if not checked.asks_again or state.answer_retries >= rules.max_answer_retries:
-        return _with_reply(state, response, response.ai_message), Fail(refusal)
-    state = _with_reply(state, response, answer_retries=state.answer_retries + 1)
+        return _with_messages(state, _answer_message(rules, state, response, checked.text)), Fail(refusal)
+    state = state.changed(answer_retries=state.answer_retries + 1)
     if checked.prompt is not None:
         answer = AiMessage(checked.text)  # without calls of the answer tool, which have no results
         state = _with_aside(state, (answer, UserMessage(checked.prompt)))
     return state, CallModel(request_of(rules, state))
 
 
-def _read_or_check(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
-    """Read the answer: check it, or end with it. Ask again if it cannot be read."""
+def _read_or_check(
+    rules: Rules, state: State, response: ChatResponse, text: str, beside: Sequence[Message] = ()
+) -> tuple[State, Effect]:
+    """Read the answer: check it, or end with it. Ask again if it cannot be read.
+
+    `beside` are the results of the calls beside the answer tool; then the last message is the reply.
+    """
     reply = response.ai_message
     try:
         answer = read_answer(rules, response, text)
     except OutputParsingError as error:
+        said = beside or (reply,)
         if response.finish_reason is FinishReason.LENGTH:
             cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
-            return _with_reply(state, response, reply), Fail(ModelTruncatedError(cut, text))
+            return _with_messages(state, *said), Fail(ModelTruncatedError(cut, text))
         if state.output_retries >= rules.max_output_retries:
-            return _with_reply(state, response, reply), Fail(error)
-        return _ask_for_correction(rules, state, response, error)
+            return _with_messages(state, *said), Fail(error)
+        return _ask_for_correction(rules, state, response, error, beside)
+    if beside:  # a round like any other, and then the answer as a separate message
+        requests = tool_calls_in(rules, state.mode, reply)
+        ran = replace(reply, tool_execution_requests=requests)
+        state = state.changed(messages=(*state.messages[:-1], ran, *beside))
     if rules.checks_answers:
         return state, CheckAnswer(response, text, answer)
     return _accept_answer(rules, state, response, text, answer.value)
 
 
 def _accept_answer(rules: Rules, state: State, response: ChatResponse, text: str, value: Any) -> tuple[State, Effect]:
-    reply = response.ai_message
-    if reply.tool_execution_requests:  # the call of the answer tool is the answer and gets no result
-        reply = replace(reply, text=text, tool_execution_requests=())
+    message = _answer_message(rules, state, response, text)
     if state.pending:  # a call that was started early but is missing in the complete reply
         state = state.changed(executions=state.all_executions, pending=())
-    return _with_reply(state, response, reply), _finish(rules, response, value)
+    return _with_messages(state, message), _finish(rules, response, value)
+
+
+def _answer_message(rules: Rules, state: State, response: ChatResponse, text: str) -> AiMessage:
+    """Return the message of an answer. A call of the answer tool becomes a text: it gets no result."""
+    reply = response.ai_message
+    if not reply.tool_execution_requests:
+        return reply
+    if tool_calls_in(rules, state.mode, reply):  # the message with the other calls has everything else
+        return AiMessage(text, name=reply.name)
+    return replace(reply, text=text, tool_execution_requests=())
 
 
 def read_answer(rules: Rules, response: ChatResponse, text: str) -> ParsedAnswer:
@@ -433,9 +466,9 @@ def replaced_answer(rules: Rules, response: ChatResponse, given: Any) -> tuple[C
     else:
         wanted = "an AiMessage or a str" if rules.kind is Kind.MESSAGE else "a str"
         raise OutputParsingError(str(given), [("", f"expected {wanted}, got {type(given).__name__}")])
-    # What may repeat the old text is removed: reasoning and attributes.
+    # What may repeat the old text is removed: reasoning, attributes and calls of the answer tool.
     text = given if isinstance(given, str) else answer.text
-    message = replace(response.ai_message, text=text, reasoning=None, attributes={})
+    message = AiMessage(text, name=response.ai_message.name)
     response = replace(response, ai_message=message, attributes={})
     return response, answer if rules.structure is not None else read_answer(rules, response, text)
 
@@ -448,16 +481,20 @@ def _finish(rules: Rules, response: ChatResponse, value: Any) -> Finish:
 
 
 def _ask_for_correction(
-    rules: Rules, state: State, response: ChatResponse, error: OutputParsingError
+    rules: Rules, state: State, response: ChatResponse, error: OutputParsingError, beside: Sequence[Message]
 ) -> tuple[State, CallModel]:
-    """Send the reply back with its errors; neither is stored in memory."""
-    reply, text = response.ai_message, correction(error)
-    answers: list[Message] = [
-        replace(ToolExecutionResultMessage.of(request, text), is_error=True)
-        for request in reply.tool_execution_requests
-    ]
-    state = _with_aside(_with_reply(state, response), (reply, *(answers or [UserMessage(text)])))
+    """Send the reply back with its errors; neither is stored in memory. Calls beside the answer keep their results."""
+    reply, text, results = response.ai_message, correction(error), iter(beside)
+    requests = reply.tool_execution_requests
     state = state.changed(output_retries=state.output_retries + 1)
+    if not beside:
+        state = _with_aside(state, (reply,) if requests else (reply, UserMessage(text)))
+    for request in requests:
+        if beside and request.name != ANSWER_TOOL:
+            state = _with_messages(state, next(results))
+        else:
+            refused = replace(ToolExecutionResultMessage.of(request, text), is_error=True)
+            state = _with_aside(state, (refused,))
     return state, CallModel(request_of(rules, state))
 
 
@@ -495,15 +532,14 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
             ran |= {len(executions)}
         executions.append(outcome.execution)
         messages.append(outcome.message)
+    reply = response.ai_message
     if len(pending) > 1:
-        messages = [messages[index] for index in _places(pending, response.ai_message.tool_execution_requests)]
-    state = state.changed(
-        messages=(*state.messages, *messages),
-        executions=tuple(executions),
-        pending=(),
-        failed=failed,
-        ran=ran,
-    )
+        requests = tool_calls_in(rules, state.mode, reply)
+        messages = [messages[index] for index in _places(pending, requests)]
+    state = state.changed(executions=tuple(executions), pending=(), failed=failed, ran=ran)
+    if (answer := _answer_in(rules, state.mode, reply)) is not None:
+        return _read_or_check(rules, state, response, answer, messages)
+    state = _with_messages(state, *messages)
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended
     return state, CallModel(request_of(rules, state))
@@ -525,6 +561,8 @@ def _immediate_end(rules: Rules, state: State) -> Finish | None:
     """Return the end of the invocation if the tools of the last reply end it and none failed."""
     response, requests = state.response, state.answered_requests
     if response is None or not may_end(rules, requests):
+        return None
+    if _answer_in(rules, state.mode, response.ai_message) is not None:  # an answer that was refused
         return None
     if any(each.is_error for each in state.executions[-len(requests) :]):
         return None

@@ -72,8 +72,9 @@ class Layers:
     `around_turn` layers wrap the invocation and its turn in the conversation, `effects` layers each model request and
     each tool call, and `tools` layers each tool call with decoded arguments. `check_input` judges the user message
     before the invocation begins, or before its run is stored, and may replace it. With `whole_replies`, tools start
-    only when the reply is complete, because a layer may change it. `check_answer` performs a `CheckAnswer`, and
-    `max_answer_retries` is how often the model is asked again after a refused answer.
+    only when the reply is complete, because a layer may change it. `after_round` is called when all tools of a reply
+    have ended, with the position of the first one in `State.executions`, and may change the state. `check_answer`
+    performs a `CheckAnswer`, and `max_answer_retries` is how often the model is asked again after a refused answer.
     """
 
     around_turn: tuple[InvocationLayer, ...] = ()
@@ -81,6 +82,7 @@ class Layers:
     effects: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
     whole_replies: bool = False
+    after_round: Callable[[Any, int], Awaitable[None]] | None = None
     check_answer: Callable[[CheckAnswer, Any], Awaitable[AnswerChecked]] | None = None
     max_answer_retries: int = 0
 

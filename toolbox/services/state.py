@@ -182,17 +182,35 @@ class State:
     def answered_requests(self) -> Sequence[ToolExecutionRequest]:
         """The calls whose results are the last messages; empty if the invocation has gone on since."""
         # Not those of `response`: it may be a newer reply, whose answer was refused and is not in the messages.
-        last = len(self.messages) - 1
-        if not isinstance(self.last_message, ToolExecutionResultMessage) or last in self.unremembered:
+        if not isinstance(self.last_message, ToolExecutionResultMessage):
             return ()
-        return next(each for each in reversed(self.messages) if isinstance(each, AiMessage)).tool_execution_requests
+        positions = reversed(range(len(self.messages)))
+        return self._remembered_calls(next(each for each in positions if isinstance(self.messages[each], AiMessage)))
+
+    def _remembered_calls(self, position: int) -> Sequence[ToolExecutionRequest]:
+        """Return the calls of a reply without those of a refused answer, whose results are not stored in memory."""
+        reply = self.messages[position]
+        assert isinstance(reply, AiMessage)
+        results = range(position + 1, position + 1 + len(reply.tool_execution_requests))
+        if self.unremembered.isdisjoint(results):
+            return reply.tool_execution_requests
+        pairs = zip(results, reply.tool_execution_requests, strict=True)
+        return [request for result, request in pairs if result not in self.unremembered]
 
     @property
     def remembered(self) -> tuple[Message, ...]:
         """The messages to store in memory."""
         if not self.unremembered:
             return self.messages
-        return tuple(each for position, each in enumerate(self.messages) if position not in self.unremembered)
+        kept: list[Message] = []
+        for position, each in enumerate(self.messages):
+            if position in self.unremembered:
+                continue
+            if isinstance(each, AiMessage):
+                calls = self._remembered_calls(position)
+                each = each if calls is each.tool_execution_requests else replace(each, tool_execution_requests=calls)
+            kept.append(each)
+        return tuple(kept)
 
     @property
     def all_executions(self) -> tuple[ToolExecution, ...]:

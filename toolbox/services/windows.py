@@ -126,7 +126,7 @@ def without_cut_turn(window: Window, messages: Sequence[Message]) -> tuple[Messa
     """Return stored messages without the rest of a turn at their beginning, which an earlier release has cut.
 
     A conversation may begin with an answer that the program has added, such as a greeting. Earlier releases cut only
-    what was longer than the window, so a greeting is told by the space that the window has left.
+    what was longer than the window. So if the window has space for as much again, nothing was cut.
     """
     first = next((each for each in messages if not isinstance(each, SystemMessage)), None)
     if isinstance(first, AiMessage) and not first.tool_execution_requests:
