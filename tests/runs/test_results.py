@@ -1,13 +1,24 @@
 """The `Result` of a durable run: the whole one, on every call with its id and from `runs.result`."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, FinishReason, Result, ToolboxSettings, register_ai_service, sql, tool
-from toolbox.runs import RunId, approve
+from toolbox import (
+    Container,
+    FinishReason,
+    Result,
+    ReturnBehavior,
+    ToolboxSettings,
+    ToolDeferred,
+    register_ai_service,
+    sql,
+    tool,
+)
+from toolbox.runs import RunId, approve, respond
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -88,3 +99,59 @@ async def test_a_started_run_of_a_method_with_a_result_gives_it(tmp_path: Path) 
         result = await here.runs.result(run)
 
     assert (result.content, len(result.tool_executions), len(result.messages)) == ("4 euros", 1, 4)
+
+
+@tool
+def mean() -> float:
+    return math.nan
+
+
+@tool
+def limits() -> list[float | None]:
+    return [math.inf, -math.inf, None]
+
+
+@tool(deferred=True)
+async def measure() -> float:
+    raise ToolDeferred
+
+
+@tool(return_behavior=ReturnBehavior.IMMEDIATE)
+async def highest() -> float:
+    return math.inf
+
+
+@register_ai_service(tools=[mean, limits, measure, pay], durable=True)
+class Measurements(Protocol):
+    async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+
+@register_ai_service(tools=highest, durable=True)
+class Highest(Protocol):
+    async def ask(self, run: RunId, text: str) -> float: ...
+
+
+async def test_nan_and_infinity_in_results_survive_suspensions_and_processes(tmp_path: Path) -> None:
+    calls = [tool_call("mean"), tool_call("limits"), tool_call("measure"), tool_call("pay", {"euros": 1})]
+    async with container(tmp_path, asks(*calls)).register(Measurements) as here:
+        waiting = await here.get(Measurements).ask("r", "x")
+    async with container(tmp_path, says("done")).register(Measurements) as there:
+        given = {each.id: respond(-math.inf) if each.tool_name == "measure" else approve() for each in waiting.pending}
+        first = await there.runs.resume("r", given)
+    async with container(tmp_path).register(Measurements) as there:
+        again = await there.runs.result("r")
+
+    for result in (first, again):
+        found = [each.result_object for each in result.tool_executions]
+        assert isinstance(found[0], float)
+        assert math.isnan(found[0])
+        assert found[1:3] == [[math.inf, -math.inf, None], -math.inf]
+        texts = [each.result for each in result.tool_executions]
+        assert texts == ["NaN", '["Infinity","-Infinity",null]', "-Infinity", "paid 1"]
+
+
+async def test_infinity_as_the_value_of_a_method_survives_processes(tmp_path: Path) -> None:
+    async with container(tmp_path, asks(tool_call("highest"))).register(Highest) as here:
+        assert await here.get(Highest).ask("r", "x") == math.inf
+    async with container(tmp_path).register(Highest) as there:
+        assert await there.get(Highest).ask("r", "x") == math.inf

@@ -1,6 +1,7 @@
 """Results of tools: text for the model and values for the program."""
 
 import json
+import math
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -9,7 +10,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from toolbox import (
     AiServiceTool,
@@ -124,6 +125,47 @@ async def test_values_are_encoded_as_text_or_json(value: object, annotation: Any
     assert message.text == text
     assert not message.is_error
     assert execution.result_object == value
+
+
+class Measured(BaseModel):
+    """Pydantic writes NaN in a model as null, whatever is around it."""
+
+    mean: float
+    unit: str | None = None
+
+
+class Constants(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    mean: float
+
+
+class Serialized(Measured):
+    @field_serializer("unit")
+    def write_unit(self, unit: str | None) -> str:
+        return unit or "none"
+
+
+@pytest.mark.parametrize(("number", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])
+async def test_nan_and_infinity_are_texts_wherever_they_are(number: float, text: str) -> None:
+    values: list[tuple[Any, Any, str]] = [
+        (number, float, text),
+        (number, ..., text),
+        ([1.5, number, None], list[Any], f'[1.5,"{text}",null]'),
+        ({"a": {"b": (number,)}}, ..., f'{{"a":{{"b":["{text}"]}}}}'),
+        (Point(1, number), Point, f'{{"x":1,"y":"{text}"}}'),
+        (Measured(mean=number), Measured, f'{{"mean":"{text}","unit":null}}'),
+        ({"m": [Measured(mean=number)]}, ..., f'{{"m":[{{"mean":"{text}","unit":null}}]}}'),
+        (Constants(mean=number), Constants, f'{{"mean":"{text}"}}'),
+        (Serialized(mean=number), Serialized, f'{{"mean":"{text}","unit":"none"}}'),
+        ([Serialized(mean=number)], list[Serialized], f'[{{"mean":"{text}","unit":"none"}}]'),
+        ("NaN null", str, "NaN null"),
+        ({"said": "NaN null Infinity"}, ..., '{"said":"NaN null Infinity"}'),
+    ]
+    for value, annotation, expected in values:
+        message, execution = await received(returning(value, annotation))
+
+        assert message.text == expected
+        assert execution.result_object is value
 
 
 async def test_none_is_success_with_a_string_annotation() -> None:

@@ -28,6 +28,7 @@ from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan
 from ..services.state import State
 from ..services.stored_forms import adapter_of
+from ..tools.results import json_values
 from ..transcripts import content_from_dict, content_to_dict, message_from_dict, message_to_dict
 from .documents import RunDocument
 
@@ -98,7 +99,7 @@ def _read_as(annotation: Any, written: Any) -> Any:
 
 def json_value(value: Any) -> Any:
     """Return a value as JSON values. Raises whatever the value's serializers raise."""
-    return json.loads(json.dumps(to_jsonable_python(value, by_alias=True)))
+    return json.loads(json.dumps(json_values(value)))
 
 
 def writable_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +185,8 @@ def write_value(plan: MethodPlan, value: Any) -> Any:
         return []
     if isinstance(value, AiMessage):
         return [message_to_dict(value)]
-    return [json.loads(written_by(_value_adapter(plan).serializer, value, by_alias=True))]
+    written = _value_adapter(plan).dump_python(value, mode="json", by_alias=True)
+    return [json.loads(whole_json(json_values(written)))]
 
 
 def read_value(plan: MethodPlan, written: Any) -> Any:

@@ -9,14 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from ..chat import ToolExecutionResultMessage
 from ..errors import EndsInvocation, ToolRetry
 from ..services.loop import ModelReplied
 from ..services.state import State
 from ..tools.failures import message_of
-from ..tools.results import Encoded, EncodedInFull
+from ..tools.results import Encoded, EncodedInFull, json_values
 from ..transcripts import message_from_dict, message_to_dict
 from .documents import VERSION
 
@@ -186,6 +184,6 @@ def has_run_in(written: Mapping[str, Any]) -> bool:
 def _json_or_none(value: object) -> Any:
     """Return the JSON form of a value; None if it has none."""
     try:
-        return to_jsonable_python(value, by_alias=True)
+        return json_values(value)
     except Exception:  # any exception of the value's own serializers
         return None

@@ -20,7 +20,7 @@ from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema, to_jsonable_python
+from pydantic_core import CoreSchema, core_schema
 
 from ..chat import (
     AiMessage,
@@ -34,6 +34,7 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import TranscriptError
+from ..tools.results import json_values
 from ..transcripts import Json, message_from_dict, message_to_dict, request_from_dict, request_to_dict
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ def response_from_dict(written: Any) -> ChatResponse:
 def execution_to_dict(execution: ToolExecution) -> Json:
     """Return an execution as a dictionary of JSON values; a `result_object` without a JSON form becomes None."""
     try:
-        value = to_jsonable_python(execution.result_object)
+        value = json_values(execution.result_object)
     except Exception:  # any exception of the value's own serializers
         value = None
     others = {name: getattr(execution, name) for name in ToolExecution.__slots__}

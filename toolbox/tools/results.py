@@ -6,8 +6,9 @@ call (`pipeline`).
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
+from math import isfinite, isnan
 from typing import Any, assert_never, get_args, get_origin
 
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
@@ -107,11 +108,13 @@ class ResultEncoder:
         return Encoded(self._json(value), value)
 
     def _json(self, value: Any) -> str:
-        if self._serializer is not None:
+        options: Any = {"warnings": False, "by_alias": True, "polymorphic_serialization": True}
+        serializer = self._serializer
+        if serializer is not None:
             try:
-                encoded = written_by(
-                    self._serializer, value, warnings=False, by_alias=True, polymorphic_serialization=True
-                )
+                encoded = written_by(serializer, value, **options)
+                if _MAY_BE_NO_NUMBER.search(encoded):
+                    return whole_json(_with_named_numbers(serializer.to_python(value, mode="json", **options)))
                 return encoded.decode()
             except PASSED_ON:
                 raise
@@ -129,11 +132,37 @@ class ResultEncoder:
 
 def _write_json(value: Any) -> str:
     try:
-        return to_json(value, inf_nan_mode="null").decode()
+        encoded = to_json(value, inf_nan_mode="null")
     except PydanticSerializationError as error:
         if not is_half_a_character(error):
             raise
-        return to_json(json.loads(whole_json(value)), inf_nan_mode="null").decode()
+    else:
+        if not _MAY_BE_NO_NUMBER.search(encoded):
+            return encoded.decode()
+    written = json_values(value)
+    return written if isinstance(value, float) else whole_json(written)
+
+
+_MAY_BE_NO_NUMBER = re.compile(rb"null|NaN|Infinity")
+"""What NaN and infinity can be in the JSON of a value: pydantic's models decide it themselves."""
+
+
+def json_values(value: Any) -> Any:
+    """Return a value as JSON values. NaN and infinity become texts, because JSON has no such numbers.
+
+    Raises whatever the value's serializers raise.
+    """
+    return _with_named_numbers(to_jsonable_python(value, by_alias=True))
+
+
+def _with_named_numbers(written: Any) -> Any:
+    if isinstance(written, float):
+        if isfinite(written):
+            return written
+        return "NaN" if isnan(written) else "Infinity" if written > 0 else "-Infinity"
+    if isinstance(written, dict):
+        return {name: _with_named_numbers(each) for name, each in written.items()}
+    return [_with_named_numbers(each) for each in written] if isinstance(written, list) else written
 
 
 def _raise_passed_on(value: Any) -> None:
