@@ -356,6 +356,7 @@ class _Wanted:
         if type(value) is str:
             return self._convert_string(value, options, depth)
         if isinstance(value, dict):
+            options = [each for each in options if not _contradicts(each, value)] or options
             names = list(self._find_options(each["propertyNames"] for each in options if "propertyNames" in each))
             folded = Counter(map(str.casefold, value)) if names else Counter()
             return {
@@ -424,6 +425,15 @@ def _allows_any_string(schema: Mapping[str, Any]) -> bool:
         return False
     kinds = _read_kinds(schema)
     return "string" in kinds or not (kinds or "properties" in schema or "items" in schema)
+
+
+def _contradicts(schema: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    """Return True if a field, such as the kind of a union's member, has none of the values that the schema lists."""
+    listed = {
+        name: _read_listed(each) for name, each in schema.get("properties", {}).items() if isinstance(each, Mapping)
+    }
+    given = ((value[name], allowed) for name, allowed in listed.items() if allowed and name in value)
+    return any(each not in allowed and meant_by(str(each), allowed) is None for each, allowed in given)
 
 
 def _find_listed(options: Iterable[Mapping[str, Any]]) -> tuple[list[Any], list[tuple[str, Any]]]:

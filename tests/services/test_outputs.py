@@ -1,9 +1,11 @@
 """Parsing of replies into the declared type."""
 
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from enum import Enum
 from typing import Any, Literal
 
@@ -65,6 +67,81 @@ def read(type_: Any, text: str) -> Any:
 )
 def test_replies_are_parsed_with_and_without_the_wrapper(type_: Any, text: str, value: object) -> None:
     assert read(type_, text) == value
+
+
+class Part(BaseModel):
+    name: str
+    sizes: list[int] = []
+    more: dict[str, Decimal] | None = None
+    text: str = ""
+    anything: Any = None
+    either: str | list[str] = ""
+
+
+class Tagged(BaseModel):
+    tags: list[str]
+
+
+class Plain(BaseModel):
+    tags: str
+
+
+def quoted(value: Any) -> str:
+    return json.dumps(value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "value"),
+    [
+        (list[int], f'{{"value": {quoted([1, 2])}}}', [1, 2]),
+        (list[int], quoted([1, 2]), [1, 2]),
+        (list[int], quoted({"value": [1, 2]}), [1, 2]),
+        (list[int], quoted({"value": quoted([1])}), [1]),
+        (list[int], f"```json\n{quoted([1, 2])}\n```", [1, 2]),
+        (list[int], f'{{"value": {quoted("[1, 2, ]")}}}', [1, 2]),
+        (tuple[int, str], f'{{"value": {quoted([1, "a"])}}}', (1, "a")),
+        (dict[str, list[int]], f'{{"a": {quoted([1])}}}', {"a": [1]}),
+        (list[int] | int, f'{{"value": {quoted([1])}}}', [1]),
+        (City, quoted({"name": "Bern", "people": 3}), City(name="Bern", people=3)),
+        (list[Part], f'{{"value": [{quoted({"name": "a"})}]}}', [Part(name="a")]),
+        (Part, f'{{"name": "a", "sizes": {quoted([1])}}}', Part(name="a", sizes=[1])),
+        (Part, '{"name": "a", "more": "{\\"x\\": 1.50}"}', Part(name="a", more={"x": Decimal("1.50")})),
+        (Part, '{"name": "[1]", "text": "[1]"}', Part(name="[1]", text="[1]")),
+        (Part, '{"name": "a", "anything": "[1]", "either": "[1]"}', Part(name="a", anything="[1]", either="[1]")),
+        (Tagged | Plain, f'{{"kind": "Tagged", "tags": {quoted(["a"])}}}', Tagged(tags=["a"])),
+        (Tagged | Plain, f'{{"kind": "plain", "tags": {quoted(["a"])}}}', Plain(tags='["a"]')),
+        (Tagged | Plain, quoted({"value": {"kind": "Tagged", "tags": ["a"]}}), Tagged(tags=["a"])),
+        (list[Tagged | Plain], f'{{"value": {quoted([{"kind": "Tagged", "tags": ["a"]}])}}}', [Tagged(tags=["a"])]),
+    ],
+)
+def test_a_list_or_an_object_as_json_text_is_read_where_the_type_wants_one(type_: Any, text: str, value: Any) -> None:
+    assert read(type_, text) == value
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        (list[int], quoted("[1, 2")),
+        (list[int], quoted("no list")),
+        (list[int], quoted({"a": 1})),
+        (City, quoted('{"name": "a", "name": "b", "people": 3}')),
+    ],
+)
+def test_other_json_text_in_place_of_a_list_is_invalid(type_: Any, text: str) -> None:
+    with pytest.raises(OutputParsingError):
+        read(type_, text)
+
+
+def test_json_text_is_not_read_in_streams_of_items() -> None:
+    structure = read_output(AsyncIterator[Part]).structure
+    assert structure is not None
+    assert structure.item_type is not None
+    reader, text = ItemReader(structure.item_type), f'[{{"name": "a", "sizes": {quoted([1])}}}]'
+
+    with pytest.raises(OutputParsingError):
+        list(reader.feed(text))
+    with pytest.raises(OutputParsingError):  # what guardrails judge is the same
+        structure.read(text)
 
 
 BERN = '{"name": "Bern", "people": 3}'

@@ -48,6 +48,24 @@ def test_trailing_commas_are_removed_outside_of_strings_only() -> None:
     assert call(f, '{"items": [1, 2, ], "text": "a,}",}') == [[1, 2], "a,}"]
 
 
+class Square(BaseModel):
+    kind: Literal["square"]
+    sizes: list[int]
+
+
+class Label(BaseModel):
+    kind: Literal["label", "title"]
+    sizes: str
+
+
+def test_the_kind_of_a_member_of_a_union_decides_what_json_text_becomes() -> None:
+    def draw(shape: Square | Label) -> Any:
+        return shape.sizes
+
+    for kind, sizes in [("square", [1]), ("label", "[1]"), ("title", "[1]")]:
+        assert call(draw, json.dumps({"shape": {"kind": kind, "sizes": "[1]"}})) == sizes
+
+
 class Paint(Enum):
     RED = "red"
     GREEN = "Green"

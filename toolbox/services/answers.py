@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Never, NoReturn, Union, get_args, get_origin
@@ -27,7 +27,7 @@ from ..introspection import EMPTY, Unresolved, is_class, is_union, without_alias
 from ..json_text import meant_by
 from ..schemas import schema_of
 from ..tools.codec import with_strings_as_wanted
-from ..tools.results import awaited
+from ..tools.results import awaited, json_values
 
 KIND = "kind"
 
@@ -41,10 +41,14 @@ class UnsupportedOutput(TypeError):  # noqa: N818 - becomes a problem at start
 
 
 class AnswerType:
-    """A type that JSON from a model is validated against."""
+    """A type that JSON from a model is validated against.
 
-    def __init__(self, type_: Any) -> None:
+    With `parse`, JSON text where the type wants an object or a list is read with it.
+    """
+
+    def __init__(self, type_: Any, parse: Callable[[str], Any] | None = None) -> None:
         """Prepare the validation. Raises pydantic's error for an unsupported type, or `UnsupportedOutput`."""
+        self.parse = parse
         wanted = with_kinds(type_)
         self.has_kinds = wanted is not type_
         self.adapter: TypeAdapter[Any] = TypeAdapter(wanted)
@@ -62,7 +66,7 @@ class AnswerType:
         try:
             return self.adapter.validate_json(text, extra=extra), text
         except ValidationError as error:
-            repaired = with_strings_as_wanted(text, error, lambda: self._schema_with_names)
+            repaired = with_strings_as_wanted(text, error, lambda: self._schema_with_names, self.parse)
             if repaired is None:
                 raise
         return self.adapter.validate_json(repaired, extra=extra), repaired
@@ -142,7 +146,7 @@ def restored_result(returns: Any, written: Any) -> Any:
         return None
     value = supplied_result(returns, written)
     try:
-        is_whole = _sort_lists(to_jsonable_python(value, by_alias=True)) == _sort_lists(written)
+        is_whole = _sort_lists(json_values(value)) == _sort_lists(written)
     except Exception:  # any exception of the value's own serializers
         return written
     return value if is_whole else written

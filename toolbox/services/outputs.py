@@ -36,9 +36,10 @@ from ..chat import (
 from ..contents import CONTENT_TYPES
 from ..errors import OutputParsingError, Path, RunSuspendedError
 from ..introspection import EMPTY, is_union, unwrapped
-from ..json_text import arguments_text
+from ..json_text import arguments_text, value_text
 from ..safe_text import faults_of
 from ..schemas import schema_of, strict_form
+from ..tools.codec import parsed_leniently
 from .answers import AnswerType, UnsupportedOutput
 
 T = TypeVar("T")
@@ -322,7 +323,8 @@ class Structure:
 
         Raises pydantic's error for an unsupported type, or `UnsupportedOutput`.
         """
-        answer = AnswerType(GenericAlias(list, (type_,)) if streamed else type_)
+        # Items of a stream are read while they arrive, so its list has no repairs that need the whole text.
+        answer = AnswerType(GenericAlias(list, (type_,))) if streamed else AnswerType(type_, parsed_leniently)
         schema = schema_of(answer.adapter)
         root = schema
         while "$ref" in root:
@@ -455,6 +457,9 @@ class Structure:
         try:
             return self._answer(*self.type.read(text))
         except ValidationError:
+            if self.wrapped and not self.scalar and isinstance(data, str) and self.type.parse is not None:
+                with suppress(ValueError):
+                    return self._validate_answer(value_text(data))  # the whole answer is JSON text
             is_object = isinstance(data, (dict, list))
             if not (self.wrapped and self.scalar) or isinstance(data, str) or (self.type.has_kinds and is_object):
                 raise

@@ -154,7 +154,7 @@ class ArgumentDecoder:
 
     def _strings_as_wanted(self, text: str, error: ValidationError) -> str | None:
         """Convert the strings that `error` reports to what the parameters expect; return None if nothing changes."""
-        return with_strings_as_wanted(text, error, self._schema_with_names, _parsed_leniently)
+        return with_strings_as_wanted(text, error, self._schema_with_names, parsed_leniently)
 
     def _schema_with_names(self) -> Mapping[str, Any]:
         if self._schema is None:
@@ -299,7 +299,8 @@ def _quoted_if_inexact(found: re.Match[str]) -> str:
     return f'"{piece}"' if not piece.startswith('"') and _is_inexact(piece) else piece
 
 
-def _parsed_leniently(text: str) -> Any:
+def parsed_leniently(text: str) -> Any:
+    """Parse JSON text inside of a string, with the repairs of arguments. Raises `ValueError`."""
     return parsed_exactly(value_text(text))
 
 
