@@ -3,6 +3,7 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
@@ -13,16 +14,23 @@ from starlette.websockets import WebSocket
 from toolbox import (
     Container,
     IllegalConfigurationError,
+    Inject,
     Instance,
     Named,
     Problem,
     application_scoped,
     call_scoped,
     dependent,
+    on_start,
     produces,
+    register_ai_service,
     request_scoped,
+    tool,
 )
 from toolbox.container import internals_of
+from toolbox.rest import get as rest_get
+from toolbox.rest import register_rest_client
+from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
 
@@ -474,3 +482,65 @@ def test_beans_have_unique_names_in_the_description() -> None:
 def test_seeds_that_are_not_types_are_rejected(seeds: Any, expected: str) -> None:
     with pytest.raises(TypeError, match=expected):
         Container(seeds=seeds)
+
+
+# --- empty names
+
+
+@pytest.mark.parametrize("name", ["", " ", 3])
+def test_an_empty_name_is_a_problem_wherever_it_is(name: Any) -> None:
+    class Card:
+        @tool
+        def pay(self) -> str: ...
+
+    class Checkout:
+        def __init__(
+            self,
+            one: Annotated[Card, Named(name)],
+            maybe: Annotated[Card, Named(name)] | None,
+            later: Instance[Annotated[Card, Named(name)]],
+            default: Annotated[int, Named(name)] = 7,
+        ) -> None: ...
+
+    class Account:
+        """Implements nothing."""
+
+    class Savings(Account): ...
+
+    @produces(name=name)
+    def card() -> Card:
+        return Card()
+
+    @produces()
+    def named() -> Annotated[Card, Named(name)]:
+        return Card()
+
+    @on_start
+    def begin(card: Inject[Annotated[Card, Named(name)]]) -> None: ...
+
+    container = Container(models={"default": ScriptedChatModel([])}, executors={name: ThreadPoolExecutor(1)})
+    container.register(card, named, Checkout, Savings, begin).register_instance(Account(), name=name)
+    container.bind(Account, Savings, name=name)
+
+    found = {each.where for each in container.check() if each.what == f"invalid name={name!r}"}
+
+    assert found >= {"Checkout.one", "Checkout.maybe", "Checkout.default", "card", "named", "Account"}
+    assert found >= {"bind(Account, Savings)", "Container(executors=…)", "begin, parameter card"}
+    assert any(each.startswith("Checkout.later") for each in found)
+
+
+def test_an_empty_name_of_a_model_or_of_settings_is_a_problem() -> None:
+    @register_ai_service(model="")
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    @register_rest_client(config_key="", base_url="http://cards.test")
+    class Cards(Protocol):
+        @rest_get("/cards")
+        def cards(self) -> str: ...
+
+    models = {"default": ScriptedChatModel([]), "": ScriptedChatModel([])}
+
+    found = {str(each).partition(";")[0] for each in Container(models=models).register(Desk, Cards).check()}
+
+    assert found == {"Desk: invalid model=''", "Cards: invalid config_key=''", "ChatModel: invalid name=''"}

@@ -301,7 +301,7 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
         provides=provides,
         factory=function,
         scope=mark.scope if mark else Scope.DEPENDENT,
-        name=(mark.name if mark else None) or named,
+        name=named if mark is None or mark.name is None else mark.name,
         needs=tuple(
             add_type_checking_hint(point_of_parameter(each, where), each.annotation, module)
             for each in signature.parameters

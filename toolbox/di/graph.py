@@ -34,7 +34,7 @@ from .beans import BeanDefinition, FactoryKind, open_variables, read_class
 from .conditions import LeftOut
 from .decorating import BeanDecorator, Decorations
 from .decorators import Scope
-from .injection_points import MISSING, InjectionPoint, Names, PointShape, point_of
+from .injection_points import MISSING, InjectionPoint, Names, PointShape, name_problem, point_of
 from .problem_texts import (
     NearMisses,
     find_similar,
@@ -215,6 +215,8 @@ class BeanGraph:
     def _bind(self, binding: Binding) -> None:
         interface = plain(binding.interface)
         where = f"bind({type_name(binding.interface)}, {type_name(binding.implementation)})"
+        if (problem := name_problem(binding.name, where)) is not None:
+            self.binding_problems.append(problem)
         found = self._implementing(binding)
         if found == NotFound() and (absent := self.left_out_for(binding.implementation)):
             # The binding is left out with its implementation.

@@ -17,7 +17,7 @@ from .beans import FactoryKind
 from .decorators import Scope
 from .descriptions import provider_names
 from .graph import Bean, BeanGraph
-from .injection_points import InjectionPoint
+from .injection_points import InjectionPoint, name_problem
 from .problem_texts import chain_text
 
 Check = Callable[[BeanGraph], Iterator[Problem]]
@@ -33,6 +33,9 @@ def find_invalid_declarations(graph: BeanGraph) -> Iterator[Problem]:
     """Yield invalid definitions and bindings."""
     for definition in graph.definitions:
         yield from definition.problems
+        source = definition.source if inspect.isroutine(definition.source) else definition.provides
+        if (problem := name_problem(definition.name, type_name(source))) is not None:
+            yield problem
     yield from graph.binding_problems
     yield from graph.decorations.problems
 

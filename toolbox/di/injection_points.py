@@ -28,6 +28,7 @@ from ..introspection import (
     EMPTY,
     Parameter,
     Unresolved,
+    metadata_of,
     plain,
     read_signature,
     type_name,
@@ -121,19 +122,28 @@ def point_of(
         generic: Any = origin
         of = type_name(generic[tuple(get_args(each)[0] if each is wants else each for each in arguments)])
         problem = Problem(where, f"{type_name(inner)} is not supported", f"write Instance[{of}]")
+    name = name_in(taken.metadata)
+    within = None if shape is PointShape.ONE else name_in(metadata_of(wants))
     return InjectionPoint(
         where=where,
         wants=wants,
         whole=whole,
-        name=name_in(taken.metadata),
+        name=name,
         shape=shape,
         optional=taken.optional,
         parameter=parameter,
         default=default,
         positional=positional,
         keyword=keyword,
-        problem=problem,
+        problem=problem or name_problem(name, where) or name_problem(within, where),
     )
+
+
+def name_problem(name: object, where: str) -> Problem | None:
+    """Return the problem of an invalid name of a bean; None for a valid name, and without a name."""
+    if name is None or (isinstance(name, str) and name.strip()):
+        return None
+    return Problem(where, f"invalid name={name!r}", "use a string that is not empty, or leave the name out")
 
 
 def name_in(metadata: Iterable[object]) -> str | None:

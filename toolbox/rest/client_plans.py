@@ -220,6 +220,8 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
     mapping = tuple((status, read_collaborator(each, where, 1, names)) for status, each in mappers)
     plans: list[RestMethodPlan] = []
     problems: list[Problem] = []
+    if not mark.config_key.strip():
+        problems.append(Problem(where, f"invalid config_key={mark.config_key!r}", "use a name, or leave it out"))
     for owner, name, member in _find_members(cls):
         place = f"{where}.{name}"
         request = request_mark_of(member) or request_mark_of(_function_of(member))
