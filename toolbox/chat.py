@@ -19,6 +19,7 @@ from .contents import ImageContent as ImageContent
 from .contents import PdfContent as PdfContent
 from .contents import TextContent as TextContent
 from .contents import joined_text as joined_text
+from .introspection import is_count, is_number
 
 K = TypeVar("K")
 
@@ -377,7 +378,7 @@ class ChatRequestParameters:
     - `parameters`: further parameters by the server's names; `{"tools": […]}` adds server-side tools.
 
     A value replaces the service's; None keeps it. Raises `ValueError` for an unknown `reasoning`, and for
-    `max_output_tokens` below 1.
+    invalid numbers.
     """
 
     model: str | None = None
@@ -390,8 +391,10 @@ class ChatRequestParameters:
     def __post_init__(self) -> None:
         if self.reasoning is not None and self.reasoning not in REASONING:
             raise ValueError(f"unknown reasoning {self.reasoning!r}; use one of: {', '.join(REASONING)}")
-        if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            raise ValueError(f"invalid max_output_tokens={self.max_output_tokens}; use 1 or more")
+        if self.temperature is not None and not is_number(self.temperature):
+            raise ValueError(f"invalid temperature={self.temperature!r}; use a number")
+        if self.max_output_tokens is not None and not is_count(self.max_output_tokens, 1):
+            raise ValueError(f"invalid max_output_tokens={self.max_output_tokens!r}; use 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

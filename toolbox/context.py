@@ -25,6 +25,7 @@ from typing_extensions import TypeForm
 
 from .chat import ToolExecutionRequest, UserMessage
 from .frozen_copies import copy_with
+from .introspection import is_number
 
 T = TypeVar("T")
 
@@ -376,7 +377,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     The time starts when the block is entered. The outermost service call in the block raises the error; calls that its
     tools make are cancelled. Raises `ValueError` unless `seconds` is above 0.
     """
-    if not seconds > 0:
+    if not (is_number(seconds) and seconds > 0):
         raise ValueError(f"time_limit: invalid seconds={seconds!r}; use a number of seconds above 0")
     limit = TimeLimit(time.monotonic() + seconds, seconds, current_invocation.get())
     outer = current_limit.get()

@@ -20,6 +20,7 @@ from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeAliasType as BackportedAlias
+from typing_extensions import TypeIs
 
 _ALIASES: tuple[Any, ...] = tuple({BackportedAlias, getattr(typing, "TypeAliasType", BackportedAlias)})
 _NOT_A_KEY = frozenset({object, abc.ABC, typing.Generic, typing.Protocol})
@@ -409,6 +410,16 @@ def resolve(annotation: Any, names: Mapping[str, Any], known: Mapping[str, Any] 
     except Exception as error:  # user annotations may raise any error
         text = annotation if isinstance(annotation, str) else repr(annotation)
         return Unresolved(text, str(error) or type(error).__name__)
+
+
+def is_number(value: object) -> TypeIs[int | float]:
+    """Return True for a finite or infinite number; not for True and False, which are integers in Python."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def is_count(value: object, least: int = 0) -> TypeIs[int]:
+    """Return True for an integer that is at least `least`; not for True and False."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def takes(function: object, count: int) -> bool:

@@ -21,6 +21,7 @@ from .chat import Message
 from .di.conditions import only_if
 from .di.decorators import application_scoped, checks_settings, produces
 from .errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
+from .introspection import is_number
 from .services.conversation_leases import LEASE, Leases
 from .services.memory import ChatMemoryKey, ChatMemoryStore
 from .settings import RedisSettings, ToolboxSettings
@@ -105,7 +106,7 @@ class RedisChatMemoryStore(ChatMemoryStore):
         if not hasattr(client, "register_script"):  # RedisCluster is not a subclass of Redis, but has it
             what = f"{type(client).__module__}.{type(client).__name__}"
             raise TypeError(f"expected a redis.asyncio.Redis client such as redis.client provides, got {what}")
-        if expires_after is not None and not expires_after > 0:
+        if expires_after is not None and not (is_number(expires_after) and expires_after > 0):
             raise ValueError(f"invalid expires_after={expires_after!r}; use a number of seconds above 0, or None")
         self._client = client
         self._lifetime = None if expires_after is None else round(expires_after * 1000)

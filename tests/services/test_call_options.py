@@ -195,5 +195,10 @@ def test_invalid_values_are_refused() -> None:
         ChatRequestParameters(reasoning="much")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ValueError, match="use 1 or more"):
         ChatRequestParameters(max_output_tokens=0)
+    for given in (True, "3", len):
+        with pytest.raises(ValueError, match="invalid max_output_tokens="):
+            ChatRequestParameters(max_output_tokens=given)  # type: ignore[arg-type]  # the mistake
+        with pytest.raises(ValueError, match="invalid temperature="):
+            ChatRequestParameters(temperature=given)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(FrozenInstanceError):
         ChatRequestParameters().model = "x"  # type: ignore[misc]  # the mistake

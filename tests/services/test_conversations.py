@@ -330,15 +330,42 @@ async def test_tools_that_reenter_their_conversation_raise_memory_in_use_error(h
 # --- windows
 
 
-@pytest.mark.parametrize("window", [MessageWindow(0), MessageWindow(-1), TokenWindow(-1), TokenWindow(0)])
-def test_windows_that_keep_nothing_are_configuration_problems(window: Any) -> None:
+async def count_later(message: Message) -> int:
+    return 1
+
+
+class Forgets:
+    def newest(self) -> list[Message]:
+        return []
+
+
+NOT_NUMBERS: list[Any] = [0, -1, True, 2.5, "3", None, len]
+NOT_COUNTING: list[Any] = [5, None, "text", count_later, lambda: 1, lambda one, other: 1]
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        *map(MessageWindow, NOT_NUMBERS),
+        *map(TokenWindow, NOT_NUMBERS),
+        *(TokenWindow(800, count=each) for each in NOT_COUNTING),
+        MessageWindow,
+        Forgets(),
+        3,
+    ],
+)
+def test_invalid_windows_are_configuration_problems(window: Any) -> None:
     @register_ai_service(chat_memory=window)
     class Service(Protocol):
         async def chat(self, session: MemoryId[str], text: str) -> str: ...
 
     [problem] = Container(models={"default": ScriptedChatModel([])}).register(Service).check()
     assert problem.where == "Service"
-    assert type(window).__name__ in problem.what
+    assert "chat_memory" in problem.what
+    if isinstance(window, MessageWindow | TokenWindow):
+        assert type(window).__name__ in problem.what
+        shown = window.limit if isinstance(window, MessageWindow) or window.limit != 800 else window.count
+        assert repr(shown) in problem.what
 
 
 async def conversation(window: Any, turns: int, *, rounds: bool = False) -> list[list[str]]:

@@ -385,8 +385,10 @@ def test_time_limit_ends_a_synchronous_call() -> None:
 
 
 def test_time_limit_must_be_above_zero() -> None:
-    with pytest.raises(ValueError, match="time_limit"), time_limit(0):
-        pass
+    invalid: list[Any] = [0, True, "3", float("nan")]
+    for seconds in invalid:
+        with pytest.raises(ValueError, match="time_limit"), time_limit(seconds):
+            pass
 
 
 async def test_timeout_errors_raised_by_a_tool_are_tool_failures() -> None:

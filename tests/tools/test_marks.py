@@ -459,11 +459,12 @@ def test_tools_of_a_toolbox_are_checked() -> None:
     assert [each.where for each in raised.value.problems] == ["Tools.two"]
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0])
-def test_timeouts_below_zero_are_a_problem(timeout: float) -> None:
-    @tool(timeout=timeout)
+@pytest.mark.parametrize("given", [0, -1.0, True, "3", float("nan"), len])
+@pytest.mark.parametrize("option", ["timeout", "max_result_chars"])
+def test_invalid_limits_are_a_problem(option: str, given: Any) -> None:
+    @tool(**{option: given})
     def add() -> int:
         return 1
 
-    with pytest.raises(IllegalConfigurationError, match="timeout"):
+    with pytest.raises(IllegalConfigurationError, match=f"invalid {option}="):
         tool_executor_from(add)

@@ -21,6 +21,7 @@ from ..errors import (
     ToolRetry,
     ToolRoundsExceededError,
 )
+from ..introspection import is_count, is_number
 from .interception import ToolInterceptor, ToolInvocation, ToolProceed
 
 logger = logging.getLogger("toolbox.interceptors")
@@ -66,9 +67,9 @@ class RetryOnError(ToolInterceptor):
             raise TypeError(
                 f"RetryOnError: invalid on={on!r}; use a tuple of exception classes, such as (ConnectionError,)"
             )
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+        if not is_count(attempts, 1):
             raise ValueError(f"RetryOnError: invalid attempts={attempts!r}; use a whole number of 1 or more")
-        if not 0 <= wait_initial <= wait_max:
+        if not (is_number(wait_initial) and is_number(wait_max) and 0 <= wait_initial <= wait_max):
             raise ValueError(
                 f"RetryOnError: invalid wait_initial={wait_initial!r}, wait_max={wait_max!r}; use seconds, "
                 "with 0 <= wait_initial <= wait_max"

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..errors import LeaseLostError
+from ..introspection import is_number
 from ..store_clock import StoreClock
 
 RunStatus: TypeAlias = Literal["running", "suspended", "completed", "failed", "cancelled"]
@@ -367,7 +368,7 @@ class InMemoryRunStore(RunStore):
 
     def __init__(self, lease: float = 15.0) -> None:
         """`lease` is the duration of a lease in seconds. Raises `ValueError` unless it is above 0."""
-        if not lease > 0:
+        if not (is_number(lease) and lease > 0):
             raise ValueError(f"invalid lease={lease!r}; use a number of seconds greater than 0")
         self.lease = lease
         self.clock = StoreClock()

@@ -15,6 +15,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from ..execution.cancellation import CancellationsHere
+from ..introspection import is_number
 from .memory import ChatMemoryKey, Turns
 
 logger = logging.getLogger("toolbox.memory")
@@ -46,7 +47,7 @@ class Leases:
     """The leases of one process in one store. Calls in the same process get their turn in order of arrival."""
 
     def __init__(self, keeper: LeaseKeeper, seconds: float) -> None:
-        if not seconds > 0:
+        if not (is_number(seconds) and seconds > 0):
             raise ValueError(f"invalid lease={seconds!r}; use a number of seconds greater than 0")
         self._keeper, self._seconds = keeper, seconds
         self._turns = Turns()

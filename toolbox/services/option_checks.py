@@ -12,7 +12,8 @@ from concurrent.futures import Executor
 from ..bean_references import BeanReference
 from ..chat import REASONING, ToolSpecification
 from ..errors import Problem
-from ..introspection import takes
+from ..execution.markers import is_async
+from ..introspection import is_count, is_number, takes
 from ..limits import UsageLimits
 from ..models.routing import router_in
 from .declaration import Default, ServiceOptions
@@ -30,12 +31,14 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             continue
         if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_count(value, least):
             yield Problem(where, f"invalid {name}={value!r}", f"use {least} or more")
     timeout = options.timeout
     open_ended = timeout is None or isinstance(timeout, Default)
-    if not open_ended and not (isinstance(timeout, (int, float)) and timeout is not True and timeout > 0):
+    if not open_ended and not (is_number(timeout) and timeout > 0):
         yield Problem(where, f"invalid timeout={timeout!r}", "use a number of seconds greater than 0, or None")
+    if options.temperature is not None and not is_number(options.temperature):
+        yield Problem(where, f"invalid temperature={options.temperature!r}", "use a number, or None")
     if options.output_mode not in (None, "schema", "tool", "prompt"):
         yield Problem(where, f"invalid output_mode={options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
     if options.reasoning not in (None, *REASONING):
@@ -53,14 +56,10 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             yield Problem(where, f"invalid {name}={getattr(options, name)!r}", "use True or False")
     if not isinstance(options.concurrent_tools, (bool, Executor)):
         yield Problem(where, f"invalid concurrent_tools={options.concurrent_tools!r}", "use True, False or an Executor")
-    if options.model is not None and not isinstance(options.model, str) and router_in(options.model) is None:
+    if options.model == "" or not (options.model is None or isinstance(options.model, str) or router_in(options.model)):
         fix = "use the name of a model, and pass the model to the container: Container(models={name: …})"
         yield Problem(where, f"invalid model={options.model!r}", fix)
-    window = options.chat_memory
-    if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
-        yield Problem(where, f"invalid chat_memory={window!r}", "use MessageWindow(…), TokenWindow(…) or None")
-    elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
-        yield Problem(where, f"chat_memory: invalid {type(window).__name__}.limit={window.limit!r}", "use 1 or more")
+    yield from _window_problems(where, options.chat_memory)
     if options.limits is not None and not isinstance(options.limits, UsageLimits):
         yield Problem(where, f"invalid limits={options.limits!r}", "use UsageLimits(…) or None")
     if not isinstance(options.parameters, Mapping):
@@ -73,6 +72,19 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             yield Problem(
                 where, f"invalid {name}={handler!r}", "use a function that takes the error and the InvocationContext"
             )
+
+
+def _window_problems(where: str, window: object) -> Iterator[Problem]:
+    """Yield problems of a window, which may be an object of the program's own with a method `newest`."""
+    if window is None or isinstance(window, Default):
+        return
+    if isinstance(window, type) or not takes(getattr(window, "newest", None), 1):
+        yield Problem(where, f"invalid chat_memory={window!r}", "use MessageWindow(…), TokenWindow(…) or None")
+    if isinstance(window, (MessageWindow, TokenWindow)) and not is_count(window.limit, 1):
+        yield Problem(where, f"chat_memory: invalid {type(window).__name__}.limit={window.limit!r}", "use 1 or more")
+    if isinstance(window, TokenWindow) and (is_async(window.count) or not takes(window.count, 1)):
+        fix = "use a `def` function that takes a message and returns its tokens"
+        yield Problem(where, f"chat_memory: invalid TokenWindow.count={window.count!r}", fix)
 
 
 def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ from ..chat import Message
 from ..di.conditions import only_if
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
+from ..introspection import is_number
 from ..services.conversation_leases import LEASE, Leases
 from ..services.memory import ChatMemoryKey, ChatMemoryStore
 from ..settings import SqlSettings, ToolboxSettings
@@ -107,7 +108,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
             raise TypeError(
                 f"SqlChatMemoryStore needs an AsyncEngine, such as sql.engine creates; got {type(engine).__name__}"
             )
-        if expires_after is not None and not expires_after > 0:
+        if expires_after is not None and not (is_number(expires_after) and expires_after > 0):
             raise ValueError(f"invalid expires_after={expires_after!r}; use a number of seconds above 0, or None")
         if engine.dialect.name not in INSERT_OF:
             what = f"unsupported database {engine.dialect.name}"

@@ -27,6 +27,8 @@ from ..introspection import (
     EMPTY,
     Unresolved,
     admits_none,
+    is_count,
+    is_number,
     is_plain_data,
     is_union,
     names_around,
@@ -295,11 +297,11 @@ def name_problems(name: str, where: str) -> list[Problem]:
 def limit_problems(where: str, timeout: float | None, max_result_chars: int | None = None) -> list[Problem]:
     """Return the problems with a tool's limits."""
     problems = []
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
         problems.append(
             Problem(where, f"invalid timeout={timeout!r}", "use a number of seconds greater than 0, or None")
         )
-    if max_result_chars is not None and max_result_chars < 1:
+    if max_result_chars is not None and not is_count(max_result_chars, 1):
         problems.append(Problem(where, f"invalid max_result_chars={max_result_chars!r}", "use 1 or more, or None"))
     return problems
 
