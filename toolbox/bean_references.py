@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from .context import ActiveScope
 from .introspection import may_be_marked, may_be_marked_in
@@ -25,6 +25,12 @@ GLOBAL_INTERCEPTOR_MARK = "__toolbox_global_interceptor__"
 """Class attribute, not inherited: the priority of a global interceptor."""
 CLIENT_MARK = "__toolbox_rest_client__"
 """At classes that `@register_rest_client` decorates; here, so that reading it does not import `toolbox.rest`."""
+REST_MARKS: Final = {
+    "__toolbox_rest_request__": "the HTTP verb",
+    "__toolbox_rest_fixed__": "a fixed parameter",
+    "__toolbox_rest_exception_mapper__": "@client_exception_mapper",
+}
+"""The attributes that the decorators of `toolbox.rest` leave at methods and classes; here for the same reason."""
 TOOL_MARK = "__toolbox_tool__"
 COMPENSATION_MARK = "__toolbox_compensates__"
 MCP_MARK = "__toolbox_mcp__"

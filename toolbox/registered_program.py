@@ -22,6 +22,7 @@ from .di.conditions import conditions_of
 from .di.decorating import decorates_mark_of
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
 from .di.graph import BeanGraph, Registration
+from .di.injection_points import name_problem
 from .di.registry import (
     Reader,
     Registered,
@@ -201,6 +202,7 @@ class RegisteredProgram:
             tool_problems,
             tools_of_beans,
         )
+        from .hosts.ineffective_marks import Use, mark_problems
         from .services.inner_plans import settle
 
         host, registered, problems = self.read()
@@ -221,6 +223,8 @@ class RegisteredProgram:
         problems += access_problems(graph)
         plans = [plan for service in host.plans.values() for plan in service.values()]
         problems += identity_problems(graph, restricted_in(graph, plans, tools))
+        named = (name_problem(each, "Container(executors=…)") for each in self._executors)
+        problems += (each for each in named if each is not None)
         for check in self.checks:
             problems += check(graph)
         start: tuple[CalledFunction, ...] = ()
@@ -233,6 +237,10 @@ class RegisteredProgram:
             problems += observing.observer_problems(observers, graph, host.workers)
         for each in self.injected:
             problems += each.problems(graph)
+        functions = [(each.where, each.function, Use.CALLED) for each in (*start, *observers)]
+        functions += [(*each, Use.CALLED) for each in host.models.key_functions()]
+        functions += [(each.where, each.function, Use.NONE) for each in self.injected]
+        problems += mark_problems(graph, plans, functions, [each.attribute for each in call_decorators()])
         for override in self.overrides:
             problems += override.problems(graph)
         overridden = [key for each in self.overrides if (key := each.key_in(graph)) is not None]

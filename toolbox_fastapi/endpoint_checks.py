@@ -17,12 +17,14 @@ from starlette.applications import Starlette
 
 from toolbox.container import Offered
 from toolbox.di.beans import BeanDefinition
+from toolbox.di.conditions import conditions_of
 from toolbox.di.decorators import Scope
 from toolbox.di.graph import BeanGraph
 from toolbox.di.injection_points import MISSING, InjectionPoint, point_of
 from toolbox.di.registry import Fallback
 from toolbox.errors import Problem
 from toolbox.hosts.bean_checks import identity_problems, tool_bean_problems
+from toolbox.hosts.ineffective_marks import Use, function_problems
 from toolbox.introspection import EMPTY, class_of, metadata_of, names_around, resolve
 from toolbox.overview import Entry, entry_behind
 from toolbox.parameters import InjectMark
@@ -92,6 +94,7 @@ def endpoint_problems(app: Starlette, graph: BeanGraph) -> Iterator[Problem]:
             place = f"{where}, parameter {each.name!r}"
             yield from graph.problems_of(point_of(each.wanted, place, parameter=each.name, default=default))
         dependant = getattr(context, "dependant", None)
+        yield from _problems_of_marks(context.endpoint, where, Use.ENDPOINT)
         if dependant is None and callable(context.endpoint):
             yield from _problems_of_plain_route(context.endpoint, where)
         if dependant is not None:
@@ -111,6 +114,14 @@ def endpoint_problems(app: Starlette, graph: BeanGraph) -> Iterator[Problem]:
             yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
 
 
+def _problems_of_marks(function: Any, where: str, use: Use) -> Iterator[Problem]:
+    """Yield a problem for each mark that has no effect on an endpoint or a dependency."""
+    yield from function_problems(where, function, use)
+    if conditions_of(function):
+        fix = "add the route or the dependency under an `if`"
+        yield Problem(where, "@only_if has no effect here: it is not a bean", fix)
+
+
 def _problems_of_plain_route(endpoint: Callable[..., Any], where: str) -> Iterator[Problem]:
     """Yield a problem for each `Inject[…]` of a view that Starlette calls: with the request only."""
     views = vars(endpoint).values() if isinstance(endpoint, type) else (endpoint,)
@@ -127,7 +138,7 @@ def _problems_of_plain_route(endpoint: Callable[..., Any], where: str) -> Iterat
 
 
 def _problems_of_requested_beans(dependant: Dependant, where: str) -> Iterator[Problem]:
-    """Yield a problem for each bean that FastAPI would read from the request, also in dependencies.
+    """Yield a problem for each bean that FastAPI would read from the request, also in dependencies, and their marks.
 
     An `InjectRoute` refuses them when it is declared; other routes and dependencies are only seen here.
     """
@@ -145,7 +156,9 @@ def _problems_of_requested_beans(dependant: Dependant, where: str) -> Iterator[P
         if is_service(each.call):
             yield problem_without_inject(where, each.name or "", cast("type[Any]", each.call))
         elif not isinstance(each.call, BeanDependency):
-            yield from _problems_of_requested_beans(each, f"{where}, dependency {name_function(each.call)}")
+            place = f"{where}, dependency {name_function(each.call)}"
+            yield from _problems_of_marks(each.call, place, Use.DEPENDENCY)
+            yield from _problems_of_requested_beans(each, place)
 
 
 def _find_points(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:

@@ -325,7 +325,10 @@ async def test_only_stop_methods_without_arguments_are_called() -> None:
             raise AssertionError("an override of a tool is a tool")
 
     class Rocket:
-        @compensate_for("launch")
+        @tool
+        def launch(self) -> None: ...
+
+        @compensate_for(launch)
         async def stop(self) -> None:
             raise AssertionError("only a failure calls it")
 

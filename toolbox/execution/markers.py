@@ -155,6 +155,11 @@ _MARKERS = {
 """The decorator of each execution model."""
 
 
+def decorator_of(execution: Execution) -> str:
+    """Return the decorator that leaves this mark, such as `@blocking`."""
+    return _MARKERS[execution.model]
+
+
 def execution_problems(where: str, function: object, execution: Execution) -> Iterator[Problem]:
     """Yield a problem if the marker does not support `function`."""
     if is_async(function) and execution.model is not ExecutionModel.NON_BLOCKING:

@@ -27,7 +27,7 @@ from ..services.declaration import method_names, service_options_of
 from ..services.memory import ChatMemoryStore
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
 from ..services.plans import MethodPlan
-from ..tools.marks import mcp_marked, toolbox_of
+from ..tools.marks import mcp_marked
 from ..tools.sources import bean_types, members_of, read_tools
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 
@@ -49,15 +49,6 @@ def tool_problems(graph: BeanGraph, read: Iterable[ReadTools]) -> Iterator[Probl
         yield from problems
         for tool in tools:
             yield from reference_problems(named_at_tool(tool), graph)
-    for cls in dict.fromkeys(each.provides for each in graph.definitions):
-        if not isinstance(cls, type) or service_options_of(cls) is not None:
-            continue
-        for name, member in may_be_marked_in(cls):
-            if toolbox_of(member) is not None:
-                what = "@toolbox has no effect here: the class is not an AI service"
-                yield Problem(
-                    f"{cls.__name__}.{name}", what, "put @toolbox on a method of an AI service, or on an endpoint"
-                )
 
 
 def listener_problems(graph: BeanGraph) -> Iterator[Problem]:

@@ -43,6 +43,7 @@ from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
+from .ineffective_marks import class_problems
 from .named_instances import NamedInstances
 from .service_hosting import ServiceHosting
 
@@ -295,6 +296,7 @@ def create_ai_service(
         problems += service_cycles(cls, services_offered_by)
         problems += _durable_problems(plans.values(), host)
         problems += _container_needed(cls, settings, plans.values(), host)
+        problems += class_problems([cls], plans.values())
     if (router := router_in(settings.model)) is not None:
         fact = f"the router {router.__name__} needs a container: a service without one has only one model"
         fix = "register the service with a Container(models={…})"

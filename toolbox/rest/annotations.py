@@ -13,16 +13,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
-from ..bean_references import CLIENT_MARK
+from ..bean_references import CLIENT_MARK, REST_MARKS
 from ..introspection import local_names
 from ..tools.marks import with_effects
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-REQUEST_MARK = "__toolbox_rest_request__"
-FIXED_MARK = "__toolbox_rest_fixed__"
-MAPPER_MARK = "__toolbox_rest_exception_mapper__"
+REQUEST_MARK, FIXED_MARK, MAPPER_MARK = REST_MARKS
 
 Collaborator: TypeAlias = Callable[..., Any] | type[Any]
 """A function, or the class of a callable bean that is looked up in the current scope for each request."""

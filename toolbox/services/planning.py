@@ -24,7 +24,6 @@ from ..introspection import (
     substitute,
     type_name,
 )
-from ..models.fallback_marks import fallbacks_at
 from ..parameters import InjectMark
 from ..schemas import NotStrict
 from ..security import access_to_member
@@ -121,11 +120,6 @@ def _problems_of_members(cls: type[Any], names: Sequence[str]) -> Iterator[Probl
         if not is_protocol:
             fact, fix = "has no abstract method to implement", f"{fix}, with @abstractmethod"
         yield Problem(where, fact, fix)
-    for base in cls.__mro__:
-        for name, member in vars(base).items():
-            if name not in names and fallbacks_at(member):
-                fact = "@fallback has no effect: the method is not answered by a model"
-                yield Problem(f"{where}.{name}", fact, "name a method without a body")
 
 
 class _MethodPlanner:
