@@ -271,3 +271,24 @@ async def test_concurrent_tools_start_only_when_the_reply_is_complete_if_answers
     model = ScriptedChatModel([AiMessage(None, (PRICE, tool_call("price", {"item": "milk"}))), "loud"])
     kinds = [type(each).__name__ async for each in create_ai_service(Together, chat_model=model).events("x")]
     assert kinds.index("IntermediateResponse") < kinds.index("BeforeToolExecution")
+
+
+async def test_a_request_takes_its_fields_in_the_order_of_earlier_releases() -> None:
+    seen: list[OutputGuardrailRequest] = []
+
+    class Noting(OutputGuardrail):
+        def validate(self, request: OutputGuardrailRequest) -> GuardrailResult:
+            seen.append(request)
+            return self.success()
+
+    @output_guardrails(Noting())
+    class Counting(Protocol):
+        async def count(self, text: str) -> int: ...
+
+    await create_ai_service(Counting, chat_model=ScriptedChatModel(["7"])).count("x")
+
+    [request] = seen
+    four = request.response, request.text, request.messages, request.context
+    assert OutputGuardrailRequest(*four, 7) == request
+    assert OutputGuardrailRequest(*four).messages == (UserMessage("x"),)
+    assert OutputGuardrailRequest(*four).value is None

@@ -41,9 +41,9 @@ class OutputGuardrailRequest:
 
     response: ChatResponse
     text: str
-    value: Any = field(hash=False)
     messages: tuple[Message, ...]
     context: InvocationContext
+    value: Any = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
