@@ -104,7 +104,8 @@ class ScriptedChatModel(ChatModel):
         container = Container(models={"default": model})
 
     A mapping has a script for each service, `{Waiter: ["…"], Cook: ["…"]}`, for services that run at the same time: the
-    innermost service that asks gets its next reply.
+    innermost service that asks gets its next reply. `will_reply(…, service=Waiter)` gives a service its own script at any
+    time; the others go on with the common one.
 
     A reply is a `str`, an `AiMessage`, a `ChatResponse`, one `tool_call(…)`, an exception to raise, or a function that
     takes the request and returns (or awaits) any of these. The model raises `AssertionError` when the script has no
@@ -118,44 +119,50 @@ class ScriptedChatModel(ChatModel):
         supports_response_format: bool = False,
     ) -> None:
         scripts: Mapping[Any, Any] = replies if isinstance(replies, Mapping) else {None: replies}
-        self._scripts: dict[type[Any] | None, Iterator[Reply]] = {
+        self._scripts: dict[type[Any] | str | None, Iterator[Reply]] = {
             service: iter([script] if isinstance(script, str) else script) for service, script in scripts.items()
         }
-        self._has_one_script = not isinstance(replies, Mapping)
         self.supports_response_format = supports_response_format
         self.requests: list[ChatRequest] = []
 
-    def will_reply(self, *replies: Reply, service: type[Any] | None = None) -> None:
-        """Add replies to the end of the script, or to that of `service` if each service has its own.
+    def will_reply(self, *replies: Reply, service: type[Any] | str | None = None) -> None:
+        """Add replies to the end of the script, or to that of `service`: a class, or its name with its module.
 
-        Raises `TypeError` with `service` for one script, and without it for several.
+        Raises `TypeError` without `service` for a model that was created with a script for each service.
         """
-        if self._has_one_script != (service is None):
-            fix = "leave out service=" if self._has_one_script else "pass service= with the class of one service"
-            raise TypeError(f"will_reply: {fix}")
+        if service is None and None not in self._scripts:
+            raise TypeError("will_reply: pass service= with the class of one service")
+        if not (service is None or isinstance(service, (type, str))):
+            raise TypeError(f"will_reply: invalid service={service!r}; use the class of the service")
         self._scripts[service] = itertools.chain(self._scripts.get(service, ()), replies)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Return the next reply. Raises `AssertionError` if there is none."""
         self.requests.append(request)
-        service = None if self._has_one_script else self._make_asking_service()
+        service = self._find_service()
         for reply in self._scripts[service]:
             return await _make_scripted_response(reply, request)
-        whose = "" if service is None else f" of {service.__name__}"
+        whose = "" if service is None else f" of {getattr(service, '__name__', service)}"
         raise AssertionError(
             f"no scripted reply for request {len(self.requests)}{whose}, which ends with {request.messages[-1:]!r}; "
             "add a reply with will_reply(…)"
         )
 
-    def _make_asking_service(self) -> type[Any]:
-        """Return the service with a script that asks, or one of its bases. Raises `AssertionError` without a script."""
+    def _find_service(self) -> type[Any] | str | None:
+        """Return the asking service, or one of its bases, if it has a script; None for the common script.
+
+        Raises `AssertionError` without a script.
+        """
         context = InvocationContext.current()
-        known = ", ".join(each.__name__ for each in self._scripts if each is not None) or "no service"
+        for each in context.service.__mro__ if context is not None else ():
+            for key in (each, f"{each.__module__}.{each.__qualname__}"):
+                if key in self._scripts:
+                    return key
+        if None in self._scripts:
+            return None
+        known = ", ".join(getattr(each, "__name__", str(each)) for each in self._scripts) or "no service"
         if context is None:
             raise AssertionError(f"request {len(self.requests)} comes from no service; there are scripts for {known}")
-        for each in context.service.__mro__:
-            if each in self._scripts:
-                return each
         raise AssertionError(f"no script for the service {context.service.__name__}; there are scripts for {known}")
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:

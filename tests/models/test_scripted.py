@@ -204,8 +204,39 @@ async def test_replies_are_added_to_the_script_of_one_service() -> None:
     assert await create_ai_service(Guest, chat_model=model).ask("?") == "two"
     with pytest.raises(TypeError, match="pass service="):
         model.will_reply("three")
-    with pytest.raises(TypeError, match="leave out service="):
-        ScriptedChatModel([]).will_reply("three", service=Waiter)
+    with pytest.raises(TypeError, match="invalid service="):
+        model.will_reply("three", service=service)
+
+
+async def test_a_service_gets_a_script_at_any_time_and_the_others_keep_the_common_one() -> None:
+    model = ScriptedChatModel(["one", "two"])
+    waiter, guest = create_ai_service(Waiter, chat_model=model), create_ai_service(Guest, chat_model=model)
+    assert await waiter.serve("?") == "one"
+
+    model.will_reply("mine", service=Waiter)
+    model.will_reply("three")
+
+    assert [await guest.ask("?"), await waiter.serve("?"), await guest.ask("?")] == ["two", "mine", "three"]
+    with pytest.raises(AssertionError, match="no scripted reply for request 5 of Waiter"):
+        await waiter.serve("?")
+    with pytest.raises(AssertionError, match="no scripted reply for request 6, "):
+        await guest.ask("?")
+    model.will_reply("by name", service=f"{Guest.__module__}.{Guest.__qualname__}")
+    assert await guest.ask("?") == "by name"
+
+
+async def test_the_innermost_service_gets_its_script_and_direct_requests_the_common_one() -> None:
+    @register_ai_service(tools=Cook)
+    class Head(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("cook", {"dish": "soup"}), "served"])
+    model.will_reply("soup", service=Cook)
+    async with Container(models={"default": model}).register(Cook, Head) as container:
+        assert await container.get(Head).ask("?") == "served"
+    model.will_reply("direct")
+    assert (await model.chat(ChatRequest([UserMessage("?")]))).ai_message.text == "direct"
+    assert [text_of(each.messages[-1]) for each in model.requests[:3]] == ["?", "soup", "soup"]
 
 
 # --- text_of

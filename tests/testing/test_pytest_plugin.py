@@ -108,6 +108,27 @@ def test_synchronous_tests_get_a_started_container_and_a_scripted_model(project:
     run(project).assert_outcomes(passed=2)
 
 
+def test_the_scripted_model_takes_scripts_per_service_at_any_time(project: pytest.Pytester) -> None:
+    project.makepyfile("""
+        from concurrent.futures import ThreadPoolExecutor
+        from program import Blocking, Waiter
+        from toolbox.testing import tool_call
+
+        def test_it(toolbox_container, scripted_model):
+            scripted_model.will_reply("common")
+            blocking = toolbox_container.get(Blocking)
+            assert blocking.ask("?").content == "common"
+            scripted_model.will_reply(tool_call("price", {"dish": "curry"}), "It is 12 euros.", service=Blocking)
+            assert blocking.ask("How much?").content == "It is 12 euros."
+            scripted_model.will_reply("more", "others", service=Waiter)
+            scripted_model.will_reply("and more", service=Blocking)
+            with ThreadPoolExecutor(4) as threads:
+                assert threads.submit(lambda: blocking.ask("?")).result().content == "and more"
+    """)
+
+    run(project).assert_outcomes(passed=1)
+
+
 def test_models_are_never_called_by_accident(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_MODEL", "m")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
