@@ -153,7 +153,7 @@ _STRICT_PROPERTIES = 5000
 def strict_form(schema: Mapping[str, Any], optional: Optional = "required", below: Optional = "required") -> Schema:
     """Return the form of an object's schema that servers can enforce. Raises `NotStrict`.
 
-    `optional` says what becomes of its own optional properties, `below` of those of objects inside of it.
+    `optional` says what becomes of the optional properties, `below` of those of objects inside of it.
     """
     if schema.get("type") != "object":
         raise NotStrict("it is not an object")

@@ -104,8 +104,8 @@ class ScriptedChatModel(ChatModel):
         container = Container(models={"default": model})
 
     A mapping has a script for each service, `{Waiter: ["…"], Cook: ["…"]}`, for services that run at the same time: the
-    innermost service that asks gets its next reply. `will_reply(…, service=Waiter)` gives a service its own script at any
-    time; the others go on with the common one.
+    innermost service that asks gets its next reply. `will_reply(…, service=Waiter)` gives a service its own script at
+    any time; the others go on with the common one.
 
     A reply is a `str`, an `AiMessage`, a `ChatResponse`, one `tool_call(…)`, an exception to raise, or a function that
     takes the request and returns (or awaits) any of these. The model raises `AssertionError` when the script has no

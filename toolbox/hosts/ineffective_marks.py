@@ -336,9 +336,10 @@ def _is_declaration(cls: type[Any]) -> bool:
 def _marked_members(cls: type[Any]) -> Iterator[tuple[str, Any, FunctionType]]:
     for name, raw in may_be_marked_in(cls):
         function = _plain(raw)
-        if isinstance(function, FunctionType):
-            if not (_ATTRIBUTES.isdisjoint(vars(function)) and _ATTRIBUTES.isdisjoint(vars(raw))):
-                yield name, raw, function
+        if not isinstance(function, FunctionType):
+            continue
+        if not (_ATTRIBUTES.isdisjoint(vars(function)) and _ATTRIBUTES.isdisjoint(vars(raw))):
+            yield name, raw, function
 
 
 def _at_class(cls: type[Any], kind: Use) -> Iterator[tuple[str, Problem | None]]:

@@ -74,7 +74,7 @@ class CoolingModels:
 
     After that time one request of a chain tries the model, while others still skip it. If the model answers, it is
     asked again as before; if it fails, it cools down again. Anything else, such as a refusal, decides nothing: the next
-    request tries. Models of one name, server and server's name are one, whoever has made them, but for time-outs: one
+    request tries. Models of one name, server and server's name are one, no matter who made them, but for time-outs: one
     tenant may wait longer than another. A model of a program's own class is one by itself. `name_of` returns the name
     under which the container has the model that a call names.
     """

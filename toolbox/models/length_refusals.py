@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 STATUSES = (200, 400, 413)
-"""The statuses of such a refusal. 200 is that of an error inside a reply. 429 is none: less text does not help."""
+"""The statuses of such a refusal. 200 is that of an error inside a reply. 429 is not one: less text does not help."""
 
 CODES = frozenset(
     {

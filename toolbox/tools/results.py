@@ -6,6 +6,7 @@ call (`pipeline`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
@@ -136,9 +137,9 @@ def _write_json(value: Any) -> str:
     except PydanticSerializationError as error:
         if not is_half_a_character(error):
             raise
-    else:
-        if not _MAY_BE_NO_NUMBER.search(encoded):
-            return encoded.decode()
+        return whole_json(_with_named_numbers(json.loads(whole_json(value))))
+    if not _MAY_BE_NO_NUMBER.search(encoded):
+        return encoded.decode()
     written = json_values(value)
     return written if isinstance(value, float) else whole_json(written)
 
