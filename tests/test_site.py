@@ -12,7 +12,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -37,7 +36,11 @@ MODULES = (
 # Whole modules in the reference.
 SPELT_OUT = ("toolbox.errors", "toolbox.transcripts")
 
-REFERENCE = re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(encoding="utf-8"), re.MULTILINE)
+REFERENCE = [
+    name
+    for page in tomllib.loads((DOCS / "reference.toml").read_text(encoding="utf-8")).values()
+    for name in page["names"]
+]
 
 
 def pages_of(navigation: Any) -> Iterator[str]:
@@ -49,7 +52,7 @@ def pages_of(navigation: Any) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    assert sorted(pages_of(CONFIG["nav"])) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert sorted(pages_of(CONFIG["nav"])) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -62,18 +65,11 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     # The root also exports names that its `__all__` does not advertise, written `X as X`.
     others = re.findall(r"\b(\w+) as \1\b", Path(str(there.__file__)).read_text(encoding="utf-8"))
 
-    assert [f"::: {module}.{name}" for name in (*there.__all__, *others) if name not in listed | spelt_out] == []
+    assert [f"{module}.{name}" for name in (*there.__all__, *others) if name not in listed | spelt_out] == []
 
 
 def test_no_name_is_in_the_reference_twice() -> None:
     assert len(REFERENCE) == len(set(REFERENCE))
-
-
-def module_of(name: str) -> str:
-    """Return the module that defines a name of the reference, or ""."""
-    module, _, attribute = name.rpartition(".")
-    there = getattr(importlib.import_module(module), attribute)
-    return there.__name__ if isinstance(there, ModuleType) else getattr(there, "__module__", "")
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +79,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(ROOT / "zensical.toml", folder)
     shutil.copytree(DOCS, folder / "docs")
-    documented = {module_of(each) for each in REFERENCE}
-    for package in ("toolbox", "toolbox_fastapi"):
-        for file in (ROOT / package).rglob("*.py"):
-            # The others are not in the reference, and reading them takes as long.
-            if file.name == "__init__.py" or ".".join(file.relative_to(ROOT).with_suffix("").parts) in documented:
-                there = folder / file.relative_to(ROOT)
-                there.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, there)
-    # The layout of signatures and the colors of code are not tested: mkdocstrings would start a ruff process for each
-    # signature, and pygments reads all code.
-    (folder / "black.py").write_text(
-        "class InvalidInput(Exception): ...\ndef Mode(line_length): ...\ndef format_str(code, mode): return code\n"
-    )
+    # The colors of code are not tested: pygments reads all code.
     (folder / "pygments.py").write_text("raise ImportError\n")
     build = "import gc, runpy; gc.disable(); runpy.run_module('zensical', run_name='__main__')"
     done = subprocess.run(
@@ -129,17 +113,13 @@ def test_every_link_of_the_site_is_valid(site: Path) -> None:
     assert wrong == []
 
 
-def test_the_reference_has_docstrings(site: Path) -> None:
-    text = (site / "reference.html").read_text(encoding="utf-8")
-
-    assert "Beans, tools and services of one program." in text
-    assert 'id="toolbox.errors.MissingBeanError"' in text
-
-
 def test_pages_that_repeat_the_code_are_up_to_date() -> None:
-    """The tables of settings and commands are those of the program. `make docs` writes them."""
+    """The tables of settings and commands, and the reference, are those of the program. `make docs` writes them."""
     generate = runpy.run_path(str(DOCS / "generate.py"))
+    reference = {"reference.md": "", **{f"reference/{each.name}": "" for each in (DOCS / "reference").glob("*.md")}}
+    written = {name: (DOCS / name).read_text(encoding="utf-8") for name in reference}
 
     for name in generate["PAGES"]:
         page = (DOCS / name).read_text(encoding="utf-8")
         assert generate["with_parts"](page) == page, f"run `make docs`: {name}"
+    assert generate["reference_pages"]() == written, "run `make docs`: reference"
