@@ -334,7 +334,7 @@ _PREFIX = "TOOLBOX_"
 class ToolboxSettings(BaseSettings):
     """Settings of the library. Arguments override the environment variables `TOOLBOX_<FIELD>`; nested fields use `__`.
 
-        Container(settings=ToolboxSettings(timeout=30, max_tool_rounds=5))
+    Give them to the container: `Container(settings=ToolboxSettings(timeout=30, max_tool_rounds=5))`.
     """
 
     model_config = SettingsConfigDict(

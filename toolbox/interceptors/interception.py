@@ -44,7 +44,7 @@ class ToolInvocation:
     def with_arguments(self, **changes: Any) -> ToolInvocation:
         """Return a copy with changed arguments, which `proceed` validates again. Raises `TypeError` for unknown ones.
 
-            proceed(call.with_arguments(limit=10))
+        An interceptor passes it on: `proceed(call.with_arguments(limit=10))`.
         """
         known = {*self.arguments, *self.specification.parameters.get("properties", ())}
         for name in changes:
