@@ -381,8 +381,10 @@ class Container:
         read = read_function(function)
         if self._wiring is None:
             self._program.injected.append(read)
-        elif problems := list(read.problems(self._wiring.graph)):
-            raise IllegalConfigurationError(problems)
+        else:
+            graph = self._wiring.graph
+            if problems := [*read.problems(graph), *self._wiring.problems_behind(read.keys_in(graph))]:
+                raise IllegalConfigurationError(problems)
         return with_injection(read, self._internals)
 
     @staticmethod
@@ -626,7 +628,7 @@ class ContainerInternals:
             for bean in wiring.graph.beans:
                 cls = get_origin(bean.definition.provides) or bean.definition.provides
                 is_one = isinstance(cls, type) and any(kind in cls.__mro__ for kind in kinds)
-                if is_one and bean.definition.scope is Scope.APPLICATION:
+                if is_one and bean.definition.scope is Scope.APPLICATION and wiring.can_create(bean.key):
                     found.append(await wiring.aget_value(wiring.graph.single(bean.key), wiring.application))
             yield found
         except BaseException as error:
@@ -655,7 +657,7 @@ class ContainerInternals:
             cls = get_origin(definition.provides) or definition.provides
             created = wiring.application.store.get(bean.key)  # a producer may declare an interface without the method
             has_method = any(callable(getattr(each, method, None)) for each in (cls, created))
-            if definition.scope is Scope.APPLICATION and has_method:
+            if definition.scope is Scope.APPLICATION and has_method and wiring.can_create(bean.key):
                 found[names[bean.key]] = partial(wiring.aget_value, wiring.graph.single(bean.key), wiring.application)
         return found
 
@@ -710,8 +712,7 @@ def _unfilled(
 ) -> Iterator[tuple[InjectionPoint, Value]]:
     """Yield the parameters of a called function that the container fills, with their values."""
     for point in points:
-        if point.parameter not in given and (value := wiring.graph.found(point)) != DEFAULT:
-            wiring.follow_graph()
+        if point.parameter not in given and (value := wiring.find_value(point)) != DEFAULT:
             yield point, value
 
 

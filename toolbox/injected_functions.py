@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from .di.graph import BeanGraph
 from .di.injection_points import MISSING, InjectionPoint, point_of
-from .di.values import SingleBean
+from .di.values import LazyBean, SingleBean, beans_in
 from .errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from .execution.threads import running_loop
 from .introspection import EMPTY, Parameter, Unresolved, names_around, read_signature, type_name
@@ -67,7 +67,7 @@ class InjectedFunction:
         """Yield the problems of the injected parameters: missing beans, and seeds, which calls do not have."""
         for point in self.points:
             yield from graph.problems_of(point)
-            value = graph.value_of(point)
+            value = graph.resolve(point)
             if isinstance(value, SingleBean) and value.absent is not MISSING:
                 continue
             for path in graph.seeds_behind(value, {SecurityIdentity}):
@@ -75,6 +75,11 @@ class InjectedFunction:
                 fact = f"it needs the request seed {labels[-1]}, which calls of this function do not have"
                 fix = f"take `{labels[-1]} | None`, or pass what it needs as an argument"
                 yield Problem(" -> ".join((point.where, *labels)), fact, fix)
+
+    def keys_in(self, graph: BeanGraph) -> Iterator[int]:
+        """Yield the keys of the beans that the injected parameters get, or can look up."""
+        for value in map(graph.resolve, self.points):
+            yield from value.found if isinstance(value, LazyBean) else beans_in(value)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], beans: Mapping[str, Any]) -> inspect.BoundArguments:
         """Return the arguments of a call, with those that are injected. Raises `TypeError` for wrong ones."""

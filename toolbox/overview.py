@@ -258,5 +258,5 @@ def _find_classes(points: Iterable[InjectionPoint], graph: BeanGraph) -> tuple[t
 
 
 def _find_beans(point: InjectionPoint, graph: BeanGraph) -> tuple[int, ...]:
-    value = graph.value_of(point)
+    value = graph.resolve(point)
     return value.found if isinstance(value, LazyBean) else beans_in(value)

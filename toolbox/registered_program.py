@@ -22,6 +22,7 @@ from .di.conditions import conditions_of
 from .di.decorating import decorates_mark_of
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
 from .di.graph import BeanGraph, Registration
+from .di.graph_checks import find_problems
 from .di.injection_points import name_problem
 from .di.registry import (
     Reader,
@@ -209,6 +210,8 @@ class RegisteredProgram:
         graph = registered.graph
         host.use_graph(graph)
         host.models.are_checked, settings_are_read = models, not problems
+        problems += registered.unreadable
+        read = len(problems)
         problems += registered.problems()  # plans the services
         settle(host.plans)
         tools = tools_of_beans(graph)
@@ -244,6 +247,7 @@ class RegisteredProgram:
         for override in self.overrides:
             problems += override.problems(graph)
         overridden = [key for each in self.overrides if (key := each.key_in(graph)) is not None]
+        problems[read:read] = find_problems(graph)  # last, because all other checks may add beans
         settings, failed = settings_in(graph, overridden)
         if settings_are_read:
             failed += producer_problems(graph, host.settings, overridden)

@@ -77,7 +77,7 @@ def start_problems(functions: Iterable[CalledFunction], graph: BeanGraph, worker
         if each.bean is not None and each.bean not in graph.templates:
             yield from _problems_of_seed(each.where, SingleBean(each.bean), graph)
         for parameter in each.injected:
-            value = graph.value_of(point_of(parameter.wanted, each.where))
+            value = graph.resolve(point_of(parameter.wanted, each.where))
             if not (parameter.optional and isinstance(value, SingleBean) and graph.is_seed(value.bean)):
                 yield from _problems_of_seed(each.where, value, graph)
 

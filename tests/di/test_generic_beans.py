@@ -1,17 +1,39 @@
 """Generic types as beans: each list of arguments is a bean of its own."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, List, NewType, Protocol, TypeVar  # noqa: UP035
+from typing import Annotated, Any, Generic, List, NewType, Protocol, TypeVar  # noqa: UP035
 
 import pytest
 
 from tests.di.payments import Order, User
-from toolbox import AmbiguousBeanError, Container, MissingBeanError, application_scoped, dependent, produces
+from toolbox import (
+    AmbiguousBeanError,
+    ChatModel,
+    Container,
+    IllegalConfigurationError,
+    Inject,
+    Instance,
+    MissingBeanError,
+    Named,
+    application_scoped,
+    decorates,
+    dependent,
+    on_start,
+    produces,
+    register_ai_service,
+    request_scoped,
+    tool,
+)
+from toolbox.container import internals_of
 from toolbox.di import providers
+from toolbox.di.awaited import Planner
 from toolbox.di.beans import read_class
 from toolbox.di.graph import BeanGraph
 from toolbox.introspection import type_name
+from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
 
@@ -167,7 +189,7 @@ class Table(Generic[T]):
 
 
 @pytest.mark.parametrize(
-    "method", [lambda graph: graph.choose(Uses[int], None), lambda graph: graph.provides(Uses[int])]
+    "method", [lambda graph: graph.resolve_type(Uses[int], None), lambda graph: graph.find(Uses[int])]
 )
 def test_a_graph_has_all_beans_of_its_definitions_after_each_lookup(method: Callable[[BeanGraph], object]) -> None:
     graph = BeanGraph([read_class(Uses), read_class(Repository)])
@@ -210,3 +232,188 @@ async def test_a_new_bean_can_be_looked_up_again_after_its_first_lookup_failed(m
 
         assert isinstance((await container.aget(Table[int])).connection, Connection)
         assert "table_int" in container.providers.providers
+
+
+async def test_an_override_ends_while_another_thread_looks_up_a_new_bean(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_awaited = Planner._find_awaited
+
+    async with Container().register(Uses, Repository, UserRepository) as container:
+        override = container.override(UserRepository, UserRepository())
+        fake = override.__enter__()
+        ending = threading.Thread(target=override.__exit__, args=(None, None, None))
+
+        def end_meanwhile(planner: Planner) -> frozenset[int]:
+            monkeypatch.undo()
+            ending.start()
+            ending.join(0.5)  # it waits until the beans are planned; otherwise it would end now
+            return find_awaited(planner)
+
+        monkeypatch.setattr(Planner, "_find_awaited", end_meanwhile)
+        container.get(Uses[str])
+        await asyncio.to_thread(ending.join)
+
+        assert container.get(UserRepository) is not fake
+
+
+# --- that cannot be created
+
+
+class Driver(Protocol[T]):
+    def load(self) -> T: ...
+
+
+@application_scoped
+class Unmet(Generic[T]):
+    def __init__(self, driver: Driver[T]) -> None: ...
+
+    async def ready(self) -> bool:
+        return True
+
+
+@request_scoped
+class Basket(Generic[T]): ...
+
+
+@application_scoped
+class Captive(Generic[T]):
+    def __init__(self, basket: Basket[T]) -> None: ...
+
+
+@dependent
+class Left(Generic[T]):
+    def __init__(self, right: "Right[T]") -> None: ...
+
+
+@dependent
+class Right(Generic[T]):
+    def __init__(self, left: Left[T]) -> None: ...
+
+
+@dependent
+class Endless(Generic[T]):
+    def __init__(self, larger: "Endless[list[T]]") -> None: ...
+
+
+@dependent
+class Undeclared(Generic[T]):
+    def __init__(self, model: Annotated[ChatModel, Named("unknown")], repository: Repository[T]) -> None: ...
+
+
+@dependent
+class Decorated(Generic[T]):
+    def __init__(self, repository: Repository[T]) -> None: ...
+
+
+@decorates(Decorated)
+@request_scoped
+class Around(Decorated[T]):
+    def __init__(self, inner: Decorated[T]) -> None: ...
+
+
+@dependent
+class Above(Generic[T]):
+    def __init__(self, broken: Unmet[T]) -> None: ...
+
+
+@dependent
+class Later(Generic[T]):
+    def __init__(self, broken: Instance[Unmet[T]]) -> None:
+        self.broken = broken
+
+
+BROKEN = (Unmet, Captive, Left, Endless, Undeclared, Decorated, Above)
+GENERIC = (*BROKEN, Right, Basket, Around, Later, Uses, Repository)
+
+
+def new_container(*others: object) -> Container:
+    return Container(models={"default": ScriptedChatModel()}).register(*GENERIC, UserRepository, *others)
+
+
+def wants_a_good_one(uses: Uses[bytes]) -> str:
+    return type(uses.repository).__name__
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_a_generic_bean_that_cannot_be_created_fails_its_own_lookups_only(broken: Any) -> None:
+    def wants_a_broken_one(bean: broken[float]) -> None: ...
+
+    async with new_container() as container:
+        lookups: list[Callable[[], Any]] = [
+            lambda: container.get(broken[int]),
+            lambda: container.get(broken[int]),
+            lambda: container.call(wants_a_broken_one),
+            lambda: container.get(Instance[broken[str]]).get(),
+            lambda: container.override(broken[bytes], object()).__enter__(),
+            lambda: container.injected(wants_injected(broken[int])),
+            lambda: container.providers.providers[f"{broken.__name__.lower()}_int"](),
+            lambda: container.providers.providers[f"{broken.__name__.lower()}_int"](1),
+        ]
+        for number, look_up in enumerate(lookups):
+            with pytest.raises(IllegalConfigurationError) as caught:
+                look_up()
+            assert len(caught.value.problems) == 1
+            new: Any = tuple[(int,) * (number + 1)]  # type: ignore[misc]  # another one each time
+
+            assert isinstance(container.get(Repository[new]), Repository)
+            assert await container.acall(wants_a_good_one) == "Repository"
+            assert isinstance(container.get(UserRepository), UserRepository)
+        with pytest.raises(IllegalConfigurationError):
+            await container.aget(broken[int])
+        with container.request_scope({broken[dict]: object()}), container.override(UserRepository, UserRepository()):
+            assert isinstance(container.get(Uses[dict]), Uses)
+        assert internals_of(container).application_beans_with("ready") == {}
+
+
+def wants_injected(wanted: Any) -> Callable[..., None]:
+    def function(bean: Inject[wanted]) -> None: ...
+
+    return function
+
+
+async def test_a_bean_that_can_look_up_a_broken_one_later_is_created() -> None:
+    async with new_container() as container:
+        later = container.get(Later[int])
+
+        with pytest.raises(IllegalConfigurationError, match="no bean provides Driver"):
+            later.broken.get()
+        assert isinstance(container.get(Later[int]), Later)
+
+
+def list_a_tool(wanted: Any) -> object:
+    class Tools:
+        @tool
+        def load(self, bean: Inject[wanted]) -> str:
+            """Load something."""
+            return ""
+
+    @register_ai_service(tools=Tools)
+    class Assistant(Protocol):
+        def chat(self, question: str) -> str: ...
+
+    return Assistant
+
+
+def run_at_start(wanted: Any) -> object:
+    @on_start
+    def prepare(bean: Inject[wanted]) -> None: ...
+
+    return prepare
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("using", [list_a_tool, run_at_start])
+def test_the_start_checks_beans_that_only_its_other_checks_request(using: Callable[[Any], object], broken: Any) -> None:
+    [problem] = new_container(using(broken[int])).check()
+
+    assert problem.where.startswith((broken.__name__, "Unmet", "Around"))
+
+
+def test_the_start_checks_the_beans_of_injected_functions_and_overrides() -> None:
+    injecting, overriding = new_container(), new_container()
+    injecting.injected(wants_injected(Captive[int]))
+
+    with overriding.override(Unmet[int], object()):
+        assert [each.where for each in injecting.check() + overriding.check()] == [
+            "Captive[int].basket",
+            "Unmet[int].driver",
+        ]

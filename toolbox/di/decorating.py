@@ -179,6 +179,8 @@ class Decorations:
         """The decorators in the order in which they are put around beans: the outermost is last."""
         self.inner_of: dict[int, int] = {}
         """The decorated bean of each decorator's bean."""
+        self.problems_of: dict[int, dict[Problem, None]] = {}
+        """The reasons why decorators cannot be put around a bean, by its key."""
         self._definitions, self._index, self._bound = definitions, index, bound
         self._outer: dict[tuple[int, int, Any], int] = {}
 
@@ -262,8 +264,8 @@ class Decorations:
     def _around(self, decorator: BeanDecorator, key: int, form: Any) -> int | None:
         """Return the decorator of a bean, and add it to the graph; None if the bean cannot be decorated."""
         inner = self._definitions[key]
-        if problems := list(decorator.problems_around(inner)):
-            self.problems += problems
+        if problems := dict.fromkeys(decorator.problems_around(inner)):
+            self.problems_of.setdefault(key, {}).update(problems)
             return None
         place = id(decorator), key, form
         if place not in self._outer:

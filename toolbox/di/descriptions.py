@@ -121,7 +121,7 @@ def describe_function(
     bean: int | None = None,
 ) -> BeanDescription:
     """Return a function that gets beans in a request scope, as `describe` returns beans; `bean` has the method."""
-    values = {point.parameter: graph.value_of(point) for point in points}
+    values = {point.parameter: graph.resolve(point) for point in points}
     names = provider_names(graph, graph.beans)  # after the values, which may add beans
     holds: dict[str, tuple[str, ...]] = {} if bean is None else {"self": (names[bean],)}
     lazy: dict[str, tuple[str, ...]] = {}

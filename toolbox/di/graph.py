@@ -91,6 +91,9 @@ class NamedType(Protocol):
         ...
 
 
+MAX_NESTING = 10
+"""How many type arguments can be inside each other in a bean of a generic class: `Box[list[int]]` has two."""
+
 _NOTHING = (NotFound(), BeanList(()), BeanList((), as_tuple=True), BeanDict(()))
 
 
@@ -118,9 +121,10 @@ class BeanGraph:
     """All beans of a container and their dependencies.
 
     Only settings, generic classes with arguments and what `on_request` returns are added after construction, also by
-    lookups of several threads. Each public method that may add a definition holds the lock, and resolves before it
-    returns; methods with an underscore are called with the lock held. `beans` is replaced when all definitions are
-    resolved, so each tuple has all beans that its beans hold. Read it once where two loops must see the same beans.
+    lookups of several threads: by `resolve…`, `find…` and `problems_of`. These hold the lock, and complete `beans`
+    before they return; methods with an underscore are called with the lock held. `beans` is replaced when it has all
+    that its beans hold. Read it once where two loops must see the same beans. It may have beans that cannot be created:
+    the start checks all of them, and each lookup those that it has added (`graph_checks`).
     """
 
     def __init__(
@@ -155,7 +159,7 @@ class BeanGraph:
         self._bind_all(bindings)
         self._decorate_all(bindings)
         self._beans: tuple[Bean, ...] = ()
-        self._resolve_all()
+        self._complete_beans()
 
     def _add(self, definition: BeanDefinition, *, derived: bool = False) -> int:
         key = len(self.definitions)
@@ -296,7 +300,7 @@ class BeanGraph:
         """Return the key of a definition that was registered. The graph may have a changed copy at another place."""
         return self._keys[definition.identity]
 
-    def _resolve_all(self) -> None:
+    def _complete_beans(self) -> None:
         """Create the `Bean` of each definition, including definitions derived during this."""
         if len(self._beans) == len(self.definitions):
             return
@@ -312,22 +316,22 @@ class BeanGraph:
         self._beans = tuple(beans)
 
     def _values_of(self, points: Iterable[InjectionPoint]) -> tuple[tuple[InjectionPoint, Value], ...]:
-        return tuple((point, self._value_of(point)) for point in points)
+        return tuple((point, self._resolve(point)) for point in points)
 
-    def value_of(self, point: InjectionPoint) -> Value:
-        """Return the value of an injection point."""
+    def resolve(self, point: InjectionPoint) -> Value:
+        """Return the value of an injection point; add the beans that it needs."""
         with self._lock:
-            value = self._value_of(point)
-            self._resolve_all()
+            value = self._resolve(point)
+            self._complete_beans()
             return value
 
-    def _value_of(self, point: InjectionPoint) -> Value:
+    def _resolve(self, point: InjectionPoint) -> Value:
         if point.problem is not None:
             return NotFound() if point.default is MISSING else DEFAULT
         if point.shape is PointShape.INSTANCE:
             inner = point_of(point.wants, point.where)
             name = point.name or inner.name
-            value = self._value_of(replace(inner, name=name))
+            value = self._resolve(replace(inner, name=name))
             if not isinstance(value, NotFound):
                 return LazyBean(point.wants, name, beans_in(value))
         else:
@@ -357,15 +361,14 @@ class BeanGraph:
             return BeanList(tuple(dict.fromkeys(key for key, _ in pairs)), point.shape is PointShape.TUPLE)
         return BeanDict(tuple({name: (name, key) for key, name in pairs if name is not None}.values()))
 
-    def provides(self, wanted: Any) -> bool:
-        """Return True if one or more beans are of a type. Settings that nobody has registered are not."""
-        return self.choose(wanted, None, derive=not is_settings(wanted)) != NotFound()
+    def resolve_type(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
+        """Return the bean for a type and a name, or the candidates if none or several match.
 
-    def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
-        """Return the bean for a type and a name, or the candidates if none or several match."""
+        A bean that nobody has registered is added, unless `derive` is False.
+        """
         with self._lock:
             found = self._choose(wanted, name, derive=derive)
-            self._resolve_all()
+            self._complete_beans()
             return found
 
     def _choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
@@ -394,7 +397,7 @@ class BeanGraph:
 
     def class_behind(self, cls: type[Any]) -> type[Any]:
         """Return the class of the bean that provides `cls`: a subclass, or `cls` itself, also without a single bean."""
-        value = self.choose(cls, None)
+        value = self.resolve_type(cls, None)
         found = class_of(self.definitions[value.bean].provides) if isinstance(value, SingleBean) else cls
         return found if isinstance(found, type) and cls in found.__mro__ else cls
 
@@ -405,11 +408,11 @@ class BeanGraph:
     def _matching(self, wanted: Any, derive: bool = True) -> list[tuple[int, str | None]]:
         """Return the beans of a type with their names, in registration order."""
         if is_union(wanted):
-            members = {plain(each) for each in get_args(wanted)}
+            members = dict.fromkeys(plain(each) for each in get_args(wanted))
             arms = [pair for arm in members for pair in self._matching(arm, derive)]
             for key in self._unions:  # a bean that is of one of these types
                 definition = self.definitions[key]
-                if all(members.intersection(forms_of(plain(each))) for each in get_args(definition.provides)):
+                if all(members.keys() & forms_of(plain(each)) for each in get_args(definition.provides)):
                     arms.append((key, definition.name))
             return sorted(set(arms), key=self.decorations.place_of)
         if not is_key(wanted):
@@ -445,7 +448,10 @@ class BeanGraph:
         definition = self.definitions[key]
         filled = definition.provides[tuple(arguments.get(each, Any) for each in open_variables(definition))]
         if filled not in self._derived:
-            self._derived[filled] = self._add(read_class(filled, self.names, definition.scope), derived=True)
+            derived = read_class(filled, self.names, definition.scope)
+            if _nesting_of(filled) > MAX_NESTING:
+                derived = replace(derived, needs=(), problems=(_endless_arguments(derived),))
+            self._derived[filled] = self._add(derived, derived=True)
         return self._derived[filled]
 
     def _bound_with_arguments(self, wanted: Any, name: str | None) -> int | None:
@@ -525,31 +531,21 @@ class BeanGraph:
 
     def find_at(self, point: InjectionPoint) -> Value:
         """Return the value of an injection point outside the graph, as `find` does."""
-        with self._lock:
-            before = len(self._beans)
-            value = self.value_of(point)
-            problems = [problem for bean in self._beans[before:] for problem in self._problems_of_new(bean)]
+        value = self.resolve(point)
         if isinstance(value, NotFound) and point.problem is not None:
             raise IllegalConfigurationError([point.problem])
         if isinstance(value, NotFound) and value.candidates:
             raise AmbiguousBeanError(
                 _lookup_text(point), tuple(self.definitions[key].label for key in value.candidates)
             )
-        if problems and not isinstance(value, NotFound):
-            raise IllegalConfigurationError(problems)
-        return value
-
-    def found(self, point: InjectionPoint) -> Value:
-        """Return the value of an injection point outside the graph. Raises `MissingBeanError` too."""
-        if isinstance(value := self.find_at(point), NotFound):
-            raise self._missing_at(point)
         return value
 
     def missing(self, wanted: Any, name: str | None) -> MissingBeanError:
         """Return the error for a lookup without a bean."""
-        return self._missing_at(_point_of_lookup(wanted, name))
+        return self.missing_at(_point_of_lookup(wanted, name))
 
-    def _missing_at(self, point: InjectionPoint) -> MissingBeanError:
+    def missing_at(self, point: InjectionPoint) -> MissingBeanError:
+        """Return the error for an injection point without a bean."""
         if (rules := self._rules_of(point)) is not None:
             of_type, name = rules
             problem = of_type.problem(name, point.where)
@@ -563,16 +559,11 @@ class BeanGraph:
         near = NearMisses(lambda: self.near_misses(point))
         return MissingBeanError(_lookup_text(point), near, point.where if point.parameter else "", fix)
 
-    def _problems_of_new(self, bean: Bean) -> Iterator[Problem]:
-        yield from bean.definition.problems
-        for point, value in bean.needs + bean.behind:
-            yield from self.problems_with(point, value)
-
     # --- problems of one injection point
 
     def problems_of(self, point: InjectionPoint) -> Iterator[Problem]:
-        """Yield the problems of an injection point of a bean, a tool or an endpoint."""
-        yield from self.problems_with(point, self.value_of(point))
+        """Yield the problems of an injection point of a tool or an endpoint; add the beans that it needs."""
+        yield from self.problems_with(point, self.resolve(point))
 
     def problems_with(self, point: InjectionPoint, value: Value) -> Iterator[Problem]:
         """Yield the problems of an injection point with this value."""
@@ -627,6 +618,17 @@ class BeanGraph:
         inner = point_of(point.wants, point.where) if point.shape is PointShape.INSTANCE else point
         otherwise_named = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
         return tuple(dict.fromkeys([*otherwise_named, *find_similar(inner.wants, self.definitions)]))
+
+
+def _nesting_of(form: Any) -> int:
+    """Return how many type arguments are inside each other."""
+    arguments = get_args(form)
+    return 1 + max(map(_nesting_of, arguments)) if arguments else 0
+
+
+def _endless_arguments(derived: BeanDefinition) -> Problem:
+    what = f"more than {MAX_NESTING} type arguments inside each other: the class needs itself with larger ones"
+    return Problem(derived.label, what, "request it with arguments that do not grow")
 
 
 def _point_of_lookup(wanted: Any, name: str | None) -> InjectionPoint:

@@ -1,7 +1,8 @@
-"""Checks a whole graph: declarations, injection points, names, cycles, long chains, and beans that live too short.
+"""Checks beans: declarations, injection points, names, cycles, long chains, and beans that live too short.
 
-Each check is a generator of `Problem`s. Not here: the problems of one injection point (`graph`), of settings
-(`registry`), of tools and services (their readers check them).
+Each check is a generator of `Problem`s. The start checks the whole graph, a lookup the beans that it has added. Not
+here: the problems of one injection point (`graph`), of settings (`registry`), of tools and services (their readers
+check them).
 """
 
 from __future__ import annotations
@@ -20,29 +21,37 @@ from .graph import Bean, BeanGraph
 from .injection_points import InjectionPoint, name_problem
 from .problem_texts import chain_text
 
-Check = Callable[[BeanGraph], Iterator[Problem]]
+Check = Callable[[BeanGraph, Sequence[Bean]], Iterator[Problem]]
 
 
 def find_problems(graph: BeanGraph) -> Iterator[Problem]:
-    """Yield the problems of all rules."""
+    """Yield the problems of the whole graph."""
+    yield from graph.binding_problems
+    yield from graph.decorations.problems
+    yield from find_bean_problems(graph, graph.beans)
+    yield from find_duplicate_names(graph)
+
+
+def find_bean_problems(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[Problem]:
+    """Yield why beans cannot be created. `beans` also has those that they hold, unless they were checked before."""
     for check in CHECKS:
-        yield from check(graph)
+        yield from check(graph, beans)
 
 
-def find_invalid_declarations(graph: BeanGraph) -> Iterator[Problem]:
-    """Yield invalid definitions and bindings."""
-    for definition in graph.definitions:
+def find_invalid_declarations(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[Problem]:
+    """Yield the problems of definitions, and of decorators that cannot be put around a bean."""
+    for bean in beans:
+        definition = bean.definition
         yield from definition.problems
         source = definition.source if inspect.isroutine(definition.source) else definition.provides
         if (problem := name_problem(definition.name, type_name(source))) is not None:
             yield problem
-    yield from graph.binding_problems
-    yield from graph.decorations.problems
+        yield from graph.decorations.problems_of.get(bean.key, ())
 
 
-def find_unmet_points(graph: BeanGraph) -> Iterator[Problem]:
+def find_unmet_points(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[Problem]:
     """Yield missing and ambiguous beans, and annotations that are missing or cannot be resolved."""
-    for bean in graph.beans:
+    for bean in beans:
         for point, value in bean.needs + bean.behind:
             yield from graph.problems_with(point, value)
 
@@ -72,10 +81,10 @@ def _origin(bean: Bean) -> str:
 # --- cycles
 
 
-def find_cycles(graph: BeanGraph) -> Iterator[Problem]:
+def find_cycles(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[Problem]:
     """Yield dependency cycles: a shortest one through each edge that is part of a cycle."""
     reported: set[tuple[int, ...]] = set()
-    for component in _components(graph):
+    for component in _components(graph, beans):
         inside = set(component)
         edges = {key: [held for held in dict.fromkeys(graph[key].held) if held in inside] for key in component}
         is_ring = all(len(each) == 1 for each in edges.values())  # then it is the only cycle
@@ -115,13 +124,13 @@ def _shortest_path(edges: Mapping[int, Sequence[int]], start: int, goal: int) ->
     return path[::-1]
 
 
-def _components(graph: BeanGraph) -> Iterator[list[int]]:
+def _components(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[list[int]]:
     """Yield the strongly connected components with a cycle (Tarjan's algorithm, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
     on_stack: set[int] = set()
-    for root in range(len(graph.beans)):
+    for root in (bean.key for bean in beans):
         if root in index:
             continue
         work = [(root, iter(graph[root].held))]
@@ -157,10 +166,10 @@ CALLS_PER_BEAN = 4
 """How many calls are nested at most for each bean of a chain, with a margin for the program's own calls."""
 
 
-def find_long_chains(graph: BeanGraph) -> Iterator[Problem]:
+def find_long_chains(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[Problem]:
     """Yield the longest chain of beans if Python cannot create it: a bean is created inside the call for its holder."""
     limit = sys.getrecursionlimit() // CALLS_PER_BEAN
-    lengths, longest_held = _chain_lengths(graph)
+    lengths, longest_held = _chain_lengths(graph, beans)
     top = max(lengths, key=lambda key: lengths[key], default=None)
     if top is None or lengths[top] <= limit:
         return
@@ -175,11 +184,11 @@ def find_long_chains(graph: BeanGraph) -> Iterator[Problem]:
     yield Problem(labels[0], what, fix)
 
 
-def _chain_lengths(graph: BeanGraph) -> tuple[dict[int, int], dict[int, int | None]]:
+def _chain_lengths(graph: BeanGraph, beans: Sequence[Bean]) -> tuple[dict[int, int], dict[int, int | None]]:
     """Return the length of the longest chain below each bean, and the next bean of that chain; cycles do not count."""
     lengths: dict[int, int] = {}
     longest_held: dict[int, int | None] = {}
-    path: list[tuple[int, Iterator[int]]] = [(-1, iter(range(len(graph.beans))))]
+    path: list[tuple[int, Iterator[int]]] = [(-1, iter([bean.key for bean in beans]))]
     begun: set[int] = set()
     while path:
         here, rest = path[-1]
@@ -199,9 +208,9 @@ def _chain_lengths(graph: BeanGraph) -> tuple[dict[int, int], dict[int, int | No
 # --- captive beans
 
 
-def find_captive_beans(graph: BeanGraph) -> Iterator[Problem]:
+def find_captive_beans(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[Problem]:
     """Yield longer-lived beans that hold shorter-lived ones, directly or through dependent beans."""
-    for bean in graph.beans:
+    for bean in beans:
         scope = bean.definition.scope
         if scope is Scope.DEPENDENT:
             continue
@@ -247,7 +256,6 @@ def _held_through_dependents(graph: BeanGraph, bean: Bean) -> Iterator[tuple[tup
 CHECKS: tuple[Check, ...] = (
     find_invalid_declarations,
     find_unmet_points,
-    find_duplicate_names,
     find_cycles,
     find_long_chains,
     find_captive_beans,

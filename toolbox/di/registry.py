@@ -22,9 +22,9 @@ from .conditions import Condition, Conditions, LeftOut, SettingCondition, condit
 from .decorating import decorates_mark_of, read_decorator
 from .decorators import Scope, producer_mark_of, settings_check_of
 from .graph import BeanGraph, Binding, NamedType, Registration
-from .graph_checks import find_problems
 from .injection_points import InjectionPoint, Names
 from .settings_beans import is_settings
+from .values import NotFound
 
 Reader: TypeAlias = Callable[[object], Registration | None]
 """Reads a registered object; returns None for objects of other kinds."""
@@ -160,7 +160,11 @@ class Registry:
         """
         read_once = _reading_once(readers)
         unconditional = cache(lambda: self._unconditional(read_once, names, named))
-        conditions = Conditions(profiles, lambda wanted: unconditional().provides(wanted))
+
+        def is_provided(wanted: Any) -> bool:  # settings that nobody has registered are not
+            return unconditional().resolve_type(wanted, None, derive=not is_settings(wanted)) != NotFound()
+
+        conditions = Conditions(profiles, is_provided)
         readings = list(self._readings(read_once, conditions.reasons_against, names))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         definitions += (seed_of(each, find) for each, find in self._seeds.items())
@@ -247,9 +251,7 @@ class Registered:
     unreadable: tuple[Problem, ...]
 
     def problems(self) -> Iterator[Problem]:
-        """Yield all problems."""
-        yield from self.unreadable
-        yield from find_problems(self.graph)
+        """Yield what the registered objects themselves check. Not here: `unreadable`, and the problems of beans."""
         for reading in self.readings:
             if reading.check is not None:
                 yield from reading.check(self.graph)

@@ -54,9 +54,10 @@ class Lookup:
 class Resolvers:
     """The functions of one started container, until a bean is overridden or an override ends.
 
-    `store_of` returns the scope that stores an application bean. `seeded` are beans that request scopes have in their
-    `seeds`; a container has one set of functions for each such combination, and `plain` is the set without seeds.
-    `lookups` has what was looked up before, by type, name, and whether it may be missing.
+    `store_of` returns the scope that stores an application bean; `check` raises if a value cannot be created. `seeded`
+    are beans that request scopes have in their `seeds`; a container has one set of functions for each such combination,
+    and `plain` is the set without seeds. `lookups` has what was looked up before, by type, name, and whether it may be
+    missing.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class Resolvers:
         planner: Planner,
         store_of: Callable[[int], ApplicationScope],
         later: Callable[[LazyBean], Any],
+        check: Callable[[Value], None],
         seeded: frozenset[int] = frozenset(),
         plain: Resolvers | None = None,
     ) -> None:
-        self.graph, self.planner, self.store_of, self.later = graph, planner, store_of, later
+        self.graph, self.planner, self.store_of, self.later, self._check = graph, planner, store_of, later, check
         self.seeded, self._plain = seeded, plain or self
         self._lock = threading.RLock()
         self.lookups: dict[tuple[Any, str | None, bool], Lookup] = {}
@@ -89,6 +91,7 @@ class Resolvers:
         return self._of_value.setdefault(key, self._new_lookup(value))
 
     def _new_lookup(self, value: Value) -> Lookup:
+        self._check(value)
         plan = self.planner.plan(value)
         aget = None if plan.is_direct else self._new_resolver(value, awaiting=True)
         return Lookup(value, plan, self._new_resolver(value), aget)

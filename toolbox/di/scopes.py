@@ -37,6 +37,7 @@ from .closing import (
     yielded_nothing,
 )
 from .creating import AsyncCreation, BeanStore, reset_variable
+from .decorators import LendingScope
 
 _log = logging.getLogger("toolbox")
 
@@ -270,7 +271,7 @@ class Home:
     """
 
     application: ApplicationScope
-    lookup: ActiveScope
+    lookup: LendingScope
     runner: Runner
     decorated: Mapping[int, int]
     loop: asyncio.AbstractEventLoop | None = None

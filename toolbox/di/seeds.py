@@ -32,7 +32,7 @@ class Seeding:
         for form, value in seeds.items():
             if form not in self._keys:
                 wanted = seed_of(form)
-                found = self._graph.choose(wanted.provides, wanted.name)
+                found = self._graph.resolve_type(wanted.provides, wanted.name)
                 self._keys[form] = found.bean if isinstance(found, SingleBean) else None
             self._put(scope, form, self._keys[form], value)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ..context import ActiveScope
-from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
+from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError
 from ..execution.runners import Runner
 from ..introspection import type_name
 from .awaited import Planner
@@ -24,7 +24,7 @@ from .beans import FactoryKind, Stop
 from .decorators import Instance, Scope
 from .foreign import Opened, fill, holders_in, override_outside
 from .graph import Bean, BeanGraph
-from .graph_checks import find_problems
+from .graph_checks import find_bean_problems
 from .injection_points import MISSING, InjectionPoint
 from .overriding import OverrideLayers
 from .problem_texts import chain_text, web_request_fix
@@ -32,7 +32,7 @@ from .providers import Providers, owned_by
 from .resolvers import Lookup, Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
 from .seeds import Seeding, find_extra, find_given
-from .values import DEFAULT, BeanList, LazyBean, NotFound, SingleBean, Value
+from .values import DEFAULT, BeanList, LazyBean, NotFound, SingleBean, Value, beans_in
 
 
 class Wiring(Home):
@@ -46,7 +46,8 @@ class Wiring(Home):
         self.decorated = graph.decorations.inner_of
         self.application = ApplicationScope(self)
         self._layers = OverrideLayers(graph, self)
-        self._growing = threading.Lock()
+        # Held while functions and plans are replaced, by lookups of new beans, overrides and seeds of several threads.
+        self._planning = threading.RLock()
         self._seeding = Seeding(graph)
         self._outside: list[Callable[[], None]] = []
         self._opened = Opened(graph, self)
@@ -55,16 +56,19 @@ class Wiring(Home):
         self._included = [(key, each.included) for key, each in enumerate(graph.definitions) if each.included]
         self.providers = Providers(graph, self)
         self._followed = 0
-        self._grow()
+        self.follow_graph()
+        self._checked = set(range(self._followed))
 
     def _plan_again(self) -> None:
         """Forget the generated functions and plans: beans were added, or an override began or ended."""
-        self._planner = Planner(self.graph, self.providers.overridden, self._find_asked())
-        self._resolvers = self._resolvers_with(frozenset())
-        self._seeded_resolvers: dict[frozenset[int], Resolvers] = {}
+        with self._planning:
+            self._planner = Planner(self.graph, self.providers.overridden, self._find_asked())
+            self._resolvers = self._resolvers_with(frozenset())
+            self._seeded_resolvers: dict[frozenset[int], Resolvers] = {}
 
     def _resolvers_with(self, seeded: frozenset[int], plain: Resolvers | None = None) -> Resolvers:
-        return Resolvers(self.graph, self, self._planner, self._layers.place_of, self._new_instance, seeded, plain)
+        place_of, new_instance = self._layers.place_of, self._new_instance
+        return Resolvers(self.graph, self, self._planner, place_of, new_instance, self._refuse_broken, seeded, plain)
 
     def _resolvers_of(self, scope: OpenScope) -> Resolvers:
         """Return the generated functions for a scope: other ones where seeds replace beans of other scopes."""
@@ -72,7 +76,9 @@ class Wiring(Home):
             return self._resolvers
         seeded = frozenset(scope.seeds)
         if (known := self._seeded_resolvers.get(seeded)) is None:
-            known = self._seeded_resolvers[seeded] = self._resolvers_with(seeded, self._resolvers)
+            with self._planning:
+                known = self._resolvers_with(seeded, self._resolvers)
+                known = self._seeded_resolvers.setdefault(seeded, known)
         return known
 
     def _new_instance(self, later: LazyBean) -> Instance[Any]:
@@ -82,18 +88,46 @@ class Wiring(Home):
         """Add providers for beans that the graph gained: settings and generic classes that were requested first."""
         if self._followed == len(self.graph.beans):
             return
-        with self._growing:
-            if self._followed == len(self.graph.beans):
-                return
-            if problems := list(find_problems(self.graph)):
-                raise IllegalConfigurationError(problems)
-            self._grow()
+        with self._planning:
+            beans = self.graph.beans  # other threads may add more during this
+            if self._followed < len(beans):
+                self.providers.grow(beans)
+                self._plan_again()
+                self._followed = len(beans)  # last, so that no thread uses the old plan for a new bean
 
-    def _grow(self) -> None:
-        beans = self.graph.beans  # other threads may add more during this
-        self.providers.grow(beans)
-        self._plan_again()
-        self._followed = len(beans)  # last, so that no thread uses the old plan for a new bean
+    def find_value(self, point: InjectionPoint) -> Value:
+        """Return the value of a parameter of a called function. Raises the errors of a lookup."""
+        value = self.graph.find_at(point)
+        if isinstance(value, NotFound):
+            raise self.graph.missing_at(point)
+        self.follow_graph()
+        return value
+
+    def problems_behind(self, keys: Iterable[int]) -> list[Problem]:
+        """Return why beans, or those that they hold, cannot be created. The start has checked all until then.
+
+        Lookups add further beans: settings, and generic classes with other arguments. Those are checked here, once.
+        """
+        new: dict[int, None] = {}
+        todo = list(keys)
+        while todo:
+            key = todo.pop()
+            if key not in self._checked and key not in new:
+                new[key] = None
+                todo += self.graph[key].held
+        problems = list(find_bean_problems(self.graph, [self.graph[key] for key in new]))
+        if not problems:
+            self._checked.update(new)
+        return problems
+
+    def can_create(self, key: int) -> bool:
+        """Return False for a generic class without its arguments, and for a bean with problems."""
+        return key not in self.graph.templates and not self.problems_behind([key])
+
+    def _refuse_broken(self, value: Value) -> None:
+        """Raise `IllegalConfigurationError` if a bean of the value cannot be created."""
+        if problems := self.problems_behind(beans_in(value)):
+            raise IllegalConfigurationError(problems)
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
@@ -365,6 +399,7 @@ class Wiring(Home):
 
     def _create_with(self, bean: Bean, scope: OpenScope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a new dependent bean; the arguments of the provider's call replace those that would be injected."""
+        self._refuse_broken(SingleBean(bean.key))
         given: list[Any] = []
         named = dict(kwargs)
         for point, value in bean.needs:
@@ -389,7 +424,9 @@ class Wiring(Home):
         `undefined` maps undefined `Dependency` providers of included containers to their injection points.
         """
         for dependency, point in undefined.items():
-            self._outside.append(fill(dependency, self.providers.of_value(self.graph.value_of(point))))
+            value = self.graph.resolve(point)
+            self.follow_graph()
+            self._outside.append(fill(dependency, self.providers.of_value(value)))
         self._filled = tuple(undefined)
         places = ((key, self.graph.definitions[key]) for key in sorted(self._planner.awaited))
         awaited = [key for key, each in places if each.scope is Scope.APPLICATION]
@@ -435,6 +472,7 @@ class Wiring(Home):
 
     def override(self, key: int, fake: Any) -> Callable[[], None]:
         """Replace a bean by `fake`, in included containers too. Return a function that ends the override."""
+        self._refuse_broken(SingleBean(key))
         end_outside = override_outside(self.graph, key, self.providers[key], fake)
         self._outside.append(end_outside)
         provider = self.providers.override(key, fake)

@@ -55,7 +55,7 @@ def listener_problems(graph: BeanGraph) -> Iterator[Problem]:
     """Yield problems with the event listeners."""
     point = point_of(list[EventListener], "the listeners of events")
     yield from graph.problems_of(point)
-    for key in beans_in(graph.value_of(point)):
+    for key in beans_in(graph.resolve(point)):
         definition = graph.definitions[key]
         if definition.scope.is_temporary:
             fact = f"{definition.label} is {definition.scope.value}-scoped, but listeners live as long as the container"
@@ -71,7 +71,7 @@ ESTIMATOR = point_of(CostEstimator | None, "the estimator of costs")
 def estimator_problems(graph: BeanGraph) -> Iterator[Problem]:
     """Yield problems with the bean that estimates costs."""
     yield from graph.problems_of(ESTIMATOR)
-    value = graph.value_of(ESTIMATOR)
+    value = graph.resolve(ESTIMATOR)
     if not isinstance(value, SingleBean):
         return
     definition = graph.definitions[value.bean]
@@ -93,7 +93,7 @@ def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[P
     if not places:
         return
     yield from graph.problems_of(_IDENTITY)
-    if not isinstance(graph.value_of(_IDENTITY), SingleBean):
+    if not isinstance(graph.resolve(_IDENTITY), SingleBean):
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         fact = f"{', '.join(places[:3])}{more}: roles are used, but no bean provides a SecurityIdentity"
         yield Problem(_IDENTITY.where, fact, identity_fix(SecurityIdentity))
@@ -149,7 +149,7 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
     """Yield problems with the bean that stores the conversations of all services."""
     point = point_of(ChatMemoryStore | None, "the store of the conversations")
     yield from graph.problems_of(point)
-    value = graph.value_of(point)
+    value = graph.resolve(point)
     if not isinstance(value, SingleBean) and (near := find_look_alikes(ChatMemoryStore, graph.definitions)):
         fix = f"inherit from ChatMemoryStore, or call bind(ChatMemoryStore, {near[0]})"
         yield Problem(point.where, f"{near[0]} has the methods of a ChatMemoryStore but is not used as one", fix)
@@ -177,7 +177,7 @@ def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[P
         if problems or each.reference.bean is None:
             continue
         point = point_of(each.reference.bean, each.where)
-        value = graph.value_of(point)
+        value = graph.resolve(point)
         name = type_name(each.reference.type)
         is_missing = isinstance(value, NotFound) and not value.candidates and not graph.left_out_for(point.wants)
         if is_missing and inspect.isabstract(each.reference.type):
@@ -196,7 +196,7 @@ def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -
     for named in dict.fromkeys(each for method in methods for each in named_at_method(cls, method)):
         if named.decorator not in GUARDRAILS or named.reference.bean is None:
             continue
-        first = beans_in(graph.value_of(point_of(named.reference.bean, named.where)))
+        first = beans_in(graph.resolve(point_of(named.reference.bean, named.where)))
         pending, seen = list(first), set(first)
         while pending:
             bean = graph[pending.pop()]

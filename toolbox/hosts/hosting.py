@@ -323,7 +323,7 @@ class ContainerHost(ServiceHosting):
 
     def _has_bean(self, wanted: Any) -> bool:
         graph = self.registered.graph
-        return graph is not None and isinstance(graph.choose(wanted, None), SingleBean)
+        return graph is not None and isinstance(graph.resolve_type(wanted, None), SingleBean)
 
     # --- runs
 
@@ -354,7 +354,7 @@ class ContainerHost(ServiceHosting):
     def use_graph(self, graph: BeanGraph) -> None:
         """Use this graph for the plans of services, and to check the beans of tools."""
         self.registered.use_graph(graph)
-        self.has_cost_estimator = isinstance(graph.value_of(ESTIMATOR), SingleBean)
+        self.has_cost_estimator = isinstance(graph.resolve(ESTIMATOR), SingleBean)
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield problems with the beans that a tool needs. Without a graph, there is nothing to check yet."""

@@ -166,7 +166,7 @@ class _Service:
             if (bean := BeanReference.to(self._options.model).bean) is not None:
                 point = point_of(bean, where)
                 yield from graph.problems_of(point)
-                found = graph.value_of(point)
+                found = graph.resolve(point)
                 if isinstance(found, SingleBean) and graph.definitions[found.bean].scope.is_temporary:
                     fact = f"the router is {graph.definitions[found.bean].scope}-scoped"
                     yield Problem(where, fact, "mark it @application_scoped")

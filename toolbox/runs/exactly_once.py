@@ -43,7 +43,7 @@ def exactly_once_of(tool: Tool, graph: BeanGraph) -> ExactlyOnce:
         return ExactlyOnce.NONE
     if transactional_function(tool) is None:  # a decorator above @transactional has copied its marks
         return ExactlyOnce.HIDDEN
-    store = graph.value_of(point_of(RunStore | None, tool.where))
+    store = graph.resolve(point_of(RunStore | None, tool.where))
     need: SessionNeed | None = getattr(function, SESSION_MARK, None)
     if need is None or not isinstance(store, SingleBean):
         return ExactlyOnce.UNKNOWN
@@ -103,15 +103,15 @@ def _sessions_of(tool: Tool, need: SessionNeed, graph: BeanGraph) -> Iterator[in
         points = [point_of(each.wanted, tool.where) for each in tool.injected]
         points = [each for each in points if _is_of(each.wants, (need.session,))]
     if points:
-        yield from (value.bean for each in points if isinstance(value := graph.value_of(each), SingleBean))
+        yield from (value.bean for each in points if isinstance(value := graph.resolve(each), SingleBean))
         return
-    owner = graph.value_of(point_of(tool.bean, tool.where)) if tool.bean is not None and need.name is None else None
+    owner = graph.resolve(point_of(tool.bean, tool.where)) if tool.bean is not None and need.name is None else None
     if isinstance(owner, SingleBean):
         held = [key for key in graph[owner.bean].held if _is_of(graph.definitions[key].provides, (need.session,))]
         if held:
             yield from held
             return
-    value = graph.value_of(replace(point_of(need.session, tool.where), name=need.name))
+    value = graph.resolve(replace(point_of(need.session, tool.where), name=need.name))
     if isinstance(value, SingleBean):
         yield value.bean
 

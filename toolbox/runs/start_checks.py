@@ -92,7 +92,7 @@ def durable_problems(plan: MethodPlan) -> Iterator[Problem]:
 
 
 def _store_problems(plan: MethodPlan, graph: BeanGraph) -> Iterator[Problem]:
-    value = graph.value_of(point_of(RunStore | None, "the store of the runs"))
+    value = graph.resolve(point_of(RunStore | None, "the store of the runs"))
     if isinstance(value, SingleBean):
         definition = graph.definitions[value.bean]
         persistent = getattr(definition.source, "persistent", getattr(definition.provides, "persistent", None))
@@ -312,7 +312,7 @@ class _Needs:
         self, wanted: Any, path: tuple[str, ...], optional: bool
     ) -> Iterator[tuple[tuple[str, ...], Problem]]:
         graph = self._graph
-        value = graph.value_of(point_of(wanted, path[-1]))
+        value = graph.resolve(point_of(wanted, path[-1]))
         if optional and isinstance(value, SingleBean) and graph.is_seed(value.bean):
             return
         for keys in self._seeds_behind(value):
@@ -328,7 +328,7 @@ class _Needs:
         while todo:
             above, value = todo.pop(0)
             if isinstance(value, LazyBean):
-                value = graph.value_of(replace(point_of(value.wanted, ""), name=value.name))
+                value = graph.resolve(replace(point_of(value.wanted, ""), name=value.name))
             for key in beans_in(value):
                 definition, path = graph.definitions[key], (*above, key)
                 is_optional = graph.is_seed(key) and isinstance(value, SingleBean) and value.absent is not MISSING
@@ -339,7 +339,7 @@ class _Needs:
                     yield path
                     continue
                 inner = [found for _, found in (*graph[key].needs, *graph[key].behind)]
-                todo += [(path, each) for each in (*inner, *map(graph.value_of, definition.later))]
+                todo += [(path, each) for each in (*inner, *map(graph.resolve, definition.later))]
 
 
 def _not_kept(path: tuple[str, ...], seed: Any) -> Problem:
@@ -358,7 +358,7 @@ def _bean_problems(graph: BeanGraph) -> Iterator[Problem]:
     for kind, subject in ((RunStore, "the store of the runs"), (RunEngine, "the engine of the runs")):
         point = point_of(kind | None, subject)
         yield from graph.problems_of(point)
-        value = graph.value_of(point)
+        value = graph.resolve(point)
         if not isinstance(value, SingleBean):
             continue
         definition = graph.definitions[value.bean]
