@@ -329,8 +329,11 @@ class Container:
         return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """Return the bean; await async producers. Raises the same errors as `get`, except `AsyncBeanError`."""
-        return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
+        """Return the bean; await async producers. Raises the same errors as `get`, except `AsyncBeanError`.
+
+        On another event loop than that of the container, the bean is created on that of the container.
+        """
+        return await self._internals.at_home(lambda: self._internals.aget(wanted, name), wanted)
 
     def _started(self, what: Any) -> Wiring:
         if self._wiring is None:
@@ -357,8 +360,12 @@ class Container:
     async def acall(self, function: Callable[..., Any], /, **values: Any) -> Any:
         """Call `function` as `call` does; await async beans, and the result if it is awaitable.
 
-        Raises the errors of `aget`, and those of the function.
+        On another event loop than that of the container, all of this runs on that of the container. Raises the errors
+        of `aget`, and those of the function.
         """
+        return await self._internals.at_home(lambda: self._call_awaiting(function, values), function)
+
+    async def _call_awaiting(self, function: Callable[..., Any], values: dict[str, Any]) -> Any:
         wiring = self._started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
@@ -666,6 +673,17 @@ class ContainerInternals:
         """The event loop of the started container, or None."""
         wiring = self._container._wiring
         return None if wiring is None else wiring.loop
+
+    async def at_home(self, work: Callable[[], Coroutine[Any, Any, T]], what: Any) -> T:
+        """Await `work()` on the event loop of the container, which waits for work from another loop when it stops.
+
+        `what` is the type or function, for messages. If the container's loop does not run, as between the tests of some
+        plugins, the work runs here. Raises `ContainerNotStartedError`.
+        """
+        home = self._container._started(what).loop
+        if home is None or home is asyncio.get_running_loop() or not home.is_running():
+            return await work()
+        return await self.host.on_own_loop(work, type_name(what))
 
     def open_scope(self) -> RequestScope:
         """Return a new request scope without seeds."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from .di.graph import BeanGraph
 from .di.injection_points import MISSING, InjectionPoint, point_of
@@ -22,6 +22,8 @@ from .introspection import EMPTY, Parameter, Unresolved, names_around, read_sign
 from .parameters import InjectMark
 from .security import SecurityIdentity
 
+T = TypeVar("T")
+
 
 class ScopesOfCalls(Protocol):
     """The request scopes of a container, which may be started later."""
@@ -29,6 +31,10 @@ class ScopesOfCalls(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop of the started container."""
+        ...
+
+    async def at_home(self, work: Callable[[], Coroutine[Any, Any, T]], what: Any) -> T:
+        """Await `work()` on the event loop of the container. Raises `ContainerNotStartedError`."""
         ...
 
     def open_scope(self) -> Scoped:
@@ -140,18 +146,24 @@ def with_injection(read: InjectedFunction, scopes: ScopesOfCalls) -> Callable[..
     """Return the function with the parameters that are left. Each call has its own request scope."""
     function = read.function
 
-    if inspect.iscoroutinefunction(function):
+    if any(
+        inspect.iscoroutinefunction(each) for each in (function, type(getattr(function, "func", function)).__call__)
+    ):
 
         async def call_coroutine(*args: Any, **kwargs: Any) -> Any:
             read.left.bind(*args, **kwargs)  # wrong arguments are a mistake of the caller, not of the request
-            async with scopes.open_scope():
-                beans = {
-                    name: bean
-                    for name in read.wanted
-                    if (bean := await _find_argument_async(read, name, scopes)) is not MISSING
-                }
-                bound = read.bind(args, kwargs, beans)
-                return await function(*bound.args, **bound.kwargs)
+
+            async def call() -> Any:
+                async with scopes.open_scope():
+                    beans = {
+                        name: bean
+                        for name in read.wanted
+                        if (bean := await _find_argument_async(read, name, scopes)) is not MISSING
+                    }
+                    bound = read.bind(args, kwargs, beans)
+                    return await function(*bound.args, **bound.kwargs)
+
+            return await scopes.at_home(call, function)
 
         return _copy_signature(call_coroutine, read)
 

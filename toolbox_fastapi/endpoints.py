@@ -74,7 +74,7 @@ class BeanDependency:
         exchange = exchange_of(connection)
         enter_route(exchange, connection)
         if self.default is EMPTY:
-            return await exchange.container.aget(self.wanted)
+            return await internals_of(exchange.container).aget(self.wanted)
         found = await internals_of(exchange.container).find(self.wanted)
         return self.default if found is None else found
 
@@ -251,7 +251,7 @@ def _call_with_beans(endpoint: Callable[..., Any], injected: Sequence[Injected],
         try:
             for name, wanted, default in beans:
                 if default is EMPTY:
-                    values[name] = await exchange.container.aget(wanted)
+                    values[name] = await internals_of(exchange.container).aget(wanted)
                 elif (bean := await internals_of(exchange.container).find(wanted)) is not None:
                     values[name] = bean
             with activate_endpoint_tools(endpoint, exchange.container) if has_tools else nullcontext():

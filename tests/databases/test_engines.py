@@ -17,6 +17,7 @@ from toolbox import (
     ChatRequest,
     Container,
     IllegalConfigurationError,
+    Inject,
     MemoryId,
     ToolboxSettings,
     register_ai_service,
@@ -333,3 +334,23 @@ async def test_connections_in_use_at_the_end_are_closed_when_they_are_returned(d
     assert len(closed) == 1
     sync_connection.close()
     assert len(closed) == 2
+
+
+def test_jobs_on_loops_of_their_own_share_the_pool(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_SQL__URL", postgres_url)
+    monkeypatch.setenv("TOOLBOX_SQL__POOL_SIZE", "1")
+
+    async def job(number: int, session: Inject[AsyncSession]) -> int:
+        return await session.scalar(text(f"SELECT {number}")) or 0
+
+    async def look_up() -> int:
+        async with container.request_scope():
+            await container.aget(AsyncSession)
+            return await container.acall(job, number=4)
+
+    with Container().register(sql.engine, sql.session) as container:
+        injected = container.injected(job)
+
+        assert [asyncio.run(injected(number)) for number in (1, 2, 3)] == [1, 2, 3]
+        assert asyncio.run(look_up()) == 4
+        assert asyncio.run(look_up()) == 4

@@ -162,10 +162,13 @@ async def test_methods_partials_and_callable_objects_are_functions_too() -> None
             return send_now(to, job)
 
         async def __call__(self, to: str, job: Inject[Job]) -> str:
+            assert len(job.outbox.closed) == len(job.outbox.sent)  # the scope of this call is open
             return send_now(to, job)
 
     async with container() as here:
         assert here.injected(Clerk().send)("ann") == "sent 1 to ann"
+        assert await here.injected(Clerk())("ann") == "sent 1 to ann"
+        assert await here.injected(functools.partial(Clerk(), to="ann"))() == "sent 1 to ann"
         made = here.injected(functools.partial(send_now, count=7))
         assert made("ann") == "sent 7 to ann"
         assert made.__name__ == "send_now"

@@ -131,6 +131,48 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
         loop.call_soon_threadsafe(function, *arguments)
 
 
+async def await_on(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Await `work()` on a loop that runs on another thread, with the context variables of the caller.
+
+    Returns its result, and raises its error. A cancellation of the caller cancels the work, and is raised when the work
+    has ended, as if the caller had awaited it here. Raises `RuntimeError` if the loop is closed.
+    """
+    here = asyncio.get_running_loop()
+    ended = here.create_future()
+    task: asyncio.Task[T] | None = None
+    cancellation: asyncio.CancelledError | None = None
+    is_cancelling = False
+
+    def begin() -> None:
+        nonlocal task
+        task = loop.create_task(work())
+        task.add_done_callback(lambda _: call_on(here, ended.set_result, None))
+
+    def cancel(message: Any = None) -> None:
+        nonlocal is_cancelling
+        is_cancelling = False
+        if task is not None:
+            task.cancel(message)
+
+    loop.call_soon_threadsafe(begin)
+    while not ended.done():
+        try:
+            await asyncio.wait((ended,))
+        except asyncio.CancelledError as error:
+            cancellation = error
+            if is_cancelling:  # anyio cancels again in each iteration of its loop
+                continue
+            is_cancelling = True
+            try:
+                loop.call_soon_threadsafe(cancel, *error.args[:1])
+            except RuntimeError:  # the loop is closed, and the work with it
+                raise error from None
+    assert task is not None
+    if cancellation is not None and task.cancelled():
+        raise cancellation
+    return task.result()
+
+
 def refuse_on_event_loop(what: str) -> None:
     """Raise `BlockingCallNotAllowedError` on a thread that runs an event loop."""
     if on_event_loop():

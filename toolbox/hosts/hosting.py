@@ -24,7 +24,7 @@ from ..errors import ContainerNotStartedError, IllegalConfigurationError, Proble
 from ..events import EventListener, Listeners
 from ..execution.cancellation import finish_before_cancellation
 from ..execution.runners import LoopRunner
-from ..execution.threads import FORKED, Workers, keep_inherited, register_for_fork
+from ..execution.threads import FORKED, Workers, await_on, keep_inherited, register_for_fork
 from ..limits import host_started, host_stopped
 from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
@@ -273,17 +273,19 @@ class ContainerHost(ServiceHosting):
         """Return the access to one conversation of a service."""
         return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
 
-    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def on_own_loop(
+        self, work: Callable[[], Coroutine[Any, Any, T]], label: str = "a use of a conversation"
+    ) -> T:
         """Await `work()` on the loop of the container, which waits for it when it stops."""
 
         async def counted() -> T:
-            with self.running.task("a use of a conversation"):
+            with self.running.task(label):
                 return await work()
 
         home = self.running_loop
         if home is None or home is asyncio.get_running_loop():  # None while beans are being stopped
             return await counted()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counted(), home))
+        return await await_on(home, counted)
 
     def class_behind(self, cls: type[Any]) -> type[Any]:
         """Return the class of the bean that provides `cls`: a subclass, or `cls` itself."""

@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
 from ..events import Listeners
+from ..execution.threads import await_on
 from ..safe_text import printable
 from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
@@ -133,7 +134,7 @@ class StoredRuns:
         home = self._host.loop
         if home is None or home is asyncio.get_running_loop():
             return await work()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), home))
+        return await await_on(home, work)
 
     # --- reading what is stored
 
