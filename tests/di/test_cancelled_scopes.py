@@ -1,10 +1,12 @@
 """Scopes whose task is cancelled while they create or close beans."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import anyio
 import pytest
 
 from toolbox import (
@@ -116,8 +118,6 @@ async def test_a_timeout_inside_a_close_method_works() -> None:
 
 
 async def test_an_anyio_scope_inside_a_close_method_works() -> None:
-    import anyio
-
     log: list[str] = []
 
     @produces(scope="request")
@@ -134,8 +134,6 @@ async def test_an_anyio_scope_inside_a_close_method_works() -> None:
 
 
 async def test_all_beans_are_closed_in_a_cancelled_anyio_scope() -> None:
-    import anyio
-
     log: list[str] = []
     async with Container().register(*_slow_to_close(log)) as c:
         with anyio.CancelScope() as scope:
@@ -149,8 +147,6 @@ async def test_all_beans_are_closed_in_a_cancelled_anyio_scope() -> None:
 
 @pytest.mark.parametrize("canceller", ["task", "timeout", "anyio"])
 async def test_a_scope_that_is_cancelled_while_it_closes_closes_whole(canceller: str) -> None:
-    import anyio
-
     log: list[str] = []
     closing, go_on = asyncio.Event(), asyncio.Event()
 
@@ -246,8 +242,6 @@ async def test_a_close_that_takes_longer_than_the_stop_timeout_is_given_up(caplo
 
 @pytest.mark.parametrize("kind", ["asyncio", "anyio"])
 async def test_a_timeout_inside_a_close_method_works_while_a_cancellation_is_held_back(kind: str) -> None:
-    import anyio
-
     log: list[str] = []
     closing = asyncio.Event()
 
@@ -280,8 +274,6 @@ async def test_a_timeout_inside_a_close_method_works_while_a_cancellation_is_hel
 
 @pytest.mark.parametrize("kind", ["asyncio", "anyio"])
 async def test_a_timeout_around_a_yield_ends_the_closing_of_its_own_producer(kind: str) -> None:
-    import anyio
-
     log: list[str] = []
 
     @produces(scope="request")
@@ -353,3 +345,253 @@ async def test_a_scope_stays_cancelled_if_a_close_method_fails(caplog: pytest.Lo
         with pytest.raises(asyncio.CancelledError):
             await task
     assert "closing a request scope failed" in caplog.text
+
+
+# --- producers with scopes of anyio
+
+
+async def cancel_own_scope(log: list[str]) -> None:
+    with anyio.CancelScope() as scope:
+        await asyncio.sleep(0.02)
+        scope.cancel()
+        await anyio.sleep(1)
+
+
+async def move_on(log: list[str]) -> None:
+    with anyio.move_on_after(0.02):
+        await anyio.sleep_forever()
+
+
+async def fail_late(log: list[str]) -> None:
+    with pytest.raises(TimeoutError), anyio.fail_after(0.02):
+        await asyncio.Event().wait()
+
+
+async def flush_in_a_group(log: list[str]) -> None:
+    async def flush() -> None:
+        await anyio.sleep(0.02)
+        log.append("flushed")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(flush)
+    log.remove("flushed")
+
+
+async def cancel_own_group(log: list[str]) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.sleep_forever)
+        await asyncio.sleep(0.02)
+        tasks.cancel_scope.cancel()
+
+
+async def fail_in_a_group(log: list[str]) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0.02)
+        raise ValueError
+
+    with pytest.raises(ExceptionGroup):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            tasks.start_soon(anyio.sleep_forever)
+
+
+async def use_a_stream(log: list[str]) -> None:
+    sending, receiving = anyio.create_memory_object_stream[int](1)
+    async with sending, receiving:
+        await asyncio.sleep(0.02)
+        await sending.send(1)
+        await receiving.receive()
+
+
+CLOSING = [cancel_own_scope, move_on, fail_late, flush_in_a_group, cancel_own_group, fail_in_a_group, use_a_stream]
+
+
+@pytest.mark.parametrize("outer", ["anyio", "group", "timeout"])
+@pytest.mark.parametrize("close", CLOSING)
+async def test_a_close_with_a_scope_of_its_own_ends_while_another_one_is_cancelled(
+    close: Callable[[list[str]], Awaitable[None]], outer: str
+) -> None:
+    log: list[str] = []
+    closing = asyncio.Event()
+
+    @produces(scope="request")
+    async def first() -> AsyncIterator[int]:
+        yield 1
+        await anyio.sleep(0.001)
+        log.append("first")
+
+    @produces(scope="request")
+    async def second(first: int) -> AsyncIterator[str]:
+        yield ""
+        closing.set()
+        await close(log)
+        await asyncio.sleep(0)
+        log.append("second")
+
+    async with Container().register(first, second) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(str)
+            log.append("went on")
+            await asyncio.sleep(0)
+
+        if outer == "anyio":
+            with anyio.CancelScope() as scope:
+                cancelling = asyncio.create_task(_when(closing, scope.cancel))
+                await work()
+            assert scope.cancelled_caught
+            await cancelling
+        elif outer == "group":
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_when, closing, tasks.cancel_scope.cancel)
+                await work()
+        else:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await work()
+    assert log == ["second", "first"]
+    assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+
+async def _when(event: asyncio.Event, act: Callable[[], object]) -> None:
+    await event.wait()
+    await asyncio.sleep(0.005)
+    act()
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_close_that_hangs_in_a_cancelled_anyio_scope_is_given_up(
+    before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    closing = asyncio.Event()
+    log: list[str] = []
+
+    @produces(scope="request")
+    async def hanging() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            closing.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                log.append("given up")
+
+    async with Container(settings=ToolboxSettings(stop_timeout=0.05)).register(hanging) as c:
+        with anyio.CancelScope() as scope:
+            cancelling = asyncio.create_task(_when(closing, scope.cancel))
+            async with c.request_scope():
+                await c.aget(int)
+                if before:
+                    scope.cancel()
+                    await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        await cancelling
+    assert log == ["given up"]
+    assert "given up after 0.05 seconds" in caplog.text
+
+
+async def test_a_scope_around_a_yield_ends_its_own_producer_while_another_one_is_cancelled() -> None:
+    log: list[str] = []
+    closing = asyncio.Event()
+
+    @produces(scope="request")
+    async def first() -> AsyncIterator[int]:
+        yield 1
+        await anyio.sleep(0.001)
+        log.append("first")
+
+    @produces(scope="request")
+    async def second(first: int) -> AsyncIterator[str]:
+        with anyio.move_on_after(0.05):
+            yield ""
+            closing.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        log.append("second")
+
+    @produces(scope="request")
+    async def third(second: str) -> AsyncIterator[float]:
+        yield 1.0
+        await asyncio.sleep(0.08)  # meanwhile, the scope of the second one is cancelled
+        log.append("third")
+
+    for wanted, expected in ((str, ["second", "first"]), (float, ["third", "second", "first"])):
+        async with Container().register(first, second, third) as c:
+            with anyio.CancelScope() as scope:
+                cancelling = asyncio.create_task(_when(closing, scope.cancel))
+                async with c.request_scope():
+                    await c.aget(wanted)
+                await anyio.sleep_forever()
+            await cancelling
+        assert log == expected
+        log.clear()
+        closing.clear()
+
+
+def fail_group_of_anyio(log: list[str], fail: Callable[[], Awaitable[None]]) -> Any:
+    return anyio.create_task_group(), lambda tasks: tasks.start_soon(fail)
+
+
+def fail_group_of_asyncio(log: list[str], fail: Callable[[], Awaitable[None]]) -> Any:
+    return asyncio.TaskGroup(), lambda tasks: tasks.create_task(fail())
+
+
+def time_out(log: list[str], fail: Callable[[], Awaitable[None]]) -> Any:
+    return asyncio.timeout(0.005), lambda _: None
+
+
+@pytest.mark.parametrize("own", [fail_group_of_anyio, fail_group_of_asyncio, time_out])
+async def test_a_producer_in_its_own_task_is_closed_if_its_scope_is_cancelled_meanwhile(own: Any) -> None:
+    log: list[str] = []
+    ended = asyncio.Event()
+
+    async def fail() -> None:
+        await asyncio.sleep(0.005)
+        raise ValueError("child")
+
+    @produces(scope="request")
+    async def first() -> AsyncIterator[int]:
+        yield 1
+        log.append("first")
+
+    @produces(scope="request", own_task=True)
+    async def second(first: int) -> AsyncIterator[str]:
+        scope, begin = own(log, fail)
+        try:
+            async with scope as entered:
+                begin(entered)
+                yield ""
+        finally:
+            await asyncio.sleep(0)
+            log.append("second")
+            ended.set()
+
+    async with Container().register(first, second) as c:
+        with pytest.raises(ExceptionGroup) as raised:
+            async with c.request_scope():
+                await c.aget(str)
+                await ended.wait()
+    gc.collect()
+
+    assert log == ["second", "first"]
+    assert raised.group_contains((ValueError, TimeoutError))
+
+
+async def test_a_producer_in_its_own_task_that_moves_on_closes_without_an_error() -> None:
+    log: list[str] = []
+    ended = asyncio.Event()
+
+    @produces(scope="request", own_task=True)
+    async def limited() -> AsyncIterator[str]:
+        with anyio.move_on_after(0.005):
+            yield ""
+        await asyncio.sleep(0)
+        log.append("closed")
+        ended.set()
+
+    async with Container().register(limited) as c, c.request_scope():
+        await c.aget(str)
+        await ended.wait()
+    assert log == ["closed"]

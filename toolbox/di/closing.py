@@ -19,7 +19,8 @@ from ..execution.threads import running_loop
 class Closer(NamedTuple):
     """Closes one bean with `close(target, error)`; if `loop` is set, the result must be awaited on that loop.
 
-    `key` is the key of the bean in `store`, from which it is removed first; None for a dependent `bean`.
+    `key` is the key of the bean in `store`, from which it is removed first; None for a dependent `bean`. `around` is an
+    anyio scope in which the producer has opened one of its own, which is still open.
     """
 
     close: Callable[[Any, BaseException | None], Any]
@@ -28,6 +29,7 @@ class Closer(NamedTuple):
     key: int | None = None
     loop: asyncio.AbstractEventLoop | None = None
     bean: Any = None
+    around: Any = None
 
     def begin(self, error: BaseException | None) -> Any:
         """Close the bean. If `loop` is set, return an awaitable that closes it."""
@@ -132,7 +134,7 @@ async def _close_one(
             failures.append(RuntimeError(f"cannot close {closer.target!r}: the event loop that created it has ended"))
             return
         work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, closer.loop))
-    steps = shielded(work, closer.target, patience)
+    steps = shielded(work, closer.target, patience, closer.around)
     try:
         await steps
     except asyncio.CancelledError as cancellation:
@@ -222,7 +224,11 @@ class OwnTask:
         except StopAsyncIteration:
             return
         self._opened.set_result(value)
-        error = await self._ending
+        error: BaseException | None
+        try:
+            error = await self._ending
+        except asyncio.CancelledError as cancellation:  # by the producer's own scope, which must get it at its `yield`
+            error = cancellation
         await finish_async(self._generator, error)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError, is_suspension
-from ..execution.cancellation import finish_before_cancellation, running
+from ..execution.cancellation import finish_before_cancellation, opening, running
 from ..execution.markers import awaitable_of, marked_execution
 from ..execution.runners import Runner
 from ..execution.threads import running_loop
@@ -178,11 +178,12 @@ class OpenScope(BeanStore):
             value = await task.open()
             return await self.keep_awaiting(value, Closer(close_own_task, task, self.store, key, loop, value))
         try:
-            with running(generator):  # its timeouts and task groups still work while it is closed
+            with running(generator), opening() as scope:  # its timeouts and task groups still work while it is closed
                 value = await anext(generator)
         except StopAsyncIteration:
             raise yielded_nothing(generator) from None
-        return await self.keep_awaiting(value, Closer(finish_async, generator, self.store, key, loop, value))
+        closer = Closer(finish_async, generator, self.store, key, loop, value, scope.left_open)
+        return await self.keep_awaiting(value, closer)
 
     def _refuse_awaited_end(self, made: Any) -> None:
         if self.entered_on_loop:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 from collections.abc import Awaitable, Generator
 from contextlib import suppress
-from contextvars import ContextVar, Token
+from contextvars import Context, ContextVar, Token, copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -60,6 +62,10 @@ class _Watched(Generic[T]):
         self._task: asyncio.Task[Any] | None = None
         self._before = self._seen = self._outside = 0
 
+    def is_own(self, message: Any) -> bool:
+        """Return True if the work itself cancels the task: in the context of the caller of `Task.cancel`."""
+        return any(each is self._code for each in _running.get())
+
     def holds(self, message: Any, *, is_counted: bool) -> bool:
         """Return True if the work must not get this cancellation from outside."""
         return False
@@ -76,7 +82,7 @@ class _Watched(Generic[T]):
         # The task counts the cancellations of timeouts and task groups. One that it does not count was thrown by hand.
         count, seen = self._task.cancelling(), self._seen
         self._seen = count
-        if count > seen and any(each is self._code for each in _running.get()):
+        if count > seen and self.is_own(message):
             return False
         if self.holds(message, is_counted=count > seen):
             self._seen = self._task.cancelling()
@@ -242,6 +248,46 @@ class CancellationsHere:
         return self.task is None or self.task.uncancel() <= self._before
 
 
+# --- cancel scopes of anyio
+
+
+def new_anyio_scope() -> Any:
+    """Return a cancel scope of anyio; None if the program has not imported anyio, so that there are no others."""
+    create = getattr(sys.modules.get("anyio"), "CancelScope", None)
+    return None if create is None else create()
+
+
+def is_cancelled_by_anyio() -> bool:
+    """Return True if the task is in a cancelled scope of anyio, which cancels each of its waits."""
+    deadline_of = getattr(sys.modules.get("anyio"), "current_effective_deadline", None)
+    return deadline_of is not None and deadline_of() == -math.inf
+
+
+class opening:  # noqa: N801 - reads as a verb: `with opening() as outside`
+    """Opens a producer inside of an anyio scope, which ends with the block.
+
+    If the producer keeps a scope of its own open, the one around it must stay open too: it is `left_open` then.
+    """
+
+    left_open: Any = None
+
+    def __enter__(self) -> Self:
+        self._scope = new_anyio_scope()
+        if self._scope is not None:
+            self._scope.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._scope is None:
+            return
+        try:
+            self._scope.__exit__(kind, error, trace)
+        except RuntimeError:  # it is not the innermost scope
+            self.left_open = self._scope
+
+
 # --- closing
 
 
@@ -264,6 +310,9 @@ class Patience:
         task = asyncio.current_task()
         assert task is not None, "asynchronous code runs in a task"
         self._task = task
+        self.unshielded_at = task.get_loop().time() + self.seconds
+        if is_cancelled_by_anyio():
+            self.until = self.unshielded_at
         if task.cancelling():
             # A task that has cancelled itself gets the cancellation at its next `await`, which must not be one of a
             # bean.
@@ -278,7 +327,7 @@ class Patience:
     ) -> None:
         for _ in range(self._count):
             self._task.cancel(self._message)
-        if self._count:
+        if self._count or is_cancelled_by_anyio():
             await asyncio.sleep(0)  # raises the cancellation
 
     def hold(self, task: asyncio.Task[Any], message: Any = None, *, is_counted: bool = True) -> None:
@@ -301,16 +350,41 @@ class shielded(_Watched[None]):  # noqa: N801 - reads as a verb: `await shielded
     """Awaits `work`, which closes `target`, to its end in this task, even if the task is cancelled from outside.
 
     Timeouts and task groups of `target` itself work. `asyncio.shield` would run `work` in another task, which cannot
-    exit a cancel scope that a producer entered. A shielding anyio scope has the same problem. When the patience ends,
-    `work` is cancelled, and `is_given_up` is True.
+    exit a cancel scope that a producer entered. When the patience ends, `work` is cancelled, and `is_given_up` is True.
+
+    A cancelled scope of anyio around it would also cancel the tasks that `work` starts, and decides how the scopes of
+    `work` end. So `work` runs in a shielded one: a new one, or `around`, inside of which the producer opened its own.
+    Nobody can see a cancellation outside of a shield. So it ends when closing has taken as long as the patience.
     """
 
-    def __init__(self, work: Awaitable[None], target: object, patience: Patience) -> None:
+    _context: Context
+
+    def __init__(self, work: Awaitable[None], target: object, patience: Patience, around: Any = None) -> None:
         super().__init__(work, target)
-        self._patience = patience
+        self._patience, self._around = patience, around
+        self._scope: Any = None
         self._pause: _WatchedWait | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.is_given_up = False
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self._scope = scope = new_anyio_scope() if self._around is None else self._around
+        if scope is None:
+            return (yield from super().__await__())
+        if self._around is None:
+            scope.__enter__()
+        scope.shield = True
+        self._context = copy_context()
+        try:
+            yield from super().__await__()
+        finally:
+            with suppress(RuntimeError):  # `around` was entered in another task
+                scope.__exit__(None, None, None)  # nobody cancels it, so it has nothing to do with an error
+
+    def is_own(self, message: Any) -> bool:
+        """Return True also for anyio inside of the shield: that is a scope of the work, whoever has cancelled it."""
+        is_shielded = self._scope is not None and self._scope.shield
+        return super().is_own(message) or (is_shielded and "cancel scope" in str(message))
 
     def holds(self, message: Any, *, is_counted: bool) -> bool:
         """Hold the cancellation back, unless the patience is over."""
@@ -321,20 +395,29 @@ class shielded(_Watched[None]):  # noqa: N801 - reads as a verb: `await shielded
         return True
 
     def begin(self, pause: _WatchedWait) -> None:
-        """Set the timer, if there was a cancellation."""
+        """Set the timer."""
         self._pause = pause
         self._set_timer()
 
     def end(self) -> None:
         """Cancel the timer."""
         self._pause = None
+        self._cancel_timer()
+
+    def _set_timer(self) -> None:
+        self._cancel_timer()
+        loop = asyncio.get_running_loop()
+        if self._patience.until is not None:
+            self._timer = loop.call_at(self._patience.until, self._give_up)
+        elif self._scope is not None and self._scope.shield:
+            # In the context outside: what anyio delivers then does not come from the work.
+            unshield = partial(setattr, self._scope, "shield", False)
+            self._timer = loop.call_at(self._patience.unshielded_at, unshield, context=self._context)
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _set_timer(self) -> None:
-        if self._timer is None and self._patience.until is not None:
-            self._timer = asyncio.get_running_loop().call_at(self._patience.until, self._give_up)
 
     def _give_up(self) -> None:
         if not self.is_given_up:
