@@ -499,7 +499,7 @@ Offered: TypeAlias = tuple[str, tuple[ToolSpecification, ...]]
 class ContainerInternals:
     """Members of a container for the framework itself; programs do not need it.
 
-    It is the `ActiveScope` from which tools and services get their beans.
+    It is the `LendingScope` from which tools and services get their beans.
     """
 
     def __init__(self, container: Container) -> None:
@@ -708,6 +708,24 @@ class ContainerInternals:
     def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
         """Return the bean as `get` does, or None if nothing provides it."""
         return self._container._started(wanted).find_now(wanted, name)  # type: ignore[no-any-return]  # as there
+
+    def lend(self, wanted: TypeForm[T], name: str | None) -> T:
+        """Return the bean as `get` does. What is created for it alone can be given back."""
+        return self._container._started(wanted).lend(wanted, name)  # type: ignore[no-any-return]  # as there
+
+    async def lend_awaiting(self, wanted: TypeForm[T], name: str | None) -> T:
+        """Return the bean as `aget` does. What is created for it alone can be given back."""
+        return await self._container._started(wanted).lend_awaiting(wanted, name)  # type: ignore[no-any-return]  # as there
+
+    def give_back(self, bean: object) -> None:
+        """Close what was created for a lent bean alone; nothing after the stop, which has closed it."""
+        if (wiring := self._container._wiring) is not None:
+            wiring.give_back(bean)
+
+    async def give_back_awaiting(self, bean: object) -> None:
+        """Close what was created for a lent bean alone; nothing after the stop, which has closed it."""
+        if (wiring := self._container._wiring) is not None:
+            await wiring.give_back_awaiting(bean)
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
         """Create the async parts of a bean, so that `get` can create the rest on any thread."""

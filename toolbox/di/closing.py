@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ..execution.cancellation import Patience, shielded
 from ..execution.threads import running_loop
@@ -16,11 +17,13 @@ from ..execution.threads import running_loop
 # --- closing one bean
 
 
-class Closer(NamedTuple):
+@dataclass(slots=True, eq=False)  # equal to itself only, so that a list removes it in one step
+class Closer:
     """Closes one bean with `close(target, error)`; if `loop` is set, the result must be awaited on that loop.
 
     `key` is the key of the bean in `store`, from which it is removed first; None for a dependent `bean`. `around` is an
-    anyio scope in which the producer has opened one of its own, which is still open.
+    anyio scope in which the producer has opened another one, which is still open. `begun` is
+    called with the closer when it begins.
     """
 
     close: Callable[[Any, BaseException | None], Any]
@@ -30,11 +33,14 @@ class Closer(NamedTuple):
     loop: asyncio.AbstractEventLoop | None = None
     bean: Any = None
     around: Any = None
+    begun: Callable[[Closer], object] | None = None
 
     def begin(self, error: BaseException | None) -> Any:
         """Close the bean. If `loop` is set, return an awaitable that closes it."""
         if self.key is not None:
             self.store.pop(self.key, None)
+        if self.begun is not None:
+            self.begun(self)
         return self.close(self.target, error)
 
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from typing_extensions import TypeForm
 
@@ -187,23 +187,56 @@ class Named:
     name: str
 
 
+class LendingScope(ActiveScope, Protocol):
+    """The active scope, with lookups whose dependent beans can be given back."""
+
+    def lend(self, wanted: TypeForm[T], name: str | None) -> T:
+        """Return the bean as `get` does."""
+        ...
+
+    async def lend_awaiting(self, wanted: TypeForm[T], name: str | None) -> T:
+        """Return the bean as `aget` does."""
+        ...
+
+    def give_back(self, bean: object) -> None:
+        """Close what was created for this bean alone. Raises `IllegalConfigurationError` if that must be awaited."""
+        ...
+
+    async def give_back_awaiting(self, bean: object) -> None:
+        """Close what was created for this bean alone."""
+        ...
+
+
 class Instance(Generic[T]):
     """Looks up a bean in the active scope at each call.
 
         def __init__(self, basket: Instance[Basket]) -> None: ...
 
-    A longer-lived bean can use it to get a shorter-lived one. Dependent beans from it close with the active scope.
+    A longer-lived bean can use it to get a shorter-lived one. Dependent beans from it close with the active scope, or
+    when they are given back with `close` or `aclose`.
     """
 
     __slots__ = ("_name", "_scope", "_wanted")
 
-    def __init__(self, scope: ActiveScope, wanted: TypeForm[T], name: str | None = None) -> None:
+    def __init__(self, scope: LendingScope, wanted: TypeForm[T], name: str | None = None) -> None:
         self._scope, self._wanted, self._name = scope, wanted, name
 
     def get(self) -> T:
         """Return the bean. Raises the errors of `Container.get`."""
-        return self._scope.get(self._wanted, self._name)
+        return self._scope.lend(self._wanted, self._name)
 
     async def aget(self) -> T:
         """Return the bean; await async producers if necessary. Raises the errors of `Container.aget`."""
-        return await self._scope.aget(self._wanted, self._name)
+        return await self._scope.lend_awaiting(self._wanted, self._name)
+
+    def close(self, bean: T) -> None:
+        """Close a dependent bean that `get` or `aget` returned, with the dependent beans that were created for it.
+
+        Beans of other scopes stay open, and objects that are no such beans are ignored. Raises an `ExceptionGroup` if
+        closing fails, and `IllegalConfigurationError` on an event loop for a bean that async code closes.
+        """
+        self._scope.give_back(bean)
+
+    async def aclose(self, bean: T) -> None:
+        """Close a dependent bean as `close` does; await async code."""
+        await self._scope.give_back_awaiting(bean)

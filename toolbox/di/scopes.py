@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
@@ -297,6 +297,86 @@ class Home:
     async def aget_overridden(self, key: int, scope: OpenScope) -> Any:
         """Return what replaces an overridden bean in `scope`; await it if necessary."""
         raise NotImplementedError
+
+
+class Loan(OpenScope):
+    """What one lookup creates in a scope for its caller alone, who can give it back before the scope ends.
+
+    Generated functions take it for the scope, whose beans it shares; the closers of new dependent beans are noted here,
+    too. `bean` is what the caller gets, `loans` are all, by the ids of their beans. A closer that begins leaves its
+    loan, which ends with the last one: else it would be kept until the next garbage collection.
+    """
+
+    def __init__(self, scope: OpenScope, loans: dict[int, list[Loan]]) -> None:
+        self.home, self.outer = scope.home, scope.outer
+        self.store, self.making, self.prepared = scope.store, scope.making, scope.prepared
+        self.seeds, self.extras, self.entered_on_loop = scope.seeds, scope.extras, scope.entered_on_loop
+        self.closers = []
+        self.bean: Any = None
+        self._scope, self._loans = scope, loans
+
+    @property
+    def request(self) -> OpenScope | None:
+        """The request scope that it lies in."""
+        return self._scope.request
+
+    def stores_around(self) -> Iterable[OpenScope]:
+        """Return those of the scope."""
+        return self._scope.stores_around()
+
+    def create(self, key: int, make: Callable[[Any], Any]) -> Any:
+        """Create a bean that the scope stores."""
+        return self._find_storing(key).create(key, make)
+
+    async def create_awaiting(self, key: int, make: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Create a bean that the scope stores."""
+        return await self._find_storing(key).create_awaiting(key, make)
+
+    def _find_storing(self, key: int) -> OpenScope:
+        return self.home.refuse(key, self._scope) if isinstance(self._scope, ApplicationScope) else self._scope
+
+    def keep(self, value: Any, closer: Closer) -> Any:
+        """Register the closer with the scope, as one of this loan."""
+        self._note(closer)
+        return self._scope.keep(value, closer)
+
+    async def keep_awaiting(self, value: Any, closer: Closer) -> Any:
+        """Do the same as `keep` for a bean that async code closes."""
+        self._note(closer)
+        return await self._scope.keep_awaiting(value, closer)
+
+    def _note(self, closer: Closer) -> None:
+        closer.begun = self._forget
+        self.closers.append(closer)
+
+    def _forget(self, closer: Closer) -> None:
+        self.closers.remove(closer)
+        if not self.closers and self in (of_bean := self._loans.get(id(self.bean), [])):
+            of_bean.remove(self)
+            if not of_bean:
+                del self._loans[id(self.bean)]
+
+    def hand_out(self, bean: Any) -> Any:
+        """Return the bean; note it, if there is something to close."""
+        if self.closers and bean is not None:
+            self.bean = bean
+            self._loans.setdefault(id(bean), []).append(self)
+        return bean
+
+    @property
+    def needs_await(self) -> bool:
+        """True if async code must close a part of it."""
+        return any(each.loop is not None for each in self.closers)
+
+    def claim(self) -> OpenScope:
+        """Return another scope that closes it, with the closers that nobody else is closing now."""
+        apart = OpenScope(self.home)
+        apart.what = "bean"
+        for closer in [*self.closers]:
+            with suppress(ValueError):  # the scope has ended, or another thread gives the bean back
+                self._scope.closers.remove(closer)
+                apart.closers.append(closer)
+        return apart
 
 
 class ApplicationScope(OpenScope):

@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError
 from ..execution.runners import Runner
+from ..execution.threads import running_loop
 from ..introspection import type_name
 from .awaited import Planner
 from .beans import FactoryKind, Stop
-from .decorators import Instance, Scope
+from .decorators import Instance, LendingScope, Scope
 from .foreign import Opened, fill, holders_in, override_outside
 from .graph import Bean, BeanGraph
 from .graph_checks import find_bean_problems
@@ -30,7 +30,7 @@ from .overriding import OverrideLayers
 from .problem_texts import chain_text, web_request_fix
 from .providers import Providers, owned_by
 from .resolvers import Lookup, Resolvers
-from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
+from .scopes import ApplicationScope, CallScope, Home, Loan, MustAwait, OpenScope, RequestScope, active
 from .seeds import Seeding, find_extra, find_given
 from .values import DEFAULT, BeanList, LazyBean, NotFound, SingleBean, Value, beans_in
 
@@ -38,8 +38,10 @@ from .values import DEFAULT, BeanList, LazyBean, NotFound, SingleBean, Value, be
 class Wiring(Home):
     """Beans of one container between a start and the next stop."""
 
+    lookup: LendingScope
+
     def __init__(
-        self, graph: BeanGraph, lookup: ActiveScope, loop: asyncio.AbstractEventLoop | None, runner: Runner
+        self, graph: BeanGraph, lookup: LendingScope, loop: asyncio.AbstractEventLoop | None, runner: Runner
     ) -> None:
         self.graph, self.loop = graph, loop
         self.lookup, self.runner = lookup, runner
@@ -48,6 +50,7 @@ class Wiring(Home):
         self._layers = OverrideLayers(graph, self)
         # Held while functions and plans are replaced, by lookups of new beans, overrides and seeds of several threads.
         self._planning = threading.RLock()
+        self._loans: dict[int, list[Loan]] = {}
         self._seeding = Seeding(graph)
         self._outside: list[Callable[[], None]] = []
         self._opened = Opened(graph, self)
@@ -325,6 +328,51 @@ class Wiring(Home):
             for around in scope.stores_around():
                 for key in plan.others.intersection(around.making):
                     await around.wait_until_settled(key)
+
+    # --- dependent beans that can be given back
+
+    def lend(self, wanted: Any, name: str | None) -> Any:
+        """Return the bean as `get` does. What is created for it alone can be given back."""
+        scope = self.active_scope()
+        lookup = self._find_lookup(scope, wanted, name)
+        if lookup is None:
+            return self._find_extra(scope, wanted, name)
+        if self._is_stored(lookup.value):
+            return self._get(lookup, scope)
+        loan = Loan(scope, self._loans)
+        return loan.hand_out(self._get(lookup, loan))
+
+    async def lend_awaiting(self, wanted: Any, name: str | None) -> Any:
+        """Return the bean as `aget` does. What is created for it alone can be given back."""
+        scope = self.active_scope()
+        lookup = self._find_lookup(scope, wanted, name)
+        if lookup is None:
+            return self._find_extra(scope, wanted, name)
+        if self._is_stored(lookup.value):
+            return await self._aget(lookup, scope)
+        loan = Loan(scope, self._loans)
+        return loan.hand_out(await self._aget(lookup, loan))
+
+    def _is_stored(self, value: Value) -> bool:
+        return isinstance(value, SingleBean) and self.graph.definitions[value.bean].is_stored
+
+    def give_back(self, bean: object) -> None:
+        """Close what was created for a lent bean alone. Raises `IllegalConfigurationError` if that must be awaited."""
+        if (loan := self._newest_loan(bean)) is None:
+            return
+        if loan.needs_await and running_loop() is not None:
+            what, fix = "async code closes this bean", "use `await instance.aclose(bean)`"
+            raise IllegalConfigurationError([Problem(f"Instance[{type_name(type(bean))}].close(…)", what, fix)])
+        loan.claim().close_waiting(None)
+
+    async def give_back_awaiting(self, bean: object) -> None:
+        """Close what was created for a lent bean alone."""
+        if (loan := self._newest_loan(bean)) is not None:
+            await loan.claim().aclose(None)
+
+    def _newest_loan(self, bean: object) -> Loan | None:
+        loans = [*self._loans.get(id(bean), ())]  # other threads may end some of them
+        return loans[-1] if loans else None
 
     # --- providers that answer for beans
 

@@ -266,7 +266,7 @@ def is_cancelled_by_anyio() -> bool:
 class opening:  # noqa: N801 - reads as a verb: `with opening() as outside`
     """Opens a producer inside of an anyio scope, which ends with the block.
 
-    If the producer keeps a scope of its own open, the one around it must stay open too: it is `left_open` then.
+    If the producer keeps another scope open, the one around it must stay open too: it is `left_open` then.
     """
 
     left_open: Any = None
@@ -382,7 +382,7 @@ class shielded(_Watched[None]):  # noqa: N801 - reads as a verb: `await shielded
                 scope.__exit__(None, None, None)  # nobody cancels it, so it has nothing to do with an error
 
     def is_own(self, message: Any) -> bool:
-        """Return True also for anyio inside of the shield: that is a scope of the work, whoever has cancelled it."""
+        """Return True also for anyio inside of the shield: that is a scope of the work, which others can cancel."""
         is_shielded = self._scope is not None and self._scope.shield
         return super().is_own(message) or (is_shielded and "cancel scope" in str(message))
 
