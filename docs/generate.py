@@ -26,7 +26,15 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
 
 from toolbox.cli import commands
-from toolbox.settings import McpSettings, ModelSettings, RedisSettings, RestSettings, SqlSettings, ToolboxSettings
+from toolbox.settings import (
+    McpSettings,
+    ModelSettings,
+    OtelSettings,
+    RedisSettings,
+    RestSettings,
+    SqlSettings,
+    ToolboxSettings,
+)
 
 DOCS = Path(__file__).parent
 PAGES = ("settings.md", "command-line.md")
@@ -37,6 +45,7 @@ SECTIONS: Mapping[str, tuple[str, type[BaseModel]]] = {
     "models": ("TOOLBOX_MODELS__<NAME>__", ModelSettings),
     "sql": ("TOOLBOX_SQL__", SqlSettings),
     "redis": ("TOOLBOX_REDIS__", RedisSettings),
+    "otel": ("TOOLBOX_OTEL__", OtelSettings),
     "rest": ("TOOLBOX_REST__<KEY>__", RestSettings),
     "mcp": ("TOOLBOX_MCP__<NAME>__", McpSettings),
 }

@@ -215,6 +215,7 @@ class InvocationContext:
       read and change it. A service that is called as a tool has separate notes. A tool in another process gets a copy
       of the notes that can be pickled.
     - `approved_by`: the name or `SecurityIdentity` of the person who approved this tool call; None without approval.
+    - `user`: the name of the caller's `SecurityIdentity`, for logs and traces; None for an anonymous caller.
     - `place`: for the framework only: the place of a tool call in its run.
     """
 
@@ -231,6 +232,7 @@ class InvocationContext:
     notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     approved_by: Any = None
     place: CallPlace | None = field(default=None, compare=False, repr=False)
+    user: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def cancelled(self) -> bool:
@@ -246,7 +248,7 @@ class InvocationContext:
         notes = {name: value for name, value in self.notes.copy().items() if _can_pickle(value)}
         facts = (service, self.method, memory_id, self.user_message, attributes, self.deadline, self.request)
         ids = (self.invocation_id, self.outer_invocation_id)
-        return InvocationContext, (*facts, Cancellation(), *ids, notes, self.approved_by)
+        return InvocationContext, (*facts, Cancellation(), *ids, notes, self.approved_by, None, self.user)
 
     @staticmethod
     def current() -> InvocationContext | None:

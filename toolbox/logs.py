@@ -45,16 +45,22 @@ from .safe_text import for_line
 Facts = Mapping[str, Any]
 
 
+_OF_INVOCATION = ("invocation_id", "outer_invocation_id", "service", "method", "tool", "conversation", "user")
+
+
 def invocation_facts(context: InvocationContext | None) -> dict[str, Any]:
     """Return the log record attributes of an invocation; all are None without an invocation."""
     if context is None:
-        return dict.fromkeys(("invocation_id", "outer_invocation_id", "service", "method", "tool"))
+        return dict.fromkeys(_OF_INVOCATION)
     return {
         "invocation_id": context.invocation_id,
         "outer_invocation_id": context.outer_invocation_id,
         "service": context.service.__name__,
         "method": context.method,
         "tool": context.request.name if context.request is not None else None,
+        # Clients can choose these two.
+        "conversation": for_line(str(context.memory_id)) if context.memory_id is not None else None,
+        "user": for_line(context.user) if context.user is not None else None,
     }
 
 
@@ -88,7 +94,8 @@ class InvocationLogFilter(logging.Filter):
 
         handler.addFilter(InvocationLogFilter())
 
-    Sets `invocation_id`, `outer_invocation_id`, `service`, `method` and `tool`; None outside of an invocation.
+    Sets `invocation_id`, `outer_invocation_id`, `service`, `method`, `tool`, `conversation` (the memory id) and `user`
+    (the name of the caller's `SecurityIdentity`). They are None outside of an invocation.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

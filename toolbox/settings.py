@@ -284,6 +284,17 @@ class RedisSettings(_Section):
         def __init__(self, *, url: str | SecretStr | None = None) -> None: ...
 
 
+class OtelSettings(_Section):
+    """Settings of `toolbox.otel`: `TOOLBOX_OTEL__<FIELD>`."""
+
+    user: bool = True
+    """Spans have the name of the caller as `user.id`."""
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(self, *, user: bool = True) -> None: ...
+
+
 class McpSettings(_Section):
     """Settings of one MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`. Times are in seconds."""
 
@@ -380,6 +391,8 @@ class ToolboxSettings(BaseSettings):
     """Settings of the database of `toolbox.sql`."""
     redis: RedisSettings = Field(default_factory=RedisSettings)
     """Settings of the server of `toolbox.redis`."""
+    otel: OtelSettings = Field(default_factory=OtelSettings)
+    """Settings of `toolbox.otel`."""
 
     @property
     def profiles(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -12,14 +13,18 @@ from toolbox import (
     InvocationContext,
     InvocationLogFilter,
     LoggingListener,
+    MemoryId,
     Progress,
     UnknownToolError,
+    create_ai_service,
     logs,
+    produces,
     register_ai_service,
     tool,
 )
 from toolbox.events import InvocationEvent
 from toolbox.limits import UsageLimits
+from toolbox.security import ForbiddenError, SecurityIdentity, roles_allowed
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -160,3 +165,127 @@ async def test_records_of_the_program_have_the_invocation_and_tool(caplog: pytes
     assert [each.tool for each in own] == [None, "add", "divide"]
     assert own[0].invocation_id is None
     assert own[1].invocation_id == own[2].invocation_id == events[0].invocation_id
+
+
+# --- the conversation and the user
+
+
+@register_ai_service(tools=(add, divide))
+class Tutor(Protocol):
+    async def ask(self, pupil: MemoryId[Any], question: str) -> str: ...
+
+
+ANN = SecurityIdentity("ann", attributes={"token": "secret"})
+
+
+@produces(scope="request")
+def found() -> SecurityIdentity:
+    return ANN
+
+
+@produces(scope="request")
+async def loaded() -> SecurityIdentity:
+    return ANN
+
+
+@produces()
+def found_each_time() -> SecurityIdentity:
+    return ANN
+
+
+@produces(scope="request")
+def unknown() -> SecurityIdentity | None:
+    return None
+
+
+@produces(scope="request")
+def refused() -> SecurityIdentity:
+    raise PermissionError("no token")
+
+
+PROVIDED: list[tuple[Any, dict[Any, Any], str | None]] = [
+    (None, {SecurityIdentity: ANN}, "ann"),
+    (None, {}, None),
+    (None, {SecurityIdentity: SecurityIdentity.anonymous()}, None),
+    (None, {SecurityIdentity: SecurityIdentity("ann\nroot")}, "ann\\nroot"),
+    (found, {}, "ann"),
+    (loaded, {}, "ann"),
+    (found_each_time, {}, None),
+    (unknown, {}, None),
+    (refused, {}, None),
+]
+
+
+@pytest.mark.parametrize(("producer", "seeds", "user"), PROVIDED)
+async def test_records_have_the_conversation_and_the_user(
+    producer: Any, seeds: dict[Any, Any], user: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), tool_call("divide", {"a": 1}), "x"])
+    container = Container(models={"default": model}).register(Tutor, LoggingListener)
+    if producer is not None:
+        container.register(producer)
+    caplog.handler.addFilter(here := InvocationLogFilter())
+    try:
+        with caplog.at_level(logging.INFO):
+            async with container, container.request_scope(seeds):
+                logger.info("outside")
+                await container.get(Tutor).ask(7, "?")
+    finally:
+        caplog.handler.removeFilter(here)
+
+    outside, *inside = [each for each in caplog.records if each.name in ("program", "toolbox.invocations")]
+    assert (outside.conversation, outside.user) == (None, None)  # type: ignore[attr-defined]  # the filter sets them
+    assert {(each.conversation, each.user) for each in inside} == {("7", user)}  # type: ignore[attr-defined]
+    assert {each.name for each in inside} == {"program", "toolbox.invocations"}
+    assert "secret" not in str([vars(each) for each in caplog.records])
+
+
+async def test_the_user_is_that_of_the_declared_identity(caplog: pytest.LogCaptureFixture) -> None:
+    model = ScriptedChatModel(["x"])
+    container = Container(models={"default": model}, seeds=[SecurityIdentity]).register(Tutor, LoggingListener)
+    with caplog.at_level(logging.INFO):
+        async with container, container.request_scope({SecurityIdentity: ANN}):
+            await container.get(Tutor).ask(7, "?")
+
+    assert {each.user for each in caplog.records if each.name == "toolbox.invocations"} == {"ann"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_refused_call_has_the_user_too(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    @register_ai_service
+    class Office(Protocol):
+        @roles_allowed("boss")
+        def watch(self, question: str) -> AsyncIterator[str]: ...
+
+        @roles_allowed("boss")
+        async def ask(self, question: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel()}, seeds=[SecurityIdentity])
+    with caplog.at_level(logging.INFO):
+        async with container.register(Office, LoggingListener), container.request_scope({SecurityIdentity: ANN}):
+            with pytest.raises(ForbiddenError):
+                if stream:
+                    async for _ in container.get(Office).watch("?"):
+                        pass
+                else:
+                    await container.get(Office).ask("?")
+
+    assert [each.user for each in caplog.records if each.name == "toolbox.invocations"] == ["ann"] * 2  # type: ignore[attr-defined]
+
+
+async def test_services_without_a_container_have_the_user(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Any] = []
+
+    @tool
+    async def note(context: InvocationContext) -> str:
+        seen.append((context.user, context.memory_id))
+        return "noted"
+
+    @register_ai_service(tools=note)
+    class Notes(Protocol):
+        async def ask(self, pupil: MemoryId[Any], question: str) -> str: ...
+
+    service = create_ai_service(Notes, chat_model=ScriptedChatModel([tool_call("note"), "x"]), identity=ANN)
+    await service.ask("p", "?")
+
+    assert seen == [("ann", "p")]

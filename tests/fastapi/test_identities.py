@@ -13,6 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from toolbox import (
     Container,
+    EventListener,
     IllegalConfigurationError,
     TokenStream,
     produces,
@@ -21,6 +22,7 @@ from toolbox import (
     tool,
     toolbox,
 )
+from toolbox.events import InvocationEvent
 from toolbox.limits import UsageLimits
 from toolbox.security import SecurityIdentity, authenticated, roles_allowed
 from toolbox.testing import ScriptedChatModel, offered_tools, tool_call
@@ -73,10 +75,12 @@ class Caller:
         self.name = str(identity)
 
 
-def application(model: Any = None, identity: Any = current_user, **options: Any) -> tuple[FastAPI, ScriptedChatModel]:
+def application(
+    model: Any = None, identity: Any = current_user, beans: tuple[Any, ...] = (), **options: Any
+) -> tuple[FastAPI, ScriptedChatModel]:
     model = model or ScriptedChatModel(["hello"] * 9)
     app = FastAPI()
-    install(app, Container(models={"default": model}).register(Desk, Caller), identity=identity, **options)
+    install(app, Container(models={"default": model}).register(Desk, Caller, *beans), identity=identity, **options)
 
     @app.post("/chat")
     async def chat(desk: Inject[Desk]) -> str:
@@ -99,6 +103,23 @@ def application(model: Any = None, identity: Any = current_user, **options: Any)
 
 def as_user(name: str | None) -> dict[str, str]:
     return {} if name is None else {"user": name}
+
+
+@pytest.mark.parametrize("path", ["/chat", "/events"])
+@pytest.mark.parametrize("user", ["bob", None])
+def test_events_of_the_request_have_the_name_of_the_caller(user: str | None, path: str) -> None:
+    seen: set[str | None] = set()
+
+    class Listening(EventListener):
+        def on_event(self, event: InvocationEvent) -> None:
+            seen.add(event.context.user)
+
+    app, _ = application(ScriptedChatModel(["hello"]), beans=(Listening,))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        client.post(path, headers=as_user(user))
+
+    assert seen == {user}
+    assert asked == [user or ""]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode, TracerProvider
 
 from tests.models.scripted_server import Scripted, call, chunk, completion, serving, stream
 from tests.otel.telemetry import SECRET, Assistant, Telemetry, container_with, last_result
@@ -20,7 +20,9 @@ from toolbox import (
     ChatRequest,
     ChatResponse,
     Container,
+    MemoryId,
     OpenAiChatModel,
+    ToolboxSettings,
     ToolGuardrailError,
     UserMessage,
     register_ai_service,
@@ -37,6 +39,8 @@ from toolbox.guardrails import (
 )
 from toolbox.otel import OpenTelemetryListener
 from toolbox.otel.span_attributes import model_attributes
+from toolbox.security import SecurityIdentity
+from toolbox.settings import OtelSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -299,3 +303,95 @@ async def test_each_run_of_a_guardrail_is_a_span_inside_its_call(telemetry: Tele
     assert (careful.status.status_code, strict.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
     assert all(each.end_time > each.start_time for each in (careful, strict))
     assert SECRET not in "".join(each.to_json() for each in (careful, strict))
+
+
+# --- who calls
+
+
+async def test_spans_have_the_conversation_and_the_user(telemetry: Telemetry) -> None:
+    async with (
+        _calling(telemetry, telemetry.listener()) as container,
+        container.request_scope({SecurityIdentity: SecurityIdentity("ann")}),
+    ):
+        await container.get(Desk).ask("c1", "Go")
+
+    assert telemetry.tree[0] == "invoke_agent Desk"
+    names = {each.name.split()[0] for each in telemetry.spans}
+    assert names == {"invoke_agent", "chat", "execute_tool", "guardrail"}
+    for each in telemetry.spans:
+        assert each.attributes["gen_ai.conversation.id"] == "c1"
+        assert each.attributes["user.id"] == "ann"
+    for points in map(telemetry.points, ("gen_ai.invoke_agent.duration", "gen_ai.client.operation.duration")):
+        assert points
+        assert not any("user.id" in each.attributes for each in points)
+
+
+async def test_an_anonymous_caller_has_no_user_in_spans(telemetry: Telemetry) -> None:
+    async with _calling(telemetry, telemetry.listener()) as container, container.request_scope():
+        await container.get(Desk).ask("c1", "Go")
+
+    assert not any("user.id" in each.attributes for each in telemetry.spans)
+
+
+@pytest.mark.parametrize("as_bean", [True, False])
+async def test_the_environment_can_leave_the_user_out_of_spans(
+    as_bean: bool, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLBOX_OTEL__USER", "false")
+    listener = OpenTelemetryListener if as_bean else telemetry.listener()
+
+    async with (
+        _calling(telemetry, listener) as container,
+        container.request_scope({SecurityIdentity: SecurityIdentity("ann")}),
+    ):
+        await container.get(Desk).ask("c1", "Go")
+
+    assert {each.attributes["gen_ai.conversation.id"] for each in telemetry.spans} == {"c1"}
+    assert not any("user.id" in each.attributes for each in telemetry.spans)
+
+
+async def test_settings_can_leave_the_user_out_of_spans(telemetry: Telemetry) -> None:
+    settings = ToolboxSettings(otel=OtelSettings(user=False))
+
+    async with (
+        _calling(telemetry, OpenTelemetryListener, settings) as container,
+        container.request_scope({SecurityIdentity: SecurityIdentity("ann")}),
+    ):
+        await container.get(Desk).ask("c1", "Go")
+
+    assert telemetry.spans
+    assert not any("user.id" in each.attributes for each in telemetry.spans)
+
+
+async def test_requests_to_an_injected_model_have_the_user(telemetry: Telemetry) -> None:
+    async with (
+        _calling(telemetry, telemetry.listener()) as container,
+        container.request_scope({SecurityIdentity: SecurityIdentity("ann")}),
+    ):
+        await container.get(ChatModel).chat(ChatRequest((UserMessage("Go"),)))
+
+    assert [each.attributes["user.id"] for each in telemetry.spans] == ["ann"]
+
+
+class Allowing(InputGuardrail):
+    def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+        return self.success()
+
+
+@tool
+async def look() -> str:
+    """Look around."""
+    return "nothing"
+
+
+@register_ai_service(tools=look)
+class Desk(Protocol):
+    @input_guardrails(Allowing)
+    async def ask(self, memory_id: MemoryId[str], question: str) -> str: ...
+
+
+def _calling(telemetry: Telemetry, listener: object, settings: ToolboxSettings | None = None) -> Container:
+    model = ScriptedChatModel([tool_call("look"), "done"])
+    container = Container(models={"default": model}, settings=settings).register(Desk, Allowing)
+    container.register_instance(telemetry.tracers, as_type=TracerProvider)
+    return container.register(listener) if isinstance(listener, type) else container.register_instance(listener)

@@ -57,7 +57,7 @@ class Resolvers:
     `store_of` returns the scope that stores an application bean; `check` raises if a value cannot be created. `seeded`
     are beans that request scopes have in their `seeds`; a container has one set of functions for each such combination,
     and `plain` is the set without seeds. `lookups` has what was looked up before, by type, name, and whether it may be
-    missing.
+    missing; None for what is.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Resolvers:
         self.graph, self.planner, self.store_of, self.later, self._check = graph, planner, store_of, later, check
         self.seeded, self._plain = seeded, plain or self
         self._lock = threading.RLock()
-        self.lookups: dict[tuple[Any, str | None, bool], Lookup] = {}
+        self.lookups: dict[tuple[Any, str | None, bool], Lookup | None] = {}
         self._of_value: dict[Value, Lookup] = {}
         self._names: dict[str, Any] = {
             "MISSING": MISSING,

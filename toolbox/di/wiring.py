@@ -231,6 +231,9 @@ class Wiring(Home):
         except (KeyError, TypeError):  # new, or an Annotated whose metadata cannot be hashed
             value = self.graph.find(wanted, name)
         if isinstance(value, NotFound):
+            if may_be_missing:  # each call of a service looks for an identity, for example
+                with suppress(TypeError):
+                    self._resolvers_of(scope).lookups[key] = None
             return None
         if may_be_missing and isinstance(value, SingleBean) and value.absent is MISSING:
             value = replace(value, absent=None)

@@ -28,7 +28,7 @@ from ..execution.threads import FORKED, Workers, await_on, keep_inherited, regis
 from ..limits import host_started, host_stopped
 from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
-from ..security import identity_in
+from ..security import SecurityIdentity, identity_in
 from ..services.declaration import CallLimits
 from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
 from ..services.plans import MethodPlan
@@ -248,15 +248,17 @@ class ContainerHost(ServiceHosting):
         if (tool := tools.get(request.name)) is not None:
             layers = (_settling(scope), *tool_layers(self.registered.layering.interceptors))
             tools = {**tools, request.name: with_layers(tool, layers)}
+        context = InvocationContext(
+            caller,
+            request.name,
+            memory_id,
+            attributes=current_attributes.get(),
+            outer_invocation_id=outer.invocation_id if outer is not None else None,
+        )
+        await self.note_caller(context)
         environment = ToolEnvironment(
             tools=tools,
-            context=InvocationContext(
-                caller,
-                request.name,
-                memory_id,
-                attributes=current_attributes.get(),
-                outer_invocation_id=outer.invocation_id if outer is not None else None,
-            ),
+            context=context,
             scope=self.scope,
             runner=LoopRunner(self.workers),
             failures=failures.over(self.failures),
@@ -357,6 +359,9 @@ class ContainerHost(ServiceHosting):
         """Use this graph for the plans of services, and to check the beans of tools."""
         self.registered.use_graph(graph)
         self.has_cost_estimator = isinstance(graph.resolve(ESTIMATOR), SingleBean)
+        identity = graph.resolve_type(SecurityIdentity, None)
+        # A dependent one would be produced again, only for its name.
+        self.notes_callers = not isinstance(identity, SingleBean) or graph.definitions[identity.bean].is_shared
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield problems with the beans that a tool needs. Without a graph, there is nothing to check yet."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..capabilities import load
-from ..context import ActiveScope
+from ..context import ActiveScope, InvocationContext, complete_context
 from ..di.scopes import outside_scopes
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
@@ -20,6 +20,7 @@ from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import Workers
 from ..limits import CostEstimator
 from ..models.pools import ConnectionPools
+from ..security import identity_in
 from ..services.abandoned_runs import abandon_runs
 from ..services.inner_plans import call_may_suspend
 from ..services.memory import ChatMemories, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
@@ -43,6 +44,7 @@ class ServiceHosting(ABC):
     failures: ToolErrors
     listeners: Listeners | None = None
     has_cost_estimator = False
+    notes_callers = True
     added_may_suspend = False
     pools: ConnectionPools | None = None
 
@@ -74,6 +76,15 @@ class ServiceHosting(ABC):
     async def cost_estimator(self) -> CostEstimator | None:
         """Return the bean that estimates costs, if there is one."""
         return await self.scope.aget(CostEstimator) if self.has_cost_estimator else None
+
+    async def note_caller(self, context: InvocationContext) -> None:
+        """Note the name of the caller in a context, for logs and traces."""
+        if self.notes_callers:
+            try:
+                identity = await identity_in(self.scope)
+            except Exception:  # reported where the identity is needed, if it is
+                return
+            complete_context(context, user=identity.name or None)
 
     async def memories(self) -> ChatMemories:
         """Return the conversations: in the `ChatMemoryStore` bean, or in the memory of this process without one."""

@@ -52,11 +52,18 @@ def service_attributes(context: InvocationContext) -> Attributes:
     }
 
 
+def caller_attributes(context: InvocationContext) -> Attributes:
+    """Return the name of the caller, unless it is anonymous."""
+    return {} if context.user is None else {"user.id": context.user}
+
+
+def conversation_attributes(context: InvocationContext) -> Attributes:
+    """Return the id of the conversation, if the call has one."""
+    return {} if context.memory_id is None else {"gen_ai.conversation.id": str(context.memory_id)}
+
+
 def _call_attributes(context: InvocationContext) -> Attributes:
-    found: Attributes = {"toolbox.invocation.id": context.invocation_id}
-    if context.memory_id is not None:
-        found["gen_ai.conversation.id"] = str(context.memory_id)
-    return found
+    return {"toolbox.invocation.id": context.invocation_id, **conversation_attributes(context)}
 
 
 def usage_attributes(usage: TokenUsage | None) -> Attributes:

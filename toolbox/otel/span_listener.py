@@ -49,6 +49,7 @@ from ..events import (
     ToolSuspendedEvent,
     UsageCountedEvent,
 )
+from ..settings import ToolboxSettings
 from .span_attributes import (
     AGENT,
     ERROR,
@@ -58,6 +59,8 @@ from .span_attributes import (
     TOOL,
     TOOL_TYPE,
     Attributes,
+    caller_attributes,
+    conversation_attributes,
     error_type,
     finish_attributes,
     is_cancellation,
@@ -144,7 +147,8 @@ class OpenTelemetryListener(EventListener):
     `toolbox.run.id`, and each answer is a span `answer <tool>`.
 
     `capture_content`: record messages, arguments, results and error texts, which can contain secrets. None means:
-    only if `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` is `span_only`, `span_and_event` or `true`.
+    only if `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` is `span_only`, `span_and_event` or `true`. `settings`
+    decide if the spans have the name of the caller; without a container, they are read from the environment.
     """
 
     def __init__(
@@ -152,10 +156,12 @@ class OpenTelemetryListener(EventListener):
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         capture_content: bool | None = None,
+        settings: ToolboxSettings | None = None,
     ) -> None:
         self._tracer = get_tracer("toolbox", tracer_provider=tracer_provider)
         self._instruments = _Instruments(get_meter("toolbox", meter_provider=meter_provider))
         self._content = captures_content() if capture_content is None else capture_content
+        self._records_user = _records_user() if settings is None else settings.otel.user
         self._open: dict[str | int, _OpenSpan] = {}
         self._handlers: dict[type[InvocationEvent], Callable[[Any], None]] = {
             ServiceStartedEvent: self._on_service_started,
@@ -186,7 +192,7 @@ class OpenTelemetryListener(EventListener):
     # --- the service
 
     def _on_service_started(self, event: ServiceStartedEvent) -> None:
-        attributes = service_attributes(event.context)
+        attributes = service_attributes(event.context) | self._caller_of(event)
         name = event.context.service.__name__
         links: Sequence[Link] = ()
         if (begun := self._runs.pop(event.invocation_id, None)) is not None:
@@ -234,6 +240,7 @@ class OpenTelemetryListener(EventListener):
             service.measured[REQUEST_MODEL] = model
             service.span.set_attribute(REQUEST_MODEL, model)
         attributes = measured | request_attributes(event.model, event.request, event.streaming, event.context)
+        attributes |= self._caller_of(event)
         name = "chat" if model is None else f"chat {model}"
         operation = self._begin_span(event.request, service, name, attributes, measured, SpanKind.CLIENT)
         if self._content and operation.span.is_recording():
@@ -271,7 +278,7 @@ class OpenTelemetryListener(EventListener):
 
     def _on_tool_started(self, event: ToolStartedEvent) -> None:
         service = self._open.get(event.invocation_id)
-        attributes = tool_attributes(event.context, event.request, event.specification)
+        attributes = tool_attributes(event.context, event.request, event.specification) | self._caller_of(event)
         if service is not None:
             attributes[AGENT] = event.context.service.__name__
         if self._content:
@@ -332,7 +339,8 @@ class OpenTelemetryListener(EventListener):
         """Record a finished span: it begins as long ago as the compensation took."""
         ended, operation = time_ns(), self._open.get(event.invocation_id)
         outer = get_current() if operation is None else operation.context
-        attributes: Attributes = {TOOL: event.tool_name, "toolbox.compensation.failed": event.error is not None}
+        attributes = conversation_attributes(event.context) | self._caller_of(event)
+        attributes |= {TOOL: event.tool_name, "toolbox.compensation.failed": event.error is not None}
         if self._content:
             attributes["gen_ai.tool.call.arguments"] = json.dumps(dict(event.arguments))
         began = ended - int(event.duration * 1e9)
@@ -350,7 +358,8 @@ class OpenTelemetryListener(EventListener):
         name, ended = event.guardrail.__name__, time_ns()
         operation = self._open.get(_key_of_operation(event.context)) or self._open.get(event.invocation_id)
         outer = get_current() if operation is None else operation.context
-        attributes: Attributes = {"toolbox.guardrail.name": name, "toolbox.guardrail.outcome": event.outcome}
+        attributes = conversation_attributes(event.context) | self._caller_of(event)
+        attributes |= {"toolbox.guardrail.name": name, "toolbox.guardrail.outcome": event.outcome}
         began = ended - int(event.duration * 1e9)
         span = self._tracer.start_span(f"guardrail {name}", outer, SpanKind.INTERNAL, attributes, start_time=began)
         if event.outcome == "fatal":
@@ -358,6 +367,9 @@ class OpenTelemetryListener(EventListener):
         span.end(ended)
 
     # --- spans
+
+    def _caller_of(self, event: InvocationEvent) -> Attributes:
+        return caller_attributes(event.context) if self._records_user else {}
 
     def _begin_span(
         self,
@@ -413,6 +425,14 @@ class OpenTelemetryListener(EventListener):
         if self._content and isinstance(error, BaseException):
             span.set_status(StatusCode.ERROR, str(error))
             span.record_exception(error)
+
+
+def _records_user() -> bool:
+    """Return the setting of the environment; False if the environment is invalid, which the start reports."""
+    try:
+        return ToolboxSettings().otel.user
+    except ValueError:
+        return False
 
 
 def links_to(trace: Mapping[str, str]) -> list[Link]:

@@ -149,7 +149,8 @@ class NewRuns:
         error = plan.access.refusal(identity, plan.where)
         if self._host.listeners is not None:
             memory_id = plan.find_memory_id(arguments)
-            context = InvocationContext(plan.service, plan.name, memory_id, attributes=current_attributes.get())
+            attributes, user = current_attributes.get(), identity.name or None
+            context = InvocationContext(plan.service, plan.name, memory_id, attributes=attributes, user=user)
             self._host.listeners.tell(ServiceStartedEvent(context))
             self._host.listeners.tell(ServiceFailedEvent(context, error, 0.0))
         raise error

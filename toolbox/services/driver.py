@@ -128,6 +128,7 @@ async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
     with invocation.host.running.task(invocation.where):
         async with CurrentCall(invocation), within_limits(invocation):
+            await invocation.host.note_caller(invocation.context)
             async with enter_layers(invocation):
                 await Rounds(invocation, None).run()
             return invocation.value()
@@ -148,6 +149,7 @@ async def stream(invocation: Invocation, send: Send) -> None:
             raise invocation.make_timeout_error()
 
     async with CurrentCall(invocation), within_limits(invocation):
+        await invocation.host.note_caller(invocation.context)
         async with enter_layers(invocation):
             await Rounds(invocation, send_in_time).run()
         await _send_end(invocation, send_in_time)

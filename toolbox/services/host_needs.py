@@ -108,6 +108,10 @@ class ServiceHost(Protocol):
         """Return the conversations."""
         ...
 
+    async def note_caller(self, context: InvocationContext) -> None:
+        """Note the name of the caller in a context, for logs and traces."""
+        ...
+
     async def cost_estimator(self) -> CostEstimator | None:
         """Return the bean that estimates costs, if there is one."""
         ...

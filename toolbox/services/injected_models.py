@@ -56,6 +56,10 @@ class InjectingHost(AskingHost, CountingHost, Protocol):
         """The models of the container."""
         ...
 
+    async def note_caller(self, context: InvocationContext) -> None:
+        """Note the name of the caller in a context, for logs and traces."""
+        ...
+
 
 class InjectedModel(ChatModel):
     """A model of a container, as beans get it by its name. Attributes that it does not have are the model's own."""
@@ -175,6 +179,8 @@ class _DirectCall(InterruptibleCall):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Let the request draw on its account inside the block."""
+        if current_invocation.get() is None:
+            await self.host.note_caller(self.context)
         if self.account is not None:
             self.account.is_running = True
         try:

@@ -18,7 +18,7 @@ from contextlib import (
 from time import perf_counter
 from typing import Any
 
-from ..context import current_invocation
+from ..context import complete_context, current_invocation
 from ..errors import AsyncBeanError, ConversationSuspendedError
 from ..events import (
     MemoryWrittenEvent,
@@ -153,6 +153,7 @@ def admit(invocation: Invocation) -> None:
     if not plan.access.allows(identity):
         error = plan.access.refusal(identity, plan.where)
         if listeners is not None:
+            complete_context(invocation.context, user=identity.name or None)
             listeners.tell(ServiceStartedEvent(invocation.context))
             listeners.tell(ServiceFailedEvent(invocation.context, error, 0.0))
         raise error
@@ -165,6 +166,7 @@ async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
     plan = invocation.plan
     assert plan.access is not None
     identity = await identity_in(invocation.host.scope)
+    complete_context(invocation.context, user=identity.name or None)
     if not plan.access.allows(identity):
         raise plan.access.refusal(identity, plan.where)
     yield
