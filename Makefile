@@ -126,7 +126,7 @@ ask: $(RUN_STAMP)
 # --- checks and tests
 
 # The tests that start processes, databases and browsers take most of the time: `make quick` leaves them out.
-SLOW := tests/databases tests/sample tests/compat tests/cli tests/test_documents.py tests/test_site.py \
+SLOW := tests/benchmarks tests/databases tests/sample tests/compat tests/cli tests/test_documents.py tests/test_site.py \
 	tests/test_packaging.py tests/fastapi/test_dev_ui_page.py tests/testing/test_pytest_plugin.py
 
 test: $(DOCS_STAMP) $(PAGE_STAMP)

@@ -134,7 +134,7 @@ async def measure(rounds: int, count: int, kind: str) -> dict[str, list[Measured
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CLIENTS)) as session:
             for base in bases.values():
                 await until_ready(session, f"{base}/cpu")
-                await one_round(session, base, CLIENTS * 4, "warm")
+                await one_round(session, base, min(count, CLIENTS * 4), "warm")
             for number in range(rounds):
                 for name in list(NAMES)[:: 1 if number % 2 == 0 else -1]:
                     found[name].append(await one_round(session, bases[name], count, f"round{number}"))
@@ -149,8 +149,7 @@ def main() -> None:
     parser.add_argument(
         "--database", choices=["postgresql", "sqlite"], default="postgresql" if has_postgres else "sqlite"
     )
-    results.add_options(parser)
-    options = parser.parse_args()
+    options = results.parse(parser, rounds=1, requests=10, database="sqlite")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes it has started end with it
     found = asyncio.run(measure(options.rounds, options.requests, options.database))
     kinds = {"requests/s": "per_second", "p50 ms": "p50", "p99 ms": "p99", "CPU ms/request": "cpu"}

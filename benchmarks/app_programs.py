@@ -18,6 +18,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import uvicorn
+
+try:
+    from uvloop import run as run_loop
+except ImportError:
+    from asyncio import run as run_loop
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 from sqlalchemy import make_url
@@ -237,9 +242,7 @@ async def serve_models(port: int) -> None:
 def main() -> None:
     name, port = sys.argv[1], int(sys.argv[2])
     if name == "model":
-        import uvloop
-
-        uvloop.run(serve_models(port))
+        run_loop(serve_models(port))
         return
     app = PROGRAMS[name](sys.argv[3], sys.argv[4])
 
@@ -247,7 +250,7 @@ def main() -> None:
         return time.process_time()
 
     app.get("/cpu")(cpu)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", loop="uvloop")
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")  # on uvloop, if it is installed
 
 
 if __name__ == "__main__":

@@ -88,9 +88,9 @@ async def one_round(base: str, url: str, count: int, measured: Measured) -> None
     measured.idle.append(fmean(idle))
 
 
-async def measure(rounds: int, count: int, seconds: float) -> dict[str, Measured]:
-    """Return the figures of all peers, which take turns."""
-    found = {peer: Measured() for peer in PEERS}
+async def measure(peers: list[str], rounds: int, count: int, seconds: float) -> dict[str, Measured]:
+    """Return the figures of the peers, which take turns."""
+    found = {peer: Measured() for peer in peers}
     with database("postgresql") as url, running("model", str(model := free_port()), str(seconds), programs=PROGRAMS):
         connection = await asyncpg.connect(url)
         await connection.execute(ROW)
@@ -98,7 +98,7 @@ async def measure(rounds: int, count: int, seconds: float) -> dict[str, Measured
         async with aiohttp.ClientSession() as session:
             await until_ready(session, f"http://127.0.0.1:{model}/health")
         for number in range(rounds):
-            for peer in list(PEERS)[:: 1 if number % 2 == 0 else -1]:
+            for peer in peers[:: 1 if number % 2 == 0 else -1]:
                 base = f"http://127.0.0.1:{(port := free_port())}"
                 with running(PEERS[peer], str(port), f"http://127.0.0.1:{model}/v1", url, programs=PROGRAMS):
                     async with aiohttp.ClientSession() as session:
@@ -115,10 +115,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=2.0, help="the time that the model takes")
-    results.add_options(parser)
-    options = parser.parse_args()
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
+    options = results.parse(parser, rounds=1, requests=5, seconds=0.1, peers=list(PEERS)[:2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes it has started end with it
-    found = asyncio.run(measure(options.rounds, options.requests, options.seconds))
+    peers = results.installed(options.peers, {peer: "pydantic_ai" for peer in PEERS if peer != "toolbox"})
+    found = asyncio.run(measure(peers, options.rounds, options.requests, options.seconds))
     groups = (
         ("Answered requests", "requests/s", "per_second", True),
         ("Requests that timed out without a connection", "requests", "timeouts", False),

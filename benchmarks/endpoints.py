@@ -27,7 +27,6 @@ from benchmarks.container import APPLICATION, DEPENDENT, REQUEST, Handler
 from toolbox import Container, application_scoped, dependent, request_scoped
 from toolbox_fastapi import Inject, install
 
-CALLS = 150
 REQUESTED: dict[str, Any] = {
     "type": "http",
     "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -112,7 +111,7 @@ APPLICATIONS: dict[str, Callable[[], FastAPI]] = {
 }
 
 
-async def measure(rounds: int) -> dict[str, list[float]]:
+async def measure(rounds: int, calls: int) -> dict[str, list[float]]:
     """Microseconds per call, for each application and round."""
 
     async def receive() -> dict[str, Any]:
@@ -122,28 +121,29 @@ async def measure(rounds: int) -> dict[str, list[float]]:
         assert message.get("status", 200) == 200
 
     async with AsyncExitStack() as lifespans:
-        apps: dict[str, Any] = {name: make() for name, make in APPLICATIONS.items()}
+        needs = {name: "wireup" for name in APPLICATIONS if name.startswith("wireup")}
+        apps: dict[str, Any] = {name: APPLICATIONS[name]() for name in results.installed(APPLICATIONS, needs)}
         for app in apps.values():
             await lifespans.enter_async_context(app.router.lifespan_context(app))
-            for _ in range(CALLS):
+            for _ in range(calls):
                 await app(dict(REQUESTED), receive, send)
         found: dict[str, list[float]] = {name: [] for name in apps}
         for number in range(rounds):
             for name in apps if number % 2 == 0 else reversed(apps):
                 gc.collect()
                 begin = time.perf_counter()
-                for _ in range(CALLS):
+                for _ in range(calls):
                     await apps[name](dict(REQUESTED), receive, send)
-                found[name].append((time.perf_counter() - begin) / CALLS * 1e6)
+                found[name].append((time.perf_counter() - begin) / calls * 1e6)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    results.add_options(parser)
-    options = parser.parse_args()
-    found = asyncio.run(measure(options.rounds))
+    parser.add_argument("--calls", type=int, default=150, help="in each round")
+    options = results.parse(parser, rounds=1, calls=5)
+    found = asyncio.run(measure(options.rounds, options.calls))
     added: dict[str, dict[str, list[float]]] = {}
     for name, times in found.items():
         if name.startswith("nothing"):

@@ -26,6 +26,7 @@ from . import results
 from .ports import free_port
 
 PEERS = ("by hand", "toolbox", "pydantic-ai", "langchain")
+NEEDS = {"pydantic-ai": "pydantic_ai", "langchain": "langchain"}
 
 
 @dataclass
@@ -94,11 +95,11 @@ async def load(base: str, runs: int, measured: Measured) -> None:
                 into.append(await response.json())
 
 
-async def measure(rounds: int, runs: int, peers: list[str]) -> dict[str, Measured]:
+async def measure(rounds: int, runs: int, peers: list[str], *, warm_up: bool) -> dict[str, Measured]:
     model_port = free_port()
     measured = {peer: Measured() for peer in peers}
     async with process("benchmarks.model_server", str(model_port), port=model_port):
-        for number in range(rounds + 1):
+        for number in range(0 if warm_up else 1, rounds + 1):
             for peer in peers if number % 2 else reversed(peers):
                 port = free_port()
                 environment = {
@@ -109,7 +110,7 @@ async def measure(rounds: int, runs: int, peers: list[str]) -> dict[str, Measure
                 target = "benchmarks.execution_apps"
                 async with process(target, peer, str(port), port=port, **environment):
                     base = f"http://127.0.0.1:{port}"
-                    await load(base, 20, Measured())
+                    await load(base, min(runs, 20), Measured())
                     # The first round warms the machine, not only the app.
                     await load(base, runs, measured[peer] if number else Measured())
     return measured
@@ -120,9 +121,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more comes before them")
     parser.add_argument("--runs", type=int, default=200, help="runs at once, each with a tool that blocks 100 ms")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
-    results.add_options(parser)
-    options = parser.parse_args()
-    found = asyncio.run(measure(options.rounds, options.runs, options.peers))
+    parser.set_defaults(warm_up=True)
+    options = results.parse(parser, rounds=1, runs=10, warm_up=False)
+    peers = results.installed(options.peers, NEEDS)
+    found = asyncio.run(measure(options.rounds, options.runs, peers, warm_up=options.warm_up))
     if not options.json:
         report(found, options.rounds, options.runs)
     groups = (

@@ -61,12 +61,13 @@ def probe(statement: str) -> list[float] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--times", type=int, default=7, help="processes for each statement, interleaved")
-    results.add_options(parser)
-    options = parser.parse_args()
-    found: dict[str, list[list[float]]] = {name: [] for name in STATEMENTS}
-    for number in range(options.times + 1):
-        for name, statement in STATEMENTS.items():
-            numbers = probe(statement)
+    parser.set_defaults(warm_up=True, names=list(STATEMENTS))
+    ours = [name for name in STATEMENTS if name.startswith("toolbox")]
+    options = results.parse(parser, times=1, warm_up=False, names=ours)
+    found: dict[str, list[list[float]]] = {name: [] for name in options.names}
+    for number in range(0 if options.warm_up else 1, options.times + 1):
+        for name in options.names:
+            numbers = probe(STATEMENTS[name])
             if numbers is not None and number:
                 found[name].append(numbers)
     if not options.json:

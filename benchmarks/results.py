@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -108,10 +110,32 @@ def compare(
     return Group(title, unit, tuple(bars), max(map(len, rounds.values())), more_is_better)
 
 
-def add_options(parser: ArgumentParser) -> None:
-    """Add the options that `finish` follows."""
+def parse(parser: ArgumentParser, **smoke: Any) -> Namespace:
+    """Return the options of a benchmark, with those that `finish` follows.
+
+    With `--smoke`, the `smoke` options replace those with the same names: the benchmark runs once and small, so that a
+    test can tell if it still works. Its figures say nothing.
+    """
     parser.add_argument("--json", action="store_true", help="print every measurement as JSON, and no table")
     parser.add_argument("--save", action="store_true", help="save the figures for the charts of the documentation")
+    parser.add_argument("--smoke", action="store_true", help="run once and small, to see if it works")
+    options = parser.parse_args()
+    if options.smoke:
+        if options.save:
+            parser.error("--smoke measures nothing worth saving; leave out --save")
+        vars(options).update(smoke)
+    return options
+
+
+def installed(names: Iterable[str], needs: Mapping[str, str]) -> list[str]:
+    """Return the names whose module, in `needs`, is installed; print the others."""
+    found = []
+    for name in names:
+        if (module := needs.get(name)) is None or find_spec(module) is not None:
+            found.append(name)
+        else:
+            print(f"{name} is not installed", file=sys.stderr)
+    return found
 
 
 def finish(options: Namespace, chart: Chart, measured: Any) -> None:

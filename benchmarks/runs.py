@@ -31,7 +31,7 @@ from toolbox.testing import tool_call
 
 from . import results
 
-WORKERS = 3
+DBOS_STEPS = "DBOS steps"
 
 
 class Pocket:
@@ -150,8 +150,8 @@ class Nobody:
         pass
 
 
-async def throughput(url: str, runs: int) -> float:
-    """Start runs and let three worker processes execute them; returns runs per second, from the workers' start on."""
+async def throughput(url: str, runs: int, workers: int) -> float:
+    """Start runs and let worker processes execute them; returns runs per second, from the workers' start on."""
     from toolbox.runs import RunEngine
 
     async with AsyncExitStack() as stack:
@@ -163,8 +163,8 @@ async def throughput(url: str, runs: int) -> float:
             await container.runs.start(Durable.fill, "go")
     arguments = [sys.executable, "-m", "benchmarks.runs", "--worker", url, "--runs", str(runs)]
     started = time.perf_counter()
-    workers = [subprocess.Popen(arguments) for _ in range(WORKERS)]  # noqa: ASYNC220 - nothing else waits
-    await asyncio.to_thread(lambda: [each.wait() for each in workers])
+    working = [subprocess.Popen(arguments) for _ in range(workers)]  # noqa: ASYNC220 - nothing else waits
+    await asyncio.to_thread(lambda: [each.wait() for each in working])
     return runs / (time.perf_counter() - started)
 
 
@@ -172,7 +172,8 @@ async def throughput(url: str, runs: int) -> float:
 
 
 async def measure(database: str, url: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"toolbox": [], "the same commits by hand": [], "DBOS steps": []}
+    peers = results.installed(("toolbox", "the same commits by hand", DBOS_STEPS), {DBOS_STEPS: "dbos"})
+    found: dict[str, list[float]] = {name: [] for name in peers}
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(sql.open_engine(url))
         container = await container_of(stack, engine, options.effects, take_over_runs=False)
@@ -190,8 +191,9 @@ async def measure(database: str, url: str, options: argparse.Namespace) -> dict[
         for _ in range(options.rounds):
             found["toolbox"].append(await by_toolbox(container, options.effects))
             found["the same commits by hand"].append(await by_hand(engine, options.effects, data))
-            own = url.replace(".sqlite", ".dbos.sqlite")
-            found["DBOS steps"].append(await asyncio.to_thread(by_dbos, own, options.effects))
+            if DBOS_STEPS in found:
+                own = url.replace(".sqlite", ".dbos.sqlite")
+                found[DBOS_STEPS].append(await asyncio.to_thread(by_dbos, own, options.effects))
     return found
 
 
@@ -201,10 +203,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--effects", type=int, default=100)
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=3, help="processes")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--dbos", help=argparse.SUPPRESS)
-    results.add_options(parser)
-    options = parser.parse_args()
+    options = results.parse(parser, rounds=1, effects=3, runs=6, workers=1)
     if options.worker:
         asyncio.run(worker(options.worker, options.runs))
         return
@@ -227,10 +229,10 @@ def main() -> None:
             if database == "PostgreSQL":
                 server.psql("CREATE DATABASE many;")
                 many = server.get_uri(database="many")
-            per_second[database] = [asyncio.run(throughput(many, options.runs))]
+            per_second[database] = [asyncio.run(throughput(many, options.runs, options.workers))]
         server.cleanup()
     measured["runs per second"] = per_second
-    title = f"{options.runs:,} runs of 3 tool calls each, over {WORKERS} worker processes"
+    title = f"{options.runs:,} runs of 3 tool calls each, over {options.workers} worker processes"
     groups.append(results.compare(title, "runs/s", per_second, base="", more_is_better=True))
     if not options.json:
         for group in groups:

@@ -177,8 +177,7 @@ def timed(times: list[float]) -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=9, help="first requests of each kind")
-    results.add_options(parser)
-    options = parser.parse_args()
+    options = results.parse(parser, rounds=1)
     measured = asyncio.run(first_requests(options.rounds))
     found = {name: quality(make()) for name, make in STRATEGIES.items() if make is not None}
     if not options.json:

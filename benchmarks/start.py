@@ -15,8 +15,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from types import ModuleType
 
 from benchmarks import results
@@ -40,6 +40,7 @@ class Size:
 
 
 SIZES = (Size(500, 100, 250), Size(2000, 200, 250))
+SMALL = (Size(40, 5, 25),)
 
 # Each tool has another name for the first one: equal parameters would be read once.
 PARAMETERS = (
@@ -159,13 +160,14 @@ MEASURED: dict[str, Callable[[Size], float]] = {
 }
 
 
-def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
+def measure(rounds: int, sizes: Sequence[Size]) -> dict[str, dict[str, list[float]]]:
     """Seconds by size, what was measured, and round; the order changes with each round."""
-    found: dict[str, dict[str, list[float]]] = {str(size): {name: [] for name in MEASURED} for size in SIZES}
+    found: dict[str, dict[str, list[float]]] = {str(size): {name: [] for name in MEASURED} for size in sizes}
     for number in range(rounds):
-        for index, size in enumerate(SIZES):
+        for size in sizes:
             for name in list(MEASURED)[:: 1 if number % 2 == 0 else -1]:
-                command = [sys.executable, "-m", "benchmarks.start", "--one", name, "--size", str(index)]
+                numbers = map(str, astuple(size))
+                command = [sys.executable, "-m", "benchmarks.start", "--one", name, "--size", *numbers]
                 found[str(size)][name].append(float(subprocess.check_output(command)))
     return found
 
@@ -174,13 +176,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--one", choices=list(MEASURED), help=argparse.SUPPRESS)
-    parser.add_argument("--size", type=int, default=0, help=argparse.SUPPRESS)
-    results.add_options(parser)
-    options = parser.parse_args()
+    parser.add_argument("--size", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.set_defaults(sizes=SIZES)
+    options = results.parse(parser, rounds=1, sizes=SMALL)
     if options.one:
-        print(MEASURED[options.one](SIZES[options.size]))
+        print(MEASURED[options.one](Size(*options.size)))
         return
-    found = measure(options.rounds)
+    found = measure(options.rounds, options.sizes)
     medians = {
         size: {name: statistics.median(times) * 1000 for name, times in of.items()} for size, of in found.items()
     }

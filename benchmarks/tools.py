@@ -21,6 +21,7 @@ import asyncio
 import gc
 import json
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -109,7 +110,6 @@ def in_a_service(container: Container, function: Any, *listeners: EventListener,
         LoopRunner(Workers()),
         ToolErrors(),
         listeners=Listeners(listeners) if listeners else None,
-        loop=asyncio.get_running_loop(),
     )
     request = ToolExecutionRequest("call_1", tool.specification.name, ARGUMENTS)
     return lambda: execute_tool(request, environment)
@@ -130,7 +130,7 @@ def with_listeners(container: Container) -> dict[str, Call]:
     try:
         rows["toolbox, OpenTelemetry"] = in_a_service(container, forecast, traced())
     except ImportError:
-        print("OpenTelemetry's SDK is not installed; `make bench-tools` installs it")
+        print("OpenTelemetry's SDK is not installed", file=sys.stderr)
     return rows
 
 
@@ -182,14 +182,15 @@ PEERS: dict[str, Callable[[], Awaitable[Call]]] = {
 }
 
 
+NEEDS = {
+    "pydantic-ai (ToolManager)": "pydantic_ai",
+    "openai-agents (on_invoke_tool)": "agents",
+    "LangChain (ainvoke)": "langchain_core",
+}
+
+
 async def installed_peers() -> dict[str, Call]:
-    found = {}
-    for name, make in PEERS.items():
-        try:
-            found[name] = await make()
-        except ImportError:
-            print(f"{name} is not installed; `make bench-tools` installs the peers")
-    return found
+    return {name: await PEERS[name]() for name in results.installed(PEERS, NEEDS)}
 
 
 # --- measuring
@@ -215,7 +216,7 @@ async def measure(rounds: int, calls: int) -> dict[str, list[float]]:
         }
         taken: dict[str, list[float]] = {name: [] for name in rows}
         for call in rows.values():
-            await microseconds(call, 100)
+            await microseconds(call, min(calls, 100))
         gc.collect()
         gc.disable()
         for _ in range(rounds):
@@ -232,8 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--calls", type=int, default=500)
-    results.add_options(parser)
-    options = parser.parse_args()
+    options = results.parse(parser, rounds=1, calls=20)
     found = asyncio.run(measure(options.rounds, options.calls))
     measured = {name: statistics.median(each) for name, each in found.items()}
     first, *_ = measured

@@ -179,8 +179,7 @@ def main() -> int:
         "--cases", type=Path, default=Path(os.environ.get("WIRE_CASES", ROOT / "benchmarks" / "wire_replies"))
     )
     parser.add_argument("--ours", action="store_true", help="without the peers")
-    results.add_options(parser)
-    options = parser.parse_args()
+    options = results.parse(parser, ours=True)
     runner = options.cases / "run.py"
     if not runner.exists():
         print(f"{runner} does not exist; name the folder of the conformance cases with --cases", file=sys.stderr)

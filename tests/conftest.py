@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,12 +24,52 @@ SHARED_FOLDER = "TOOLBOX_TESTS_FOLDER"
 MEMORY = Path("/dev/shm")
 
 
+ROOT = Path(__file__).resolve().parent.parent
+
+CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".cache", "site"}
+"""Folders in which tools keep what they know, in the folder of the repository."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Create the folder that the processes of this run share. The workers of pytest-xdist inherit its name."""
     if not hasattr(config, "workerinput"):
         stack = ExitStack()
         os.environ[SHARED_FOLDER] = stack.enter_context(folder_in_memory(2**30))
         config.add_cleanup(stack.close)
+        config.pluginmanager.register(UntouchedRepository())
+
+
+class UntouchedRepository:
+    """Fails the run if its tests leave files in the repository: a test writes into `tmp_path`."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root, self._before = root, files_in(root)
+
+    @property
+    def left(self) -> list[str]:
+        """The new files and folders."""
+        return sorted(files_in(self._root) - self._before)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail the run."""
+        if self.left:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say why."""
+        if self.left:
+            terminalreporter.section("files that tests left in the repository", red=True)
+            terminalreporter.line(", ".join(self.left))
+
+
+def files_in(root: Path) -> set[str]:
+    """Return what lies in the repository's folder, and all files in it that git would add; without git, those in it."""
+    command = ["git", "ls-files", "--others", "--exclude-standard"]
+    done = (
+        subprocess.run(command, cwd=root, capture_output=True, text=True, check=False) if shutil.which("git") else None
+    )
+    added = done.stdout.splitlines() if done is not None and done.returncode == 0 else []
+    return {each.name for each in root.iterdir() if each.name not in CACHES} | set(added)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,21 @@ def served_of(page: Path) -> list[Block]:
     return [block for block in blocks_of(page) if block.note == "served"]
 
 
+OPTIONAL = ("taskiq",)
+"""Packages without which the programs of a page that imports them are skipped."""
+
+
+def missing_packages(page: Path) -> list[str]:
+    """Return the optional packages that the programs of a page import, and that are not installed."""
+    code = "\n".join(block.text for block in blocks_of(page) if block.language == "python")
+    used = [each for each in OPTIONAL if re.search(rf"^\s*(?:from|import) {each}\b", code, re.MULTILINE)]
+    return [each for each in used if find_spec(each) is None]
+
+
 def lay_out(page: Path, folder: Path, until: int = sys.maxsize) -> None:
     """Write the files of the page in their last version above line `until`."""
+    if missing := missing_packages(page):
+        pytest.skip(f"not installed: {', '.join(missing)}")
     for block in blocks_of(page):
         if block.file is not None and block.line < until:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
