@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module
+from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
@@ -46,13 +46,13 @@ class InjectMark:
     """Marks a parameter that receives a bean of the current scope."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> object:
-        # Only FastAPI asks for this, on a route whose annotations were evaluated before FastAPI was imported.
+        # Only FastAPI asks for this, on a route whose annotations were evaluated before its support was loaded.
         raise IllegalConfigurationError(
             [
                 Problem(
                     where=f"a parameter Inject[{getattr(source, '__name__', source)}]",
-                    what="FastAPI was imported after this annotation was evaluated, so it does not know Inject",
-                    fix="import fastapi or toolbox_fastapi above it, or write `from toolbox_fastapi import Inject`",
+                    what="toolbox_fastapi was not loaded before this annotation, so FastAPI does not know Inject",
+                    fix="import toolbox_fastapi above it, or write `from toolbox_fastapi import Inject`",
                 )
             ]
         )
@@ -65,6 +65,15 @@ def support_endpoints(metadata: Callable[[object], tuple[object, ...]]) -> None:
     """Set the function that returns what a web framework needs in the metadata of `Inject[T]`, given T."""
     global _endpoint_metadata
     _endpoint_metadata = metadata
+
+
+@cache
+def _load_endpoint_support(framework: str) -> None:
+    """Load the packages that support a web framework: they call `support_endpoints`."""
+    from importlib.metadata import entry_points  # loads the email package, and few programs need it
+
+    for each in entry_points(group="toolbox.endpoints", name=framework):
+        each.load()
 
 
 MEMORY_ID = MemoryIdMark()
@@ -101,7 +110,7 @@ else:
 
         def __class_getitem__(cls, item: object) -> object:
             if _endpoint_metadata is None and "fastapi" in sys.modules:
-                import_module("toolbox_fastapi")  # calls support_endpoints; by name, because it lies above this package
+                _load_endpoint_support("fastapi")
             return Annotated[item, INJECT, *(_endpoint_metadata(item) if _endpoint_metadata is not None else ())]
 
 

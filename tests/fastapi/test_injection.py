@@ -425,6 +425,69 @@ with TestClient(app) as client:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+FASTAPI, OURS, THEIR_INSTALL = (
+    "from fastapi import APIRouter, Depends, FastAPI",
+    "from toolbox import Container, Inject, application_scoped",
+    "from toolbox_fastapi import install",
+)
+GREETER = "@application_scoped\nclass Greeter:\n    word = 'hello'"
+ALIAS = "Wanted = Inject[Greeter]"
+OF_THE_APP = "app = FastAPI()\n@app.get('/')\ndef greet(greeter: Inject[Greeter]) -> str: return greeter.word"
+OF_A_ROUTER = """
+routes, app = APIRouter(), FastAPI()
+def word_of(greeter: Inject[Greeter]) -> str: return greeter.word
+@routes.get("/")
+def greet(greeter: Inject[Greeter], word: str = Depends(word_of)) -> str: return word
+app.include_router(routes)
+"""
+INSTALLED = "install(app, Container().register(Greeter))"
+SERVED = """
+from fastapi.testclient import TestClient
+with TestClient(app) as client:
+    print(client.get("/").json())
+"""
+
+
+@pytest.mark.parametrize("routes", [OF_THE_APP, OF_A_ROUTER])
+@pytest.mark.parametrize(
+    "order",
+    [
+        (FASTAPI, OURS, GREETER, "", THEIR_INSTALL),
+        (OURS, FASTAPI, GREETER, "", THEIR_INSTALL),
+        (OURS, GREETER, FASTAPI, "", THEIR_INSTALL),
+        (THEIR_INSTALL, OURS, GREETER, FASTAPI, ""),
+        (OURS, GREETER, THEIR_INSTALL, FASTAPI, ""),
+        ("from __future__ import annotations", FASTAPI, OURS, GREETER, "", THEIR_INSTALL),
+    ],
+)
+def test_inject_works_in_each_order_of_imports(order: tuple[str, ...], routes: str) -> None:
+    *before, own, after = order
+    program = "\n".join((*before, own, routes, after, INSTALLED, SERVED))
+
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+
+    assert done.stdout == "hello\n", done.stderr
+
+
+def test_an_annotation_from_before_fastapi_leads_to_toolbox_fastapi() -> None:
+    routes = OF_A_ROUTER.replace("Inject[Greeter]", "Wanted")
+    program = "\n".join((OURS, GREETER, ALIAS, FASTAPI, routes))
+
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+
+    assert "Inject[Greeter]: toolbox_fastapi was not loaded before this annotation" in done.stderr
+    assert "import toolbox_fastapi above it" in done.stderr
+
+
+def test_inject_does_not_load_fastapi_nor_the_names_of_installed_packages() -> None:
+    loaded = "print({'fastapi', 'importlib.metadata', 'toolbox_fastapi'} & sys.modules.keys())"
+    program = "\n".join(("import sys", "from toolbox.parameters import Inject", "Inject[int]", loaded))
+
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+    assert done.stdout == "set()\n"
+
+
 def text(annotation: str) -> Any:
     """An endpoint whose annotation is text, as `from __future__ import annotations` makes it."""
 
