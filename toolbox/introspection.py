@@ -20,7 +20,7 @@ from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeAliasType as BackportedAlias
-from typing_extensions import TypeIs
+from typing_extensions import TypeIs, is_protocol
 
 _ALIASES: tuple[Any, ...] = tuple({BackportedAlias, getattr(typing, "TypeAliasType", BackportedAlias)})
 _NOT_A_KEY = frozenset({object, abc.ABC, typing.Generic, typing.Protocol})
@@ -277,12 +277,12 @@ def unfit(interface: Any, implementation: Any) -> str:
     wanted, given = class_of(interface), class_of(implementation)
     if not (isinstance(wanted, type) and isinstance(given, type)) or wanted in given.__mro__:
         return ""
-    if not getattr(wanted, "_is_protocol", False):
+    if not is_protocol(wanted):
         return "" if issubclass(given, wanted) else f"{type_name(given)} is not a subclass of {type_name(wanted)}"
     if hasattr(given, "__getattr__"):
         return ""
     # Instances may have the attributes that a Protocol annotates; its methods are those of the class.
-    bases = [base for base in wanted.__mro__ if getattr(base, "_is_protocol", False)]
+    bases = [base for base in wanted.__mro__ if is_protocol(base)]
     methods = dict.fromkeys(name for base in bases for name, each in vars(base).items() if inspect.isfunction(each))
     # Not with `hasattr`, which also finds the methods of the metaclass, such as `__call__`.
     known = {name for base in given.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", ()))}

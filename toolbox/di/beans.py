@@ -26,6 +26,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
 
+from typing_extensions import is_protocol
+
 from ..bean_references import DEFAULT_SCOPE_MARK, MODEL_MARKS
 from ..errors import Problem
 from ..introspection import (
@@ -178,7 +180,7 @@ def _default_scope(cls: type[Any]) -> Scope:
 
 
 def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
-    if getattr(cls, "_is_protocol", False):
+    if is_protocol(cls):
         implement = f"register a class that implements it and call bind({where}, …)"
         fix = f"{implement}; if it declares a service or a client, add @register_ai_service or @register_rest_client"
         yield Problem(where, "a Protocol cannot be instantiated", fix)

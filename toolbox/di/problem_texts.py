@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, overload
 
+from typing_extensions import is_protocol
+
 from ..introspection import class_of, forms_of, type_name
 from ..security import SecurityIdentity
 from .beans import BeanDefinition
@@ -127,8 +129,8 @@ def find_look_alikes(wanted: Any, definitions: Sequence[BeanDefinition]) -> list
 
 
 def _members_of(cls: Any) -> set[str]:
-    if getattr(cls, "_is_protocol", False):
-        members = {name for base in cls.__mro__ if getattr(base, "_is_protocol", False) for name in vars(base)}
+    if is_protocol(cls):
+        members = {name for base in cls.__mro__ if is_protocol(base) for name in vars(base)}
         members |= {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
         return {name for name in members if not name.startswith("_")}
     return set(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) and inspect.isabstract(cls) else set()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
+from typing_extensions import is_protocol
 
 from ..container import Container, internals_of
 from ..di.decorators import application_scoped
@@ -44,9 +45,7 @@ class McpServer:
     def __toolbox_implies__(self) -> tuple[type[Any], ...]:
         """Return the class of the headers, which needs no registration."""
         headers = self.headers
-        is_bean = (
-            isinstance(headers, type) and not inspect.isabstract(headers) and not getattr(headers, "_is_protocol", 0)
-        )
+        is_bean = isinstance(headers, type) and not inspect.isabstract(headers) and not is_protocol(headers)
         return (headers,) if is_bean and isinstance(headers, type) else ()
 
     @property

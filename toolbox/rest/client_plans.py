@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any, get_args
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from typing_extensions import is_protocol
 
 from ..context import InvocationContext
 from ..di.injection_points import MISSING, InjectionPoint, point_of, points_of
@@ -282,9 +283,7 @@ def _find_mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]
 def _problems_without_verb(owner: type[object], where: str, member: object) -> Iterator[Problem]:
     if not isinstance(member, FunctionType):
         return
-    if getattr(member, "__isabstractmethod__", False) or (
-        getattr(owner, "_is_protocol", False) and not has_body(member)
-    ):
+    if getattr(member, "__isabstractmethod__", False) or (is_protocol(owner) and not has_body(member)):
         yield Problem(where, "missing HTTP verb", "add @rest.get(…) or another verb, or give the method a body")
     elif fixed_values_of(member):
         yield Problem(where, "it has fixed values but no HTTP verb", "add @rest.get(…) or another verb")

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from typing_extensions import TypeForm
+from typing_extensions import TypeForm, is_protocol
 
 from ..context import ActiveScope
 from ..di.beans import BeanDefinition
@@ -128,9 +128,7 @@ def _definition_of_settings(given: KeySettings) -> BeanDefinition:
 def _implied_collaborators(plan: ClientPlan) -> tuple[type[Any], ...]:
     """Return the collaborator classes that can be created as beans without being registered."""
     wanted = (each.point.wants for each in plan.collaborators() if each.point is not None)
-    return tuple(
-        dict.fromkeys(each for each in wanted if not inspect.isabstract(each) and not getattr(each, "_is_protocol", 0))
-    )
+    return tuple(dict.fromkeys(each for each in wanted if not inspect.isabstract(each) and not is_protocol(each)))
 
 
 def settings_in_force(mark: ClientMark, settings: ToolboxSettings, given: list[KeySettings]) -> KeySettings:

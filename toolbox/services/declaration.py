@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from types import FrameType, FunctionType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
+from typing_extensions import is_protocol
+
 from ..chat import Reasoning
 from ..context import InvocationContext
 from ..errors import Problem
@@ -438,7 +440,7 @@ _LEFT_TOOLBOX: Any = getattr(toolbox(), "__code__", None)
 def is_interface(cls: type[Any]) -> bool:
     """Return True for a Protocol or an ABC."""
     # Not `issubclass`: that of `ABC` asks all of its subclasses in the process.
-    return bool(getattr(cls, "_is_protocol", False)) or ABC in cls.__mro__ or inspect.isabstract(cls)
+    return is_protocol(cls) or ABC in cls.__mro__ or inspect.isabstract(cls)
 
 
 def method_names(cls: type[Any]) -> list[str]:
@@ -460,7 +462,7 @@ def _is_declared_only(owner: type[Any], function: Any) -> bool:
         return True
     if hasattr(function, USER_MARK) or hasattr(function, SYSTEM_MARK):
         return True
-    return bool(getattr(owner, "_is_protocol", False)) and not has_body(function)
+    return is_protocol(owner) and not has_body(function)
 
 
 def bare_decorators(cls: type[Any]) -> Iterator[Problem]:

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import is_protocol
+
 from ..errors import Problem
 from ..introspection import (
     EMPTY,
@@ -105,8 +107,8 @@ def plan_service(
 
 def _problems_of_members(cls: type[Any], names: Sequence[str]) -> Iterator[Problem]:
     """Yield problems with the members of a service as a whole. `names` are the methods to implement."""
-    where, is_protocol = cls.__name__, getattr(cls, "_is_protocol", False)
-    if not is_protocol:
+    where, of_protocol = cls.__name__, is_protocol(cls)
+    if not of_protocol:
         for name in sorted(getattr(cls, "__abstractmethods__", frozenset()) - {*names}):
             fact = "is abstract but not a method, so it cannot be implemented"
             yield Problem(f"{where}.{name}", fact, "implement it in the class")
@@ -117,7 +119,7 @@ def _problems_of_members(cls: type[Any], names: Sequence[str]) -> Iterator[Probl
     if not names and not bare:
         fact = "has no method to implement; methods with a body are kept"
         fix = "declare one without a body: `async def chat(self, text: str) -> str: ...`"
-        if not is_protocol:
+        if not of_protocol:
             fact, fix = "has no abstract method to implement", f"{fix}, with @abstractmethod"
         yield Problem(where, fact, fix)
 
