@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,19 +36,24 @@ def pytest_configure(config: pytest.Config) -> None:
         stack = ExitStack()
         os.environ[SHARED_FOLDER] = stack.enter_context(folder_in_memory(2**30))
         config.add_cleanup(stack.close)
-        config.pluginmanager.register(UntouchedRepository())
+        config.pluginmanager.register(UntouchedRepository(arguments=config.invocation_params.args))
 
 
 class UntouchedRepository:
-    """Fails the run if its tests leave files in the repository: a test writes into `tmp_path`."""
+    """Fails the run if its tests leave files in the repository: a test writes into `tmp_path`.
 
-    def __init__(self, root: Path = ROOT) -> None:
+    Files that `arguments` of the command line name, such as a report, are not from tests.
+    """
+
+    def __init__(self, root: Path = ROOT, arguments: Iterable[str | os.PathLike[str]] = ()) -> None:
         self._root, self._before = root, files_in(root)
+        self._arguments = " ".join(map(str, arguments))
 
     @property
     def left(self) -> list[str]:
         """The new files and folders."""
-        return sorted(files_in(self._root) - self._before)
+        new = files_in(self._root) - self._before
+        return sorted(each for each in new if each not in self._arguments and not each.startswith(".coverage"))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail the run."""

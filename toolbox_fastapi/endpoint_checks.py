@@ -14,6 +14,7 @@ from fastapi import Depends, params
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import get_parameterless_sub_dependant, get_typed_signature
 from starlette.applications import Starlette
+from typing_extensions import is_protocol
 
 from toolbox.container import Offered
 from toolbox.di.beans import BeanDefinition
@@ -210,7 +211,7 @@ def _can_have_success_methods(definition: BeanDefinition) -> bool:
     cls = class_of(definition.provides)
     if definition.scope is not Scope.REQUEST or not isinstance(cls, type):
         return False
-    return bool(hooks_of(cls, ON_SUCCESS)) or inspect.isabstract(cls) or getattr(cls, "_is_protocol", False)
+    return bool(hooks_of(cls, ON_SUCCESS)) or inspect.isabstract(cls) or is_protocol(cls)
 
 
 def _find_beans(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, Dependant, str]]:

@@ -22,8 +22,8 @@ class Closer:
     """Closes one bean with `close(target, error)`; if `loop` is set, the result must be awaited on that loop.
 
     `key` is the key of the bean in `store`, from which it is removed first; None for a dependent `bean`. `around` is an
-    anyio scope in which the producer has opened another one, which is still open. `begun` is
-    called with the closer when it begins.
+    anyio scope in which the producer has opened another one, which is still open. `begun` is called with the closer
+    when it begins.
     """
 
     close: Callable[[Any, BaseException | None], Any]
