@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import sys
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import Context, ContextVar, Token, copy_context
 from functools import partial
@@ -98,12 +98,29 @@ class _Watched(Generic[T]):
         return self._task
 
     def __await__(self) -> Generator[Any, Any, T]:
-        task, least = self.enter(), 0
-        if task is None:
+        if (task := self.enter()) is None:
             return (yield from self._work.__await__())
+        steps: Any = self._work.__await__()
+        thrown: BaseException | None = None
+        least = 0
         try:
             with running(self._code):
-                return (yield from self._steps(task))
+                while True:
+                    try:
+                        waiting = steps.send(None) if thrown is None else steps.throw(thrown)
+                    except StopIteration as end:
+                        result: T = end.value
+                        return result
+                    thrown = None
+                    try:
+                        yield self._watch(waiting, task)
+                    except GeneratorExit:
+                        steps.close()
+                        raise
+                    except BaseException as error:
+                        thrown = error
+                    finally:
+                        self.end()
         except asyncio.CancelledError:
             least = 1  # code that cancels its own task, and lets the error through, has cancelled it
             raise
@@ -111,83 +128,49 @@ class _Watched(Generic[T]):
             for _ in range(task.cancelling() - self._before - max(self._outside, least)):
                 task.uncancel()
 
-    def _steps(self, task: asyncio.Task[Any]) -> Generator[Any, Any, T]:
-        loop = task.get_loop()
-        steps: Any = self._work.__await__()
-        thrown: BaseException | None = None
-        while True:
-            try:
-                waiting = steps.send(None) if thrown is None else steps.throw(thrown)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            thrown = None
-            try:
-                if waiting is None or _is_future_of(waiting, loop, task):
-                    yield from self._wait(_WatchedWait(self, waiting, loop))
-                else:
-                    yield waiting  # a mistake, which the task reports
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as error:
-                thrown = error
-
-    def _wait(self, pause: _WatchedWait) -> Generator[Any, Any, None]:
-        assert self._task is not None
-        self._seen = min(self._seen, self._task.cancelling())
-        self.begin(pause)
-        try:
-            while not pause.done():
-                try:
-                    yield from pause
-                except asyncio.CancelledError:
-                    if pause.done() or not pause.is_held:
-                        raise
-                    pause._asyncio_future_blocking = False  # wait again
-        finally:
-            pause.forget()
-            self.end()
+    def _watch(self, waiting: Any, task: asyncio.Task[Any]) -> Any:
+        """Return what the task waits for in place of `waiting`, which the work waits for."""
+        if waiting is None:  # for the next iteration of the loop
+            waiting = task.get_loop().create_future()
+            task.get_loop().call_soon(_wake, waiting)
+        elif waiting is task or not getattr(waiting, "_asyncio_future_blocking", False):
+            return waiting  # a mistake, which the task reports
+        waiting._asyncio_future_blocking = False
+        self._seen = min(self._seen, task.cancelling())
+        wait = _WatchedWait(self, waiting)
+        self.begin(wait)
+        return wait
 
 
-class _WatchedWait(asyncio.Future[None]):
-    """What a task waits for in place of a future of watched work; without one, for the next iteration of the loop."""
+class _WatchedWait:
+    """What a task waits for in place of a future of watched work: the future, which is not cancelled unseen."""
 
-    def __init__(
-        self, watched: _Watched[Any], waiting: asyncio.Future[Any] | None, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(loop=loop)
-        self._watched, self._waiting = watched, waiting
-        self.is_held = False
-        if waiting is None:
-            loop.call_soon(self._wake)
-        else:
-            waiting._asyncio_future_blocking = False
-            waiting.add_done_callback(self._wake)
+    __slots__ = ("_asyncio_future_blocking", "_future", "_watched")
 
-    def _wake(self, _: object = None) -> None:
-        if not self.done():
-            self.set_result(None)
+    def __init__(self, watched: _Watched[Any], future: asyncio.Future[Any]) -> None:
+        self._watched, self._future = watched, future
+        self._asyncio_future_blocking = True
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the future; the task reports another one than its own."""
+        return self._future.get_loop()
+
+    def add_done_callback(self, wake: Callable[[Any], object], *, context: Context | None = None) -> None:
+        """Wake the task when the future has ended."""
+        self._future.add_done_callback(wake, context=context)
 
     def cancel(self, msg: Any = None) -> bool:
         """Called by `Task.cancel`, in the context of the code that cancels the task."""
-        self.is_held = self._watched.cancelled(msg)
-        return self.is_held or self.end(msg)
+        return self._watched.cancelled(msg) or self.end(msg)
 
     def end(self, message: Any = None) -> bool:
         """Cancel what the work waits for. The work goes on when that has ended."""
-        return super().cancel(message) if self._waiting is None else self._waiting.cancel(message)
-
-    def forget(self) -> None:
-        """Stop waiting."""
-        if self._waiting is not None:
-            self._waiting.remove_done_callback(self._wake)
+        return self._future.cancel(message)
 
 
-def _is_future_of(waiting: Any, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> bool:
-    """Return True if the task may wait for this object."""
-    is_future = bool(getattr(waiting, "_asyncio_future_blocking", False))
-    return is_future and waiting is not task and waiting.get_loop() is loop
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class OwnCode(_Watched[T]):
