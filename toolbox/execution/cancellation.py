@@ -113,14 +113,12 @@ class _Watched(Generic[T]):
                         return result
                     thrown = None
                     try:
-                        yield self._watch(waiting, task)
+                        yield from self._wait(waiting, task)
                     except GeneratorExit:
                         steps.close()
                         raise
                     except BaseException as error:
                         thrown = error
-                    finally:
-                        self.end()
         except asyncio.CancelledError:
             least = 1  # code that cancels its own task, and lets the error through, has cancelled it
             raise
@@ -128,28 +126,39 @@ class _Watched(Generic[T]):
             for _ in range(task.cancelling() - self._before - max(self._outside, least)):
                 task.uncancel()
 
-    def _watch(self, waiting: Any, task: asyncio.Task[Any]) -> Any:
-        """Return what the task waits for in place of `waiting`, which the work waits for."""
-        if waiting is None:  # for the next iteration of the loop
+    def _wait(self, waiting: Any, task: asyncio.Task[Any]) -> Generator[Any, Any, None]:
+        """Wait for what the work waits for; None is the next iteration of the loop."""
+        if waiting is None:
             waiting = task.get_loop().create_future()
             task.get_loop().call_soon(_wake, waiting)
         elif waiting is task or not getattr(waiting, "_asyncio_future_blocking", False):
-            return waiting  # a mistake, which the task reports
+            yield waiting  # a mistake, which the task reports
+            return
         waiting._asyncio_future_blocking = False
         self._seen = min(self._seen, task.cancelling())
-        wait = _WatchedWait(self, waiting)
-        self.begin(wait)
-        return wait
+        pause = _WatchedWait(self, waiting)
+        self.begin(pause)
+        try:
+            while True:
+                try:
+                    yield pause
+                    return
+                except asyncio.CancelledError:
+                    if not pause.can_go_on():
+                        raise
+        finally:
+            self.end()
 
 
 class _WatchedWait:
     """What a task waits for in place of a future of watched work: the future, which is not cancelled unseen."""
 
-    __slots__ = ("_asyncio_future_blocking", "_future", "_watched")
+    __slots__ = ("_asyncio_future_blocking", "_future", "_is_held", "_watched")
 
     def __init__(self, watched: _Watched[Any], future: asyncio.Future[Any]) -> None:
         self._watched, self._future = watched, future
         self._asyncio_future_blocking = True
+        self._is_held = False
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the future; the task reports another one than its own."""
@@ -161,7 +170,13 @@ class _WatchedWait:
 
     def cancel(self, msg: Any = None) -> bool:
         """Called by `Task.cancel`, in the context of the code that cancels the task."""
-        return self._watched.cancelled(msg) or self.end(msg)
+        self._is_held = self._watched.cancelled(msg)
+        return self._is_held or self.end(msg)
+
+    def can_go_on(self) -> bool:
+        """Return True after a cancellation that was held back, and thrown all the same: the task waits again."""
+        self._asyncio_future_blocking = self._is_held and not self._future.done()
+        return self._asyncio_future_blocking
 
     def end(self, message: Any = None) -> bool:
         """Cancel what the work waits for. The work goes on when that has ended."""

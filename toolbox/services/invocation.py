@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from ..chat import (
     ChatModel,
@@ -54,14 +54,6 @@ Perform: TypeAlias = Callable[
 """Performs one effect, a model request or a tool call, and returns its result."""
 
 
-class PieceSink(Protocol):
-    """Receives the pieces of a streamed reply."""
-
-    async def put(self, event: StreamEvent) -> None:
-        """Pass on one piece, and wait until the next one is requested."""
-        ...
-
-
 class Invocation(InterruptibleCall):
     """One call of a service method.
 
@@ -82,8 +74,10 @@ class Invocation(InterruptibleCall):
     state: State
     has_begun = False
     end: Effect | None = None
-    pieces: PieceSink | None = None
-    """Receives the reply of the model in pieces, in a stream."""
+    perform: Perform
+    """Performs an effect inside of the layers of the method."""
+    put_piece: Callable[[StreamEvent], Awaitable[None]] | None = None
+    """In a stream, passes on a piece of the model's reply, and returns when the next one is requested."""
     before_end: Callable[[Finish], None] | None = None
     """Called before the invocation ends with an answer; may raise."""
     history: tuple[Message, ...] = ()

@@ -16,7 +16,6 @@ from contextlib import (
     nullcontext,
 )
 from time import perf_counter
-from typing import Any
 
 from ..context import complete_context, current_invocation
 from ..errors import AsyncBeanError, ConversationSuspendedError
@@ -33,36 +32,8 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .memory import ChatMemories, ChatMemoryKey
 from .model_calls import reported
-from .usage_layers import in_account, with_recorded_usage
+from .usage_layers import in_account
 from .windows import keep_newest
-
-
-def enter_layers(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    """Enter the layers of an invocation: account, listeners, roles, compensation, conversation, check of the input.
-
-    Their order is that of `capabilities`. Those that the call does not need are not there.
-    """
-    plan = invocation.plan
-    is_checked = invocation.is_resumed or invocation.is_input_checked
-    layers = [
-        *([in_account] if invocation.account is not None else ()),
-        *([with_recorded_usage] if invocation.account is not None and invocation.is_resumed else ()),
-        *([observed] if invocation.host.listeners is not None else ()),
-        *([with_roles] if plan.access is not None and not invocation.is_admitted else ()),
-        *plan.layers.around_turn,
-        *([in_conversation] if invocation.memory_key is not None else ()),
-        *([with_checked_input] if plan.layers.check_input is not None and not is_checked else ()),
-    ]
-    return _enter_all(layers, invocation) if layers else NOTHING
-
-
-@asynccontextmanager
-async def _enter_all(layers: list[Any], invocation: Invocation) -> AsyncIterator[None]:
-    async with AsyncExitStack() as entered:
-        for layer in layers:
-            await entered.enter_async_context(layer(invocation))
-        yield
-
 
 # --- the conversation
 

@@ -1,6 +1,6 @@
-"""Opens an invocation: finds its model and its tools, makes its messages, and begins or resumes the tool loop.
+"""The first steps of a call: its model, its tools, its messages, and the first effect of the loop, or the next one.
 
-Not here: tools that are added to those of the method (`added_tools`), performing the first effect (`driver`).
+Not here: tools that are added to those of the method (`added_tools`), performing the effects (`driver`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,13 @@ from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError
 from ..execution.markers import marked_execution
 from ..models.routing import names_of_router
 from ..tools.tool_calls import ToolEnvironment
+from . import loop
 from .added_tools import find_dynamic_tools, find_toolset
 from .answers import restored_result
 from .invocation import Invocation
-from .loop import Effect, Rules, begin, next_effect, request_of
+from .loop import Effect, Rules, next_effect, request_of
 from .state import State
 from .toolsets import Toolset
-
-
-async def open_invocation(invocation: Invocation) -> Effect:
-    """Find the model and the tools of an invocation, and begin or resume it. Returns its first effect."""
-    if invocation.plan.call_options is not None:
-        invocation.call_options = _read_call_options(invocation, invocation.plan.call_options)
-    await _find_model(invocation)
-    await _find_tools(invocation)
-    stored = invocation.stored_state
-    return await (_begin(invocation) if stored is None else _resume(invocation, stored))
 
 
 def _read_call_options(invocation: Invocation, parameter: str) -> ChatRequestParameters | None:
@@ -44,12 +35,15 @@ def _read_call_options(invocation: Invocation, parameter: str) -> ChatRequestPar
 # --- the model
 
 
-async def _find_model(invocation: Invocation) -> None:
+async def find_model(invocation: Invocation) -> None:
     """Find the model that was recorded, that the call chose, or of the method. A router chooses later, by the request.
 
     A run keeps the model with which it began, also if the call chose it.
     """
-    plan, options, stored = invocation.plan, invocation.call_options, invocation.stored_state
+    plan, stored = invocation.plan, invocation.stored_state
+    if plan.call_options is not None:
+        invocation.call_options = _read_call_options(invocation, plan.call_options)
+    options = invocation.call_options
     recorded = stored.model if stored is not None else None
     chosen = options.model if options is not None else None
     if recorded is not None and recorded != plan.model_name:
@@ -102,7 +96,7 @@ async def _ask_router(invocation: Invocation, request: ChatRequest) -> str:
 # --- the tools
 
 
-async def _find_tools(invocation: Invocation) -> None:
+async def find_tools(invocation: Invocation) -> None:
     """Find the tools, the rules of the loop for them, and what they need to run."""
     host, toolset = invocation.host, invocation.plan.toolset
     if invocation.added or invocation.plan.providers or toolset.is_restricted:
@@ -144,7 +138,7 @@ async def add_dynamic_tools(invocation: Invocation, messages: Sequence[Message])
 # --- the state
 
 
-async def _begin(invocation: Invocation) -> Effect:
+async def begin(invocation: Invocation) -> Effect:
     """Begin with the messages of the arguments. Without a model by now, the router chooses it by the first request."""
     plan = invocation.plan
     host, context, arguments = invocation.host, invocation.context, invocation.arguments
@@ -158,16 +152,24 @@ async def _begin(invocation: Invocation) -> Effect:
 
     mode, rules = plan.output_mode, invocation.rules
     if not invocation.model_name:
-        _, first = begin(rules, system, history, asked, mode=mode or "schema")
+        _, first = loop.begin(rules, system, history, asked, mode=mode or "schema")
         await _route(invocation, first.request)
     if mode is None:
         mode = "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
-    invocation.state, effect = begin(rules, system, history, asked, mode=mode, model=invocation.model_name)
+    invocation.state, effect = loop.begin(rules, system, history, asked, mode=mode, model=invocation.model_name)
     invocation.has_begun = True
     return effect
 
 
-async def _resume(invocation: Invocation, stored: State) -> Effect:
+async def open_invocation(invocation: Invocation) -> None:
+    """Find what a stored call has, such as its tools, for code that does not run it."""
+    await find_model(invocation)
+    await find_tools(invocation)
+    stored = invocation.stored_state
+    await (begin(invocation) if stored is None else resume(invocation, stored))
+
+
+async def resume(invocation: Invocation, stored: State) -> Effect:
     """Continue from a stored state. Raises the failure of the invocation that was recorded, if there is one."""
     toolset, place = invocation.toolset, invocation.place
     found = (toolset.stored(name) for name in stored.offered)

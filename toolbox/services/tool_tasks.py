@@ -1,16 +1,18 @@
-"""Runs the tool calls of one reply at the same time, each in a task, and returns what happens in order.
+"""Runs the tool calls of a reply at the same time, each in a task, and returns what happens in order.
 
-Not here: running one call (`tools.pipeline`), deciding which calls run together (`driver`).
+Only calls with `concurrent_tools`, and streams, whose reader gets what happens in a tool while it runs, come here. Not
+here: running one call (`tools.pipeline`), the events of a stream (`streamed_call`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from ..chat import ToolExecutionRequest, ToolProgress
-from .invocation import Invocation, Perform
+from .invocation import Invocation
 from .loop import RunTool, RunTools, ToolFinished, ToolSuspended, advance
 
 News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
@@ -21,39 +23,67 @@ MOST_PROGRESS = 1000
 
 
 class ToolTasks:
-    """Runs the tool calls of one reply at the same time, each in a separate task, within the host's limit.
+    """Runs the tool calls of one reply after another: each call in a separate task, within the host's limit, or alone.
 
-    With `progress`, reports of the tools are news too, for a stream.
+    `tell` is that of a stream: its reader gets the start of each call and the reports of the tools.
     """
 
-    def __init__(self, invocation: Invocation, performing: Perform, *, progress: bool = False) -> None:
-        self._invocation, self._perform = invocation, performing
-        if progress:
-            invocation.environment.on_progress = self._add_progress
+    def __init__(self, invocation: Invocation, tell: Callable[[News], Awaitable[None]] | None = None) -> None:
+        self._invocation, self._tell = invocation, tell
+        self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
+        self._waiting: asyncio.Future[None] | None = None
+        self.begin_reply()
+
+    def begin_reply(self) -> None:
+        """Forget the calls of the reply before this one, which have ended."""
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._news: deque[Any] = deque()
-        self._unread = 0  # reports in `_news`
-        self._waiting: asyncio.Future[None] | None = None
-        self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
+        self._taken = self._unread = 0  # results that were taken from `_news`; reports that are in it
+        self._told: list[ToolFinished | ToolSuspended] = []  # results that the loop has not taken in
         self._all_started = False
 
-    def start(self, index: int, request: ToolExecutionRequest) -> None:
-        """Start one call."""
-        task = self._tasks[index] = asyncio.create_task(self._run(RunTool(index, request)))
-        task.add_done_callback(self._add)
+    async def run_next(self, effect: RunTools) -> Any:
+        """Run the next call alone, or wait for the next result of calls that run at the same time."""
+        invocation = self._invocation
+        request = effect.pending[effect.first].request
+        if not self._tasks:
+            invocation.runner.together = invocation.together and len(effect.pending) > 1
+        if self._tasks or invocation.runner.together:
+            self._start_all(effect)
+        elif self._tell is not None and self._reports_progress(request):
+            self._start(effect.first, request)
+        else:
+            call = RunTool(effect.first, request)
+            if self._tell is not None:
+                await self._tell(call)
+            return await invocation.perform(call, invocation)
+        result = await self._next_result()
+        if self._taken == len(self._tasks):
+            self.begin_reply()
+        return result
 
-    def start_all(self, effect: RunTools) -> None:
+    def _reports_progress(self, request: ToolExecutionRequest) -> bool:
+        tool = self._invocation.environment.tools.get(request.name)
+        return tool is not None and bool(tool.progress_names)
+
+    def _start_all(self, effect: RunTools) -> None:
         """Start the calls of the complete reply that have not been started."""
         if not self._all_started:
             self._all_started = True
             for index in effect.indexes:
                 if index not in self._tasks:
-                    self.start(index, effect.pending[index].request)
+                    self._start(index, effect.pending[index].request)
+
+    def _start(self, index: int, request: ToolExecutionRequest) -> None:
+        if self._tell is not None:
+            self._invocation.environment.on_progress = self._add_progress
+        task = self._tasks[index] = asyncio.create_task(self._run(RunTool(index, request)))
+        task.add_done_callback(self._add)
 
     async def _run(self, effect: RunTool) -> Any:
         async with self._places:
             self._add(effect)
-            return await self._perform(effect, self._invocation)
+            return await self._invocation.perform(effect, self._invocation)
 
     def _add(self, news: RunTool | ToolProgress | asyncio.Task[Any]) -> None:
         self._news.append(news)
@@ -67,22 +97,55 @@ class ToolTasks:
             del self._news[next(index for index, each in enumerate(self._news) if isinstance(each, ToolProgress))]
         self._add(report)
 
-    @property
-    def has_news(self) -> bool:
-        """True if `next` returns at once."""
-        return bool(self._news)
+    async def _next_result(self) -> ToolFinished | ToolSuspended:
+        """Return the next result; tell what happens before it. Raises the exception of a call."""
+        while True:
+            while not self._news:
+                self._waiting = asyncio.get_running_loop().create_future()
+                await self._waiting
+            news = self._take_news()
+            if isinstance(news, (ToolFinished, ToolSuspended)):
+                return news
+            if self._tell is not None:
+                await self._tell(news)
 
-    async def next(self) -> News:
-        """Return a started call as a `RunTool`, a report, or the result of a call. Raises the exception of a call."""
-        while not self._news:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+    def _take_news(self) -> News:
         news = self._news.popleft()
         if isinstance(news, ToolProgress):
             self._unread -= 1
-            return news
-        found: News = news if isinstance(news, RunTool) else news.result()
+        if not isinstance(news, asyncio.Task):
+            told: News = news
+            return told
+        self._taken += 1
+        found: News = news.result()
         return found
+
+    # --- beside a reply that is still streamed
+
+    def start_early(self, index: int, request: ToolExecutionRequest) -> None:
+        """Start a call before its reply is complete; further ones may follow."""
+        self._invocation.runner.together = True
+        self._start(index, request)
+
+    def next_beside_reply(self) -> News | None:
+        """Return what has happened in these calls; None if nothing else has. Raises the exception of a call.
+
+        The loop takes the results in when it has the reply; see `take_in_results`.
+        """
+        if not self._news:
+            return None
+        news = self._take_news()
+        if isinstance(news, (ToolFinished, ToolSuspended)):
+            self._told.append(news)
+        return news
+
+    def take_in_results(self) -> None:
+        """Let the loop take in the results that came before the end of the reply."""
+        for result in self._told:
+            self._take_in(result)
+        self._told.clear()
+
+    # --- the end
 
     async def cancel(self) -> None:
         """Cancel the running calls, wait for them, and store the finished ones in the invocation's state."""
@@ -94,14 +157,13 @@ class ToolTasks:
         try:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         finally:  # a second cancellation, such as that of the deadline, is raised when all calls have ended
-            self._store_finished()
+            self.take_in_results()
+            for news in self._news:
+                if isinstance(news, asyncio.Task) and not news.cancelled() and news.exception() is None:
+                    self._take_in(news.result())
+            self.begin_reply()
 
-    def _store_finished(self) -> None:
+    def _take_in(self, result: ToolFinished | ToolSuspended) -> None:
         invocation = self._invocation
-        for news in self._news:
-            if not isinstance(news, asyncio.Task) or not invocation.state.pending:
-                continue
-            if not news.cancelled() and news.exception() is None:
-                invocation.state, _ = advance(invocation.rules, invocation.state, news.result())
-        self._news.clear()
-        self._unread = 0
+        if invocation.state.pending:
+            invocation.state, _ = advance(invocation.rules, invocation.state, result)
