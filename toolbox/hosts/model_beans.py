@@ -23,7 +23,8 @@ from ..introspection import forms_of, is_union, plain, type_name
 from ..models import model_requests
 from ..models.fallbacks import CoolingModels, FallbackModel, NamedModel, fallback_names
 from ..models.selection import DEFAULT_NAME, NamedModels, key_function_of, no_model
-from ..services.injected_models import InjectedModel, InjectingHost, tell_skipped
+from ..services.host_needs import ServiceHost
+from ..services.injected_models import InjectedModel, tell_skipped
 from ..tools.tool_calls import read_injected
 
 PROVIDER_NAME = "chat_model"
@@ -37,7 +38,7 @@ class ModelBeans:
     are_checked = True
     """False if problems of models are left out, for machines without keys."""
 
-    def __init__(self, sources: NamedModels, host: InjectingHost, overridden: Collection[str]) -> None:
+    def __init__(self, sources: NamedModels, host: ServiceHost, overridden: Collection[str]) -> None:
         self.sources, self._host, self._overridden = sources, host, overridden
         self.cooling = CoolingModels(self.name_of)
         self._registered: dict[str, BeanDefinition] = {}
@@ -139,7 +140,7 @@ class ModelBeans:
         """Return the bean of a model that is passed to the container, or configured. It is created on first use."""
         bean = BeanDefinition(
             provides=ChatModel,
-            factory=partial(InjectedModel, name, self._host),
+            factory=partial(self._inject, name),
             scope=Scope.APPLICATION,
             source=self.sources.given.get(name),
         )
@@ -151,8 +152,11 @@ class ModelBeans:
             return model
         if (problem := no_model(model, where, where)) is not None:
             raise IllegalConfigurationError([problem])
-        own = model.own_model if isinstance(model, InjectedModel) else model
-        return InjectedModel(name, self._host, own)
+        return self._inject(name, model.own_model if isinstance(model, InjectedModel) else model)
+
+    def _inject(self, name: str, made: ChatModel | None = None) -> InjectedModel:
+        own, chain = partial(self.own_model, name, made), partial(self._with_fallbacks, name, made)
+        return InjectedModel(name, self._host, own, chain)
 
     # --- the rules for names: see `di.graph.NamedType`
 
@@ -219,7 +223,10 @@ class ModelBeans:
         return made if made is not None else self.sources.find(name)
 
     async def find(self, name: str | None, context: InvocationContext | None = None) -> ChatModel:
-        """Return the model that a name means in the active scope, with its fallbacks."""
+        """Return the model that a name means in the active scope, with its fallbacks.
+
+        It is asked for as a bean, because an override or a seed can replace each of them.
+        """
         return await (await self._bean(name)).with_fallbacks(context)
 
     async def choose(self, name: str, where: str, context: InvocationContext) -> ChatModel:
@@ -231,7 +238,7 @@ class ModelBeans:
     async def _bean(self, name: str | None) -> InjectedModel:
         return cast("InjectedModel", await self._host.scope.aget(ChatModel, name))  # all of them: see `_make_injected`
 
-    async def with_fallbacks(self, name: str, made: ChatModel | None, context: InvocationContext | None) -> ChatModel:
+    async def _with_fallbacks(self, name: str, made: ChatModel | None, context: InvocationContext | None) -> ChatModel:
         """Return the own model, or a chain of it and its fallbacks.
 
         Raises `IllegalConfigurationError` for unknown ones.

@@ -60,9 +60,9 @@ class NamedModels:
 
         Raises `IllegalConfigurationError`.
         """
+        if (model := self._given.get(name or DEFAULT_NAME)) is not None:
+            return model
         wanted = self.spelled(name)
-        if wanted in self._given:
-            return self._given[wanted]
         model = self._made.get(wanted)
         if model is None:
             if (problem := self.problem(name, f"model {name or DEFAULT_NAME!r}")) is not None:

@@ -6,16 +6,15 @@ Such a request has limits, events, fallbacks and a deadline like one of a servic
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
 from ..chat_streams import answer_stream
 from ..context import (
-    ActiveScope,
     InvocationContext,
     current_attributes,
     current_bean_caller,
@@ -24,37 +23,12 @@ from ..context import (
 )
 from ..events import ModelSkippedEvent
 from ..execution.runners import LoopRunner
-from ..execution.threads import Workers
 from ..limits import Account, CostEstimator, current_account
 from .bean_calls import call_with_beans
-from .host_needs import HostModels
-from .interruptions import InterruptibleCall, find_deadlines, within_limits
-from .model_calls import AskingHost, ask_model, is_inside_model, model_stream
-from .usage_layers import CountingHost, count_reply, refuse_exceeded, reserve_request, reserve_tool_calls
-
-
-class InjectableModels(HostModels, Protocol):
-    """The models that a container injects."""
-
-    def own_model(self, name: str, made: ChatModel | None) -> ChatModel:
-        """Return the model with this name; `made` is the one that a producer has made."""
-        ...
-
-    async def with_fallbacks(self, name: str, made: ChatModel | None, context: InvocationContext | None) -> ChatModel:
-        """Return the own model, or a chain of it and its fallbacks. `context` is that of their events."""
-        ...
-
-
-class InjectingHost(AskingHost, CountingHost, Protocol):
-    """The container of injected models."""
-
-    workers: Workers
-    scope: ActiveScope
-
-    @property
-    def models(self) -> InjectableModels:
-        """The models of the container."""
-        ...
+from .host_needs import ServiceHost
+from .interruptions import ModelCall, find_deadlines, within_limits
+from .model_calls import ask_model, is_inside_model, model_stream
+from .usage_layers import count_reply, refuse_exceeded, reserve_request, reserve_tool_calls
 
     async def note_caller(self, context: InvocationContext) -> None:
         """Note the name of the caller in a context, for logs and traces."""
@@ -64,17 +38,23 @@ class InjectingHost(AskingHost, CountingHost, Protocol):
 class InjectedModel(ChatModel):
     """A model of a container, as beans get it by its name. Attributes that it does not have are the model's own."""
 
-    def __init__(self, name: str, host: InjectingHost, made: ChatModel | None = None) -> None:
-        self._name, self._host, self._made = name, host, made
+    def __init__(
+        self,
+        name: str,
+        host: ServiceHost,
+        find_own: Callable[[], ChatModel],
+        find_chain: Callable[[InvocationContext | None], Awaitable[ChatModel]],
+    ) -> None:
+        self._name, self._host, self._find_own, self._find_chain = name, host, find_own, find_chain
 
-    def is_called(self, name: str, host: InjectingHost) -> bool:
+    def is_called(self, name: str, host: ServiceHost) -> bool:
         """Return True if this is the model of that name in that container."""
         return (self._name, self._host) == (name, host)
 
     @property
     def own_model(self) -> ChatModel:
         """The model itself, without limits, events and fallbacks."""
-        return self._host.models.own_model(self._name, self._made)
+        return self._find_own()
 
     @property
     def model(self) -> str:
@@ -129,10 +109,10 @@ class InjectedModel(ChatModel):
 
     async def with_fallbacks(self, context: InvocationContext | None = None) -> ChatModel:
         """Return the model itself, or a chain of it and its fallbacks. `context` is that of their events."""
-        return await self._host.models.with_fallbacks(self._name, self._made, context)
+        return await self._find_chain(context)
 
 
-def tell_skipped(host: AskingHost, context: InvocationContext | None) -> Callable[[str, datetime], None]:
+def tell_skipped(host: ServiceHost, context: InvocationContext | None) -> Callable[[str, datetime], None]:
     """Return a function that sends the event of a model that is skipped."""
 
     def tell(model: str, until: datetime) -> None:
@@ -151,13 +131,12 @@ def context_here() -> InvocationContext:
     return InvocationContext(ChatModel, "chat", attributes=current_attributes.get(), deadline=deadline)
 
 
-class _DirectCall(InterruptibleCall):
-    """One request to an injected model. It has what limits and the deadline need of a call, as `Invocation` has."""
+class _DirectCall(ModelCall):
+    """One request to an injected model."""
 
-    model: ChatModel
     where = "ChatModel.chat"
 
-    def __init__(self, name: str, host: InjectingHost, request: ChatRequest) -> None:
+    def __init__(self, name: str, host: ServiceHost, request: ChatRequest) -> None:
         self.model_name, self.host, self._request = name, host, request
         self.runner = LoopRunner(host.workers)
         self.context = context_here()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import copy_context
@@ -14,18 +15,30 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ..chat import ChatModel, ChatResponse
 from ..context import InvocationContext, current_limit
 from ..errors import InvocationTimeoutError
 from ..execution.cancellation import CancellationsHere
+from ..execution.runners import Runner
 from ..execution.threads import call_on
 from ..limits import Account, UsageLimitExceededError
+from .host_needs import ServiceHost
 
 NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
 
-class InterruptibleCall:
-    """A call that its deadline or a limit can end: an invocation, or one request of a program to a model."""
+class ModelCall(ABC):
+    """A call that asks models, and that its deadline or a limit can end.
 
+    That is the call of a service method (`Invocation`), or one request of a program to a model.
+    """
+
+    host: ServiceHost
+    context: InvocationContext
+    runner: Runner
+    """Runs the functions of the program that are called on the way."""
+    model: ChatModel
+    model_name: str
     where: str
     """The place of the call, `Service.method`, for messages."""
     account: Account | None = None
@@ -36,6 +49,10 @@ class InterruptibleCall:
     limit: asyncio.Timeout | None = None
     """The timeout that ends the call at its deadline, while it runs."""
     _step: StepOfTask | None = None
+
+    @abstractmethod
+    def count_tool_calls(self, response: ChatResponse) -> int:
+        """Return the number of tool calls in a reply."""
 
     @property
     def is_late(self) -> bool:
@@ -101,7 +118,7 @@ def find_deadlines(own: Deadline | None, outer: InvocationContext | None) -> tup
     return enforced, earliest
 
 
-def within_limits(call: InterruptibleCall) -> AbstractAsyncContextManager[None]:
+def within_limits(call: ModelCall) -> AbstractAsyncContextManager[None]:
     """Let the deadline and the limits of a call end the block: it raises their error in place of a `CancelledError`."""
     if call.deadline is None:
         return NOTHING if call.account is None else StepOfTask(call)
@@ -109,7 +126,7 @@ def within_limits(call: InterruptibleCall) -> AbstractAsyncContextManager[None]:
 
 
 @asynccontextmanager
-async def _within_deadline(deadline: float, call: InterruptibleCall) -> AsyncIterator[None]:
+async def _within_deadline(deadline: float, call: ModelCall) -> AsyncIterator[None]:
     left = deadline - time.monotonic()
     if left <= 0:
         raise call.make_timeout_error()
@@ -134,7 +151,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
     just ended. And others may have cancelled the task at the same time: then it stays cancelled.
     """
 
-    def __init__(self, call: InterruptibleCall) -> None:
+    def __init__(self, call: ModelCall) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._cancellations = CancellationsHere()

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from ..chat import (
-    ChatModel,
     ChatRequestParameters,
     ChatResponse,
     Message,
@@ -27,7 +26,7 @@ from ..limits import Account, current_account
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
 from .call_messages import last_user_message
 from .host_needs import ServiceHost
-from .interruptions import Deadline, InterruptibleCall, find_deadlines
+from .interruptions import Deadline, ModelCall, find_deadlines
 from .loop import (
     CallModel,
     Effect,
@@ -54,7 +53,7 @@ Perform: TypeAlias = Callable[
 """Performs one effect, a model request or a tool call, and returns its result."""
 
 
-class Invocation(InterruptibleCall):
+class Invocation(ModelCall):
     """One call of a service method.
 
     `state` is the current state, once it `has_begun`, and `end` is the last effect. `history` is the conversation so
@@ -63,7 +62,6 @@ class Invocation(InterruptibleCall):
     `caller_runner().wait_for(…)`, which runs blocking tools.
     """
 
-    model: ChatModel
     model_name = ""
     """The name of the model; an empty text until it is found."""
     call_options: ChatRequestParameters | None = None

@@ -9,24 +9,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from ..chat import ChatModel, ChatResponse, Message
-from ..context import InvocationContext
+from ..chat import ChatResponse, Message
 from ..errors import IllegalConfigurationError
-from ..events import Listeners, UsageCountedEvent
+from ..events import UsageCountedEvent
 from ..limits import (
     NO_TOKENS,
-    Account,
     CostEstimator,
     Refusal,
     Usage,
-    UsageLimitExceededError,
     cost_of,
     current_account,
     model_name,
     no_estimator,
 )
+from .interruptions import ModelCall
 from .invocation import Invocation, Perform
 from .loop import CallModel, ModelReplied, RunTool
 from .outputs import ANSWER_TOOL
@@ -34,42 +32,8 @@ from .outputs import ANSWER_TOOL
 logger = logging.getLogger("toolbox.limits")
 
 
-class CountingHost(Protocol):
-    """What counting needs of the host of a call."""
-
-    listeners: Listeners | None
-
-    async def cost_estimator(self) -> CostEstimator | None:
-        """Return the bean that estimates costs, if there is one."""
-        ...
-
-
-class CountedCall(Protocol):
-    """A call that draws on an account: an invocation, or one request to a model that a program uses directly."""
-
-    account: Account | None
-    refused: UsageLimitExceededError | None
-    context: InvocationContext
-    model: ChatModel
-    model_name: str
-
-    @property
-    def host(self) -> CountingHost:
-        """The host of the call."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """The place of the call, for messages."""
-        ...
-
-    def count_tool_calls(self, response: ChatResponse) -> int:
-        """Return the number of tool calls in a reply."""
-        ...
-
-
 @asynccontextmanager
-async def in_account(call: CountedCall) -> AsyncIterator[None]:
+async def in_account(call: ModelCall) -> AsyncIterator[None]:
     """Let everything inside the block draw on the call's account."""
     account = call.account
     assert account is not None
@@ -148,7 +112,7 @@ def counted(perform: Perform) -> Perform:
 # --- the steps of one request, in their order
 
 
-async def refuse_exceeded(call: CountedCall) -> None:
+async def refuse_exceeded(call: ModelCall) -> None:
     """End the call if a limit for tokens or cost is exceeded."""
     account = call.account
     assert account is not None
@@ -157,7 +121,7 @@ async def refuse_exceeded(call: CountedCall) -> None:
     account.asked = 0
 
 
-async def reserve_request(call: CountedCall, *, is_outermost: bool = True) -> CostEstimator | None:
+async def reserve_request(call: ModelCall, *, is_outermost: bool = True) -> CostEstimator | None:
     """Count a request before it is sent; end the call if that exceeds a limit. Returns the host's estimator.
 
     Raises `IllegalConfigurationError` if a limit needs an estimator and there is none.
@@ -169,7 +133,7 @@ async def reserve_request(call: CountedCall, *, is_outermost: bool = True) -> Co
     return estimator
 
 
-def count_reply(call: CountedCall, response: ChatResponse, estimator: CostEstimator | None) -> None:
+def count_reply(call: ModelCall, response: ChatResponse, estimator: CostEstimator | None) -> None:
     """Count the tokens and the cost of a reply."""
     account = call.account
     assert account is not None
@@ -182,7 +146,7 @@ def count_reply(call: CountedCall, response: ChatResponse, estimator: CostEstima
         call.host.listeners.tell(UsageCountedEvent(call.context, *account.innermost))
 
 
-async def reserve_tool_calls(call: CountedCall, response: ChatResponse) -> None:
+async def reserve_tool_calls(call: ModelCall, response: ChatResponse) -> None:
     """Count the tool calls of a reply before they run; end the call if that exceeds a limit."""
     account = call.account
     assert account is not None
@@ -190,11 +154,11 @@ async def reserve_tool_calls(call: CountedCall, response: ChatResponse) -> None:
         await _refuse(refusal, call, response.ai_message)
 
 
-def _model_of(response: ChatResponse, call: CountedCall) -> str:
+def _model_of(response: ChatResponse, call: ModelCall) -> str:
     return model_name(response, call.model, call.model_name)
 
 
-async def _estimator(call: CountedCall) -> CostEstimator | None:
+async def _estimator(call: ModelCall) -> CostEstimator | None:
     """Return the host's estimator. Raises `IllegalConfigurationError` if a limit needs one and there is none."""
     found = await call.host.cost_estimator()
     assert call.account is not None
@@ -204,7 +168,7 @@ async def _estimator(call: CountedCall) -> CostEstimator | None:
 
 
 async def _refuse(
-    refusal: Refusal, call: CountedCall, reply: Message | None = None, *, is_outermost: bool = True
+    refusal: Refusal, call: ModelCall, reply: Message | None = None, *, is_outermost: bool = True
 ) -> NoReturn:
     """End the call that the limit was set for with an error; this one, if it is another one, is cancelled."""
     assert call.account is not None
