@@ -204,7 +204,6 @@ class RegisteredProgram:
             tools_of_beans,
         )
         from .hosts.ineffective_marks import Use, mark_problems
-        from .services.inner_plans import settle
 
         host, registered, problems = self.read()
         graph = registered.graph
@@ -213,7 +212,7 @@ class RegisteredProgram:
         problems += registered.unreadable
         read = len(problems)
         problems += registered.problems()  # plans the services
-        settle(host.plans)
+        host.registered.settle()
         tools = tools_of_beans(graph)
         problems += tool_problems(graph, tools)
         problems += host.models.problems(problems)

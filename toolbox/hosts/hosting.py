@@ -58,7 +58,7 @@ class EventObservers(EventListener, Protocol):
         ...
 
 
-class ContainerHost(ServiceHosting):
+class ContainerHost(ServiceHosting[ModelBeans]):
     """Hosts the services of one container: provides threads, models and conversations while it is started."""
 
     is_container = True
@@ -91,7 +91,7 @@ class ContainerHost(ServiceHosting):
         self.running_loop: asyncio.AbstractEventLoop | None = None
         self._forked = ""
         self._observers: EventObservers | None = None
-        self.registered = RegisteredServices(self)
+        self.registered = RegisteredServices(self, self.limits)
         self._find_added: Sequence[Callable[[BeanGraph], Mapping[str, Sequence[Tool]]]] = ()
         self._renew_workers()
 

@@ -9,7 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..bean_references import BeanReference
 from ..capabilities import Capabilities, load
@@ -28,9 +28,8 @@ from ..models.routing import model_names_of, router_in
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
 from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
-from ..services.host_needs import ServiceHost
 from ..services.implied_beans import named_beans, registrable, strategies
-from ..services.inner_plans import is_run, may_suspend
+from ..services.inner_plans import is_run, may_suspend, settled
 from ..services.method_marks import named_at_method
 from ..services.methods import implementation_of
 from ..services.planning import plan_service
@@ -39,28 +38,7 @@ from ..tools.sources import bean_types, classes_of_methods
 from ..tools.tool_calls import Tool
 from .bean_checks import global_interceptors, guardrail_cycles, injection_problems, reference_problems, store_problems
 from .model_beans import ModelBeans
-
-
-class CheckingHost(ServiceHost, Protocol):
-    """Hosts the services of a container, and checks what its threads, models and beans decide."""
-
-    limits: CallLimits
-    run_seeds: tuple[Any, ...]
-    run_identity: tuple[str, ...]
-    has_cost_estimator: bool
-
-    @property
-    def models(self) -> ModelBeans:
-        """The models of the container."""
-        ...
-
-    def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """Yield problems with a tool."""
-        ...
-
-    def fallback_problems(self, plan: MethodPlan) -> Iterator[Problem]:
-        """Yield problems with the method's `@fallback`."""
-        ...
+from .service_hosting import ServiceHosting
 
 
 class RegisteredServices:
@@ -68,8 +46,8 @@ class RegisteredServices:
 
     layering = Capabilities()
 
-    def __init__(self, host: CheckingHost) -> None:
-        self.host = host
+    def __init__(self, host: ServiceHosting[ModelBeans], limits: CallLimits) -> None:
+        self.host, self.limits = host, limits
         self._services: dict[type[Any], _Service] = {}
         self.graph: BeanGraph | None = None
         self.offered_by: Callable[..., Iterable[type[Any]]] = services_offered_by  # each check remembers its results
@@ -105,6 +83,11 @@ class RegisteredServices:
         """The method plans of all services, by class; available after the check."""
         return {cls: service.plans for cls, service in self._services.items()}
 
+    def settle(self) -> None:
+        """Use plans with what depends on other services, when all services have theirs."""
+        for cls, plans in settled(self.plans).items():
+            self._services[cls].plans = plans
+
     def model_names(self, graph: BeanGraph) -> set[str]:
         """Return the names of the models that settings have, or that services and beans use; not those of producers."""
         services = {each for service in self._services.values() for each in service.model_names}
@@ -134,17 +117,13 @@ def runs_are_imported() -> bool:
 class _Service:
     """One registered service. It is planned at the check, and created at the first request for it."""
 
+    plans: Mapping[str, MethodPlan]
+    """The plans of its methods, by name; available after the check."""
+
     def __init__(self, cls: type[Any], options: ServiceOptions, services: RegisteredServices) -> None:
         self._cls, self._options, self._services, self._host = cls, options, services, services.host
-        self._plans: dict[str, MethodPlan] | None = None
         self._problems: list[Problem] = []
         self._planned_in: BeanGraph | None = None
-
-    @property
-    def plans(self) -> dict[str, MethodPlan]:
-        """The plans of its methods, by name; available after the check."""
-        assert self._plans is not None
-        return self._plans
 
     @property
     def model_names(self) -> tuple[str | None, ...]:
@@ -181,10 +160,10 @@ class _Service:
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
         """Yield the service's problems in this graph of beans."""
         if self._planned_in is not graph:
-            limits, layering = self._host.limits, self._services.layering
+            limits, layering = self._services.limits, self._services.layering
             home = graph.class_behind
             planned = plan_service(self._cls, self._options, layering, graph.names, limits=limits, home=home)
-            self._plans, self._problems = planned
+            self.plans, self._problems = planned
             self._planned_in = graph
         plans = self.plans
         yield from self._problems

@@ -6,10 +6,11 @@ caller's loop and needs nothing started (`standalone`). Everything that does not
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import load
 from ..context import ActiveScope, InvocationContext, complete_context
@@ -22,6 +23,7 @@ from ..limits import CostEstimator
 from ..models.pools import ConnectionPools
 from ..security import identity_in
 from ..services.abandoned_runs import abandon_runs
+from ..services.host_needs import HostModels
 from ..services.inner_plans import call_may_suspend
 from ..services.memory import ChatMemories, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from ..services.open_calls import Running
@@ -36,12 +38,17 @@ if TYPE_CHECKING:
     from ..runs.store import RunStore
 
 
-class ServiceHosting(ABC):
-    """The common part of `ServiceHost`, `MemoryHost`, `RunsHost` and `StoringHost`. `scope` has the beans."""
+Models = TypeVar("Models", bound=HostModels)
+
+
+class ServiceHosting(ABC, Generic[Models]):
+    """The common part of a `ServiceHost`. `scope` has the beans."""
 
     scope: ActiveScope
     workers: Workers
     failures: ToolErrors
+    max_concurrent_tools: int
+    models: Models
     listeners: Listeners | None = None
     has_cost_estimator = False
     notes_callers = True
@@ -59,6 +66,15 @@ class ServiceHosting(ABC):
     @abstractmethod
     def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
         """The method plans of all services, by class."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of invocations; None for the caller's loop."""
+
+    @abstractmethod
+    def sync_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop for synchronous methods."""
 
     @abstractmethod
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:

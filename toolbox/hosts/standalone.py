@@ -36,7 +36,7 @@ from ..security import SecurityIdentity, identity_from
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
 from ..services.declared_sources import as_sources, providers_of, service_cycles, services_offered_by
-from ..services.inner_plans import services_below, settle
+from ..services.inner_plans import services_below, settled
 from ..services.method_marks import NamedAt, named_at_method, named_at_tool
 from ..services.methods import implementation_of
 from ..services.planning import plan_service
@@ -122,10 +122,9 @@ class _OnlyModel:
         raise IllegalConfigurationError([Problem(where, fact, "register the service with a Container(models={…})")])
 
 
-class StandaloneHost(ServiceHosting):
+class StandaloneHost(ServiceHosting[_OnlyModel]):
     """Hosts one service: provides its model, its memory and the process's threads."""
 
-    loop: asyncio.AbstractEventLoop | None = None
     max_concurrent_tools = 16
     is_container = False
 
@@ -133,12 +132,17 @@ class StandaloneHost(ServiceHosting):
         super().__init__()
         self.models = _OnlyModel(model)
         self.workers = _process.workers
-        self.own_plans: dict[type[Any], Mapping[str, MethodPlan]] = {}
+        self.own_plans: Mapping[type[Any], Mapping[str, MethodPlan]] = {}
         self.is_persistent = False
         """True if there is a store that keeps runs longer than the process."""
         self._instances = NamedInstances()
         self.scope: ActiveScope = self._instances
         self.failures = ToolErrors()
+
+    @property
+    def loop(self) -> None:
+        """None: calls run on the loops of their callers."""
+        return None
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
         return _process.loop()
@@ -148,7 +152,7 @@ class StandaloneHost(ServiceHosting):
         return self._instances.add(reference, where)
 
     @property
-    def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
+    def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
         return self.own_plans
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
@@ -309,9 +313,8 @@ def create_ai_service(
         problems.append(problem)
     if problems:
         raise IllegalConfigurationError(dict.fromkeys(problems))
-    host.own_plans[cls] = plans
-    settle(host.plans)
-    made: T = implementation_of(cls, plans, host)()
+    host.own_plans = settled({cls: plans})
+    made: T = implementation_of(cls, host.plans[cls], host)()
     return made
 
 

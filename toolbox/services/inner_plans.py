@@ -6,6 +6,7 @@ Not here: the checks at start that depend on it (`runs.start_checks`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..introspection import class_of
@@ -67,23 +68,25 @@ def services_below(plan: MethodPlan) -> Iterator[MethodPlan]:
             yield from services_below(inner)
 
 
-def settle(plans: Mapping[Any, Mapping[str, MethodPlan]]) -> None:
-    """Set `may_suspend`, `has_inner_provider` and `checks_suspended` of all plans; `plans` are those of each service,
-    by class.
-    """
-    everything = [plan for methods in plans.values() for plan in methods.values()]
+def settled(plans: Mapping[type[Any], Mapping[str, MethodPlan]]) -> dict[type[Any], dict[str, MethodPlan]]:
+    """Return the plans of each service, by class, with what depends on the plans of the others."""
+    known = {cls: dict(methods) for cls, methods in plans.items()}
     changed = True
     while changed:
         changed = False
-        for plan in everything:
-            for name, holds in (("may_suspend", may_suspend), ("has_inner_provider", leads_to_provider)):
-                if not getattr(plan, name) and any(holds(tool, plans) for tool in plan.toolset.tools):
-                    object.__setattr__(plan, name, True)
+        for methods in known.values():
+            for name, plan in methods.items():
+                waits = any(may_suspend(tool, known) for tool in plan.toolset.tools)
+                leads = any(leads_to_provider(tool, known) for tool in plan.toolset.tools)
+                if (waits, leads) != (plan.may_suspend, plan.has_inner_provider):
+                    methods[name] = replace(plan, may_suspend=waits, has_inner_provider=leads)
                     changed = True
-    for methods in plans.values():
+    for methods in known.values():
         # A provider may add tools that suspend.
         checks = any(
             plan.may_suspend or plan.durable or plan.providers or plan.has_inner_provider for plan in methods.values()
         )
-        for plan in methods.values():
-            object.__setattr__(plan, "checks_suspended", checks)
+        for name, plan in methods.items():
+            if plan.checks_suspended != checks:
+                methods[name] = replace(plan, checks_suspended=checks)
+    return known

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from ..chat import ChatRequestParameters
@@ -103,9 +104,16 @@ class Layering(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodPlan:
-    """Everything that a call of one method needs."""
+    """Everything that a call of one method needs.
+
+    `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service that is a tool has a tool
+    provider, and `checks_suspended`, if its conversations may have a suspended run, depend on other services: the plans
+    of `settled` have them. `where` names the method in problems and errors. `is_async` is True if the caller awaits or
+    uses `async for`. `access` is None if everyone may call the method, `model_name` if a router chooses the model of
+    each call, `output_mode` if the model decides by what it supports.
+    """
 
     service: type[Any]
     name: str
@@ -123,15 +131,14 @@ class MethodPlan:
     failures: ToolErrors
     compensations: Mapping[str, Tool] = field(default_factory=dict)  # name of a tool -> what undoes it
     layers: Layers = Layers()
-    run_layers: Callable[[], Layers] = Layers  # made for the first call that is part of a run
+    run_layers: Callable[[], Layers] | None = Layers  # those of `in_run`; None in a plan that is one
     annotations: Mapping[str, Any] = field(default_factory=dict)
     run_id_parameter: str | None = None
     durable: bool = False
     fallback: AnswerWithoutModel | None = None
-    may_suspend: bool = field(init=False, default=False)
-    has_inner_provider: bool = field(init=False, default=False)
-    checks_suspended: bool = field(init=False, default=False)
-    _in_run: list[MethodPlan] = field(init=False, default_factory=list, repr=False, compare=False)
+    may_suspend: bool = False
+    has_inner_provider: bool = False
+    checks_suspended: bool = False
     access: Access | None = None
     model_name: str | None = field(init=False)
     output_mode: OutputMode | None = field(init=False)
@@ -143,15 +150,7 @@ class MethodPlan:
     )
 
     def __post_init__(self) -> None:
-        """Compute the values that are the same for all calls.
-
-        `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
-        `access` is None if everyone may call the method, `model_name` if a router chooses the model of each call,
-        `output_mode` if the model decides by what it supports.
-
-        `settle` sets `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service that is a tool
-        has a tool provider, and `checks_suspended`, if its conversations may have a suspended run.
-        """
+        """Compute the values that are the same for all calls."""
         toolset = self.toolset
         if self.layers.tools:
             toolset = Toolset.of([with_layers(tool, self.layers.tools) for tool in toolset.tools])
@@ -163,16 +162,11 @@ class MethodPlan:
         object.__setattr__(self, "output_mode", self._choose_output_mode())
         object.__setattr__(self, "rules", self.rules_for(toolset))
 
-    @property
+    @cached_property
     def in_run(self) -> MethodPlan:
         """The same plan for a call that is part of a run: it can be suspended, and is recorded."""
-        if not self._in_run:
-            plan = replace(self, layers=self.run_layers())
-            plan._in_run.append(plan)
-            for name in ("may_suspend", "has_inner_provider", "checks_suspended"):
-                object.__setattr__(plan, name, getattr(self, name))
-            self._in_run.append(plan)
-        return self._in_run[0]
+        # Made for the first such call: a program without runs does not import their layers.
+        return self if self.run_layers is None else replace(self, layers=self.run_layers(), run_layers=None)
 
     def _choose_output_mode(self) -> OutputMode | None:
         if self.output.structure is None:
