@@ -191,7 +191,7 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
     if invocation.put_piece is None:
         return ModelReplied(await ask_model(invocation, effect.request), sent=sent)
     invocation.environment.sent = sent  # tools may start before the reply is complete
-    async with aclosing(model_stream(invocation, effect.request)) as events:
+    async with aclosing(await model_stream(invocation, effect.request)) as events:
         async for event in events:
             if isinstance(event, CompleteResponse):
                 return ModelReplied(event.response, sent=sent)

@@ -96,7 +96,8 @@ class InjectedModel(ChatModel):
             async with call.part():
                 call.model = await self.with_fallbacks(call.context)
                 estimator = await call.begin()
-            async with aclosing(model_stream(call, request)) as events:
+                asked = await model_stream(call, request)
+            async with aclosing(asked) as events:
                 while True:
                     # One step at a time: between two of them, the reader's code runs in the same task and context.
                     async with call.part():

@@ -9,8 +9,8 @@ around it (`usage_layers`, `interceptors`), the models (`models`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -52,12 +52,12 @@ async def _ask(call: ModelCall, request: ChatRequest, model: ChatModel) -> ChatR
 
 
 async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
-    """Yield the reply of the call's model as events, the last of which is `CompleteResponse`; else as `ask_model`."""
+    """Return the reply of the call's model as events, the last of which is `CompleteResponse`; else as `ask_model`."""
     await _call_hooks(call)
-    model, read = call.model, partial(_read, call, request)
-    async with aclosing(model.first_stream(read) if isinstance(model, FallbackModel) else read(model)) as events:
-        async for event in events:
-            yield event
+    model = call.model
+    if isinstance(model, FallbackModel):
+        return model.first_stream(partial(_read, call, request))
+    return _read(call, request, model)
 
 
 async def _read(call: ModelCall, request: ChatRequest, model: ChatModel) -> AsyncGenerator[StreamEvent, None]:
@@ -144,15 +144,21 @@ def reported(error: BaseException) -> BaseException:
 _asking: ContextVar[tuple[InvocationContext | None] | None] = ContextVar("toolbox.asking", default=None)
 
 
-@contextmanager
-def _inside_model(call: ModelCall) -> Iterator[None]:
-    """Run the code of a model inside the block."""
-    asking, pools = _asking.set((current_invocation.get(),)), current_pools.set(call.host.pools)
-    try:
-        yield
-    finally:
-        current_pools.reset(pools)
-        _asking.reset(asking)
+class _inside_model:  # noqa: N801 - reads as a state: `with _inside_model(call)`
+    """Runs the code of a model inside the block: for each whole reply, and for each piece of a stream."""
+
+    __slots__ = ("_asking", "_call", "_pools")
+
+    def __init__(self, call: ModelCall) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._asking = _asking.set((current_invocation.get(),))
+        self._pools = current_pools.set(self._call.host.pools)
+
+    def __exit__(self, *_: object) -> None:
+        current_pools.reset(self._pools)
+        _asking.reset(self._asking)
 
 
 def is_inside_model() -> bool:

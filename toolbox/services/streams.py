@@ -90,29 +90,46 @@ async def _ignore(_: ServiceEvent) -> None:
 # --- the stream
 
 _END = object()
+_NONE = object()
 
 
 class Handover:
-    """Passes items from a task to the reader of its stream, one at a time, so that a slow reader slows the task."""
+    """Passes items from a task to the reader of its stream, one at a time, so that a slow reader slows the task.
 
-    def __init__(self) -> None:
-        self._items: asyncio.Queue[Any] = asyncio.Queue()
-        self._requested = asyncio.Event()
+    Each of the two waits for the other with one future, on the loop of the task. An item that was passed on and not
+    taken comes before the end.
+    """
+
+    _item: Any = _NONE
+    _has_ended = False
+    _reading: asyncio.Future[None] | None = None  # a reader waits for an item
+    _requested: asyncio.Future[None] | None = None  # the task waits for a request
 
     async def put(self, item: Any) -> None:
         """Pass one item on. Returns when the next one is requested."""
-        self._requested.clear()
-        self._items.put_nowait(item)
-        await self._requested.wait()
+        self._item = item
+        _wake(self._reading)
+        self._requested = asyncio.get_running_loop().create_future()
+        await self._requested
 
     async def take(self) -> Any:
         """Request the next item, and wait for it; `_END` after the last."""
-        self._requested.set()
-        return await self._items.get()
+        _wake(self._requested)
+        if self._item is _NONE and not self._has_ended:
+            self._reading = asyncio.get_running_loop().create_future()
+            await self._reading
+        item, self._item = self._item, _NONE
+        return _END if item is _NONE else item
 
     def end(self, _: object) -> None:
         """Tell the reader that the task has ended."""
-        self._items.put_nowait(_END)
+        self._has_ended = True
+        _wake(self._reading)
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
 
 
 class ServiceStream(AsyncIterator[T], Generic[T]):
