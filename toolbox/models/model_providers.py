@@ -1,6 +1,6 @@
 """Creates models from sections of the settings: the table of providers, and the checks of their settings at start.
 
-"A new provider" in docs/architecture.md says what else one needs. Not here: finding the model with a name
+"A new provider" in CONTRIBUTING.md says what else one needs. Not here: finding the model with a name
 (`selection`), the fields of a section (`settings`), the settings that a model's constructor takes (`server_settings`).
 """
 

@@ -39,7 +39,7 @@ class ToolTasks:
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._news: deque[Any] = deque()
         self._taken = self._unread = 0  # results that were taken from `_news`; reports that are in it
-        self._told: list[ToolFinished | ToolSuspended] = []  # results that the loop has not taken in
+        self._reported: list[ToolFinished | ToolSuspended] = []  # results that the loop has not taken in
         self._all_started = False
 
     async def run_next(self, effect: RunTools) -> Any:
@@ -114,8 +114,8 @@ class ToolTasks:
         if isinstance(news, ToolProgress):
             self._unread -= 1
         if not isinstance(news, asyncio.Task):
-            told: News = news
-            return told
+            begun: News = news
+            return begun
         self._taken += 1
         found: News = news.result()
         return found
@@ -136,14 +136,14 @@ class ToolTasks:
             return None
         news = self._take_news()
         if isinstance(news, (ToolFinished, ToolSuspended)):
-            self._told.append(news)
+            self._reported.append(news)
         return news
 
     def take_in_results(self) -> None:
         """Let the loop take in the results that came before the end of the reply."""
-        for result in self._told:
+        for result in self._reported:
             self._take_in(result)
-        self._told.clear()
+        self._reported.clear()
 
     # --- the end
 
