@@ -94,8 +94,8 @@ class Container:
         if models is not None and not isinstance(models, Mapping):
             raise TypeError(f'models= must map names to models: {{"default": {type(models).__name__}(…)}}')
         self.models: dict[str, ChatModel] = dict(models or {})
-        self._internals = ContainerInternals(self)
-        self._program = RegisteredProgram(
+        self._internals = ContainerInternals(take_over_runs)
+        self._internals.program = RegisteredProgram(
             self,
             self._internals,
             executors=executors or {},
@@ -105,13 +105,6 @@ class Container:
             run_seeds=run_seeds,
             run_identity=run_identity,
         )
-        self._takes_over_runs = take_over_runs
-        self._host: ContainerHost | None = None
-        self._offers: list[Callable[[], Iterable[Offered]]] = []
-        self._listening: list[EventListener] = []
-        self._wiring: Wiring | None = None
-        self._thread: LoopThread | None = None
-        self._forked = ""  # reason why it is not started in a forked process
 
     # --- registering
 
@@ -120,9 +113,9 @@ class Container:
 
         Wrong registrations are problems at start. Raises `IllegalConfigurationError` after the start.
         """
-        self._refuse_started("register")
+        self._internals.refuse_started("register")
         for each in objects:
-            self._program.registry.add(each)
+            self._internals.program.registry.add(each)
         return self
 
     def register_instance(self, instance: T, as_type: TypeForm[T] | None = None, name: str | None = None) -> Self:
@@ -130,8 +123,8 @@ class Container:
 
         Returns the container. Raises `IllegalConfigurationError` after the start.
         """
-        self._refuse_started("register_instance")
-        self._program.registry.give(instance, type(instance) if as_type is None else as_type, name)
+        self._internals.refuse_started("register_instance")
+        self._internals.program.registry.give(instance, type(instance) if as_type is None else as_type, name)
         return self
 
     def bind(self, interface: TypeForm[T], implementation: type[T] | Callable[..., T], name: str | None = None) -> Self:
@@ -139,8 +132,8 @@ class Container:
 
         Raises `IllegalConfigurationError` after the start.
         """
-        self._refuse_started("bind")
-        self._program.registry.bind(Binding(interface, implementation, name))
+        self._internals.refuse_started("bind")
+        self._internals.program.registry.bind(Binding(interface, implementation, name))
         return self
 
     def scan(self, module: ModuleType | str) -> Self:
@@ -155,16 +148,11 @@ class Container:
 
         Returns this container. Raises `TypeError` for other objects, and `IllegalConfigurationError` after the start.
         """
-        self._refuse_started("include")
+        self._internals.refuse_started("include")
         if isinstance(container, Container) or not hasattr(container, "providers"):
             raise TypeError(f"include(…) expects a dependency_injector container, got {type(container).__name__}")
-        self._program.registry.include(container)
+        self._internals.program.registry.include(container)
         return self
-
-    def _refuse_started(self, what: str, fix: str = "call it before the start") -> None:
-        if self._wiring is not None:
-            problem = Problem(f"Container.{what}", "the container is already started", fix)
-            raise IllegalConfigurationError([problem])
 
     # --- checking
 
@@ -173,9 +161,9 @@ class Container:
 
         `models=False` does not check the models, for machines without keys, such as build servers.
         """
-        problems = self._program.check(models=models).problems
+        problems = self._internals.program.check(models=models).problems
         if problems:  # the program may correct registered objects, not only register more
-            self._program.forget_reading()
+            self._internals.program.forget_reading()
         return problems
 
     # --- start and stop
@@ -183,140 +171,25 @@ class Container:
     @property
     def is_started(self) -> bool:
         """Return True between start and stop."""
-        return self._wiring is not None
+        return self._internals.wiring is not None
 
     async def __aenter__(self) -> Self:
-        self._refuse_started("start", "stop it first, or create another container")
-        await self._start(asyncio.get_running_loop())
+        await self._internals.start(asyncio.get_running_loop())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stop(error)
+        await self._internals.stop(error)
 
     def __enter__(self) -> Self:
-        self._refuse_started("start", "stop it first, or create another container")
-        thread = LoopThread()
-        thread.start()
-        self._thread = thread
-        try:
-            thread.run(self._start(thread.loop))
-        except BaseException:
-            self._end_thread()
-            raise
+        self._internals.start_thread()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thread, wiring = self._thread, self._wiring
-        if self._forked:
-            return  # the parent process stops it
-        if thread is None or wiring is None:
-            raise ContainerNotStartedError("stop")
-        if not thread.answers(self._internals.host.settings.stop_timeout):
-            logger.error("a tool or a bean blocks the container's event loop; the container stops anyway")
-            self._leave_behind(wiring, error)
-            return
-        try:
-            try:
-                thread.run(self._before_beans_stop())
-            finally:
-                # Beans made by synchronous code are closed on the thread that made most of them.
-                wiring.stop_waiting(error, thread.run)
-        finally:
-            self._wiring = None
-            try:
-                thread.run(self._after_beans_stop())
-            finally:
-                self._end_thread()
-
-    def _leave_behind(self, wiring: Wiring, error: BaseException | None) -> None:
-        """Stop without the event loop: beans that need `await` to close are not closed, and models are not either."""
-        self._internals.host.abandon()
-        self._wiring = None
-        self._host = self._thread = None
-        wiring.abandon(error)
-
-    def _renew_after_fork(self) -> None:
-        """Mark the container as not started in a forked process: its beans and loop belong to the parent process."""
-        if self._wiring is not None:
-            keep_inherited(self._wiring, self._host, self._thread)
-            self._wiring = None
-            self._host = self._thread = None
-            self._forked = FORKED
-
-    def _end_thread(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.stop()
-
-    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        checked, wiring = self._wire(loop)
-        host = checked.host
-        try:
-            for override in self._program.overrides:
-                override.apply(wiring)
-            await wiring.start(self._program.registry.undefined())
-            await host.find_listeners()
-            for listener in self._listening:
-                host.add_listener(listener)
-            host.read_added_tools(self._program.tool_finders)
-            await host.open_stores(wiring.find_bean)
-            if checked.observers and (observing := loaded("observers")) is not None:
-                host.observe(observing.Observers(checked.observers, wiring, host.workers))
-            if checked.start and (startup := loaded("startup")) is not None:
-                await startup.run_start_functions(checked.start, wiring, host.workers, wiring.open_request)
-            await host.open_runs(take_over=self._takes_over_runs)
-        except BaseException as error:
-            await self._stop(error)
-            raise
-
-    def _wire(self, loop: asyncio.AbstractEventLoop, *, models: bool = True) -> tuple[CheckedProgram, Wiring]:
-        """Check everything, and make beans available; none is created yet. Raises `IllegalConfigurationError`."""
-        checked = self._program.check(models=models)
-        self._program.forget_reading()
-        if checked.problems:
-            raise IllegalConfigurationError(checked.problems)
-        # Imported late: dependency_injector takes long to load.
-        from .di.wiring import Wiring
-
-        wiring = Wiring(checked.graph, self._internals, loop, LoopRunner(checked.host.workers))
-        wiring.stop_timeout = checked.host.settings.stop_timeout
-        wiring.application.store.update(checked.settings)
-        self._wiring = wiring
-        self._forked = ""
-        register_for_fork(self._internals)
-        checked.host.start(loop)
-        self._host = checked.host
-        return checked, wiring
-
-    async def _stop(self, error: BaseException | None) -> None:
-        wiring = self._wiring
-        if self._forked:
-            return  # the parent process stops it
-        if wiring is None:
-            raise ContainerNotStartedError("stop")
-        try:
-            try:
-                await self._before_beans_stop()
-            finally:
-                await wiring.stop(error)
-        finally:
-            self._wiring = None
-            await self._after_beans_stop()
-
-    async def _before_beans_stop(self) -> None:
-        """End running invocations before the first bean is closed."""
-        if self._host is not None:
-            await self._host.stop()
-
-    async def _after_beans_stop(self) -> None:
-        """Close the models that settings created, after all beans are closed."""
-        host, self._host = self._host, None
-        if host is not None:
-            await host.close_models()
+        self._internals.stop_thread(error)
 
     # --- looking up
 
@@ -326,7 +199,7 @@ class Container:
         Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` if async code must create a part of it, and
         `ScopeNotActiveError` outside its scope. Raises `ContainerNotStartedError` before the start and after the stop.
         """
-        return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
+        return self._internals.started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """Return the bean; await async producers. Raises the same errors as `get`, except `AsyncBeanError`.
@@ -335,17 +208,12 @@ class Container:
         """
         return await self._internals.at_home(lambda: self._internals.aget(wanted, name), wanted)
 
-    def _started(self, what: Any) -> Wiring:
-        if self._wiring is None:
-            raise ContainerNotStartedError(what if isinstance(what, str) else type_name(what), self._forked)
-        return self._wiring
-
     def call(self, function: Callable[..., R], /, **values: Any) -> R:
         """Call `function` with `values`, inject its other parameters, and return its value.
 
         Raises the errors of `get`, and those of the function.
         """
-        wiring = self._started(type_name(function))
+        wiring = self._internals.started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
             values[point.parameter] = wiring.get_value(value, wiring.active_scope())
@@ -366,7 +234,7 @@ class Container:
         return await self._internals.at_home(lambda: self._call_awaiting(function, values), function)
 
     async def _call_awaiting(self, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-        wiring = self._started(type_name(function))
+        wiring = self._internals.started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
             values[point.parameter] = await wiring.aget_value(value, wiring.active_scope())
@@ -386,11 +254,11 @@ class Container:
         from .injected_functions import read_function, with_injection
 
         read = read_function(function)
-        if self._wiring is None:
-            self._program.injected.append(read)
+        if self._internals.wiring is None:
+            self._internals.program.injected.append(read)
         else:
-            graph = self._wiring.graph
-            if problems := [*read.problems(graph), *self._wiring.problems_behind(read.keys_in(graph))]:
+            wiring = self._internals.wiring
+            if problems := [*read.problems(wiring.graph), *wiring.problems_behind(read.keys_in(wiring.graph))]:
                 raise IllegalConfigurationError(problems)
         return with_injection(read, self._internals)
 
@@ -406,7 +274,7 @@ class Container:
 
         Raises `ContainerNotStartedError`.
         """
-        return self._started("providers").providers.container
+        return self._internals.started("providers").providers.container
 
     # --- scopes
 
@@ -421,7 +289,7 @@ class Container:
             raise TypeError(
                 f"request_scope expects a mapping from types to instances, such as {{{kind}: …}}; got {kind}"
             )
-        return self._started("request_scope").open_request(seeds or {})
+        return self._internals.started("request_scope").open_request(seeds or {})
 
     # --- services
 
@@ -447,11 +315,11 @@ class Container:
             raise IllegalConfigurationError(
                 [Problem("Container.reach(app)", fact, "call install(app, container) first")]
             )
-        if self._host is None or self._wiring is None:
-            checked = self._program.check(models=False)
+        if self._internals.running_host is None or self._internals.wiring is None:
+            checked = self._internals.program.check(models=False)
             host, graph = checked.host, checked.graph
         else:
-            host, graph = self._host, self._wiring.graph
+            host, graph = self._internals.running_host, self._internals.wiring.graph
         finders = [] if app is None else getattr(app.state, ENTRIES, [])
         return reach_of(host.plans, [entry for find in finders for entry in find(graph)], graph)
 
@@ -476,15 +344,15 @@ class Container:
         from .di.overriding import Override
 
         override = Override(wanted, fake, name)
-        if self._wiring is not None:
-            override.apply(self._wiring)
-        self._program.overrides.append(override)
+        if self._internals.wiring is not None:
+            override.apply(self._internals.wiring)
+        self._internals.program.overrides.append(override)
         try:
             yield fake
         finally:
-            self._program.overrides.remove(override)
-            if self._wiring is not None:
-                override.take_back(self._wiring)
+            self._internals.program.overrides.remove(override)
+            if self._internals.wiring is not None:
+                override.take_back(self._internals.wiring)
 
 
 def internals_of(container: Container) -> ContainerInternals:
@@ -497,24 +365,169 @@ Offered: TypeAlias = tuple[str, tuple[ToolSpecification, ...]]
 
 
 class ContainerInternals:
-    """Members of a container for the framework itself; programs do not need it.
+    """The state of a container, and its members for the framework itself; programs do not need it.
 
-    It is the `LendingScope` from which tools and services get their beans.
+    It is the `LendingScope` from which tools and services get their beans. `wiring` and `running_host` are the beans
+    and the services between a start and the next stop.
     """
 
-    def __init__(self, container: Container) -> None:
-        self._container = container
+    program: RegisteredProgram
+    """What is registered."""
+
+    def __init__(self, take_over_runs: bool) -> None:
+        self.wiring: Wiring | None = None
+        self.running_host: ContainerHost | None = None
+        self._takes_over_runs = take_over_runs
+        self._thread: LoopThread | None = None
+        self._forked = ""  # reason why it is not started in a forked process
+        self._offers: list[Callable[[], Iterable[Offered]]] = []
+        self._listening: list[EventListener] = []
+
+    # --- start and stop
+
+    def start_thread(self) -> None:
+        """Start the container on the event loop of a new thread."""
+        self.refuse_started("start", "stop it first, or create another container")
+        thread = LoopThread()
+        thread.start()
+        self._thread = thread
+        try:
+            thread.run(self.start(thread.loop))
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def stop_thread(self, error: BaseException | None) -> None:
+        """Stop the container and its thread; the beans get `error`."""
+        thread, wiring = self._thread, self.wiring
+        if self._forked:
+            return  # the parent process stops it
+        if thread is None or wiring is None:
+            raise ContainerNotStartedError("stop")
+        if not thread.answers(self.host.settings.stop_timeout):
+            logger.error("a tool or a bean blocks the container's event loop; the container stops anyway")
+            self._leave_behind(wiring, error)
+            return
+        try:
+            try:
+                thread.run(self._before_beans_stop())
+            finally:
+                # Beans made by synchronous code are closed on the thread that made most of them.
+                wiring.stop_waiting(error, thread.run)
+        finally:
+            self.wiring = None
+            try:
+                thread.run(self._after_beans_stop())
+            finally:
+                self._end_thread()
+
+    def _leave_behind(self, wiring: Wiring, error: BaseException | None) -> None:
+        """Stop without the event loop: beans that need `await` to close are not closed, and models are not either."""
+        self.host.abandon()
+        self.wiring = None
+        self.running_host = self._thread = None
+        wiring.abandon(error)
 
     def renew_after_fork(self) -> None:
-        """Mark the container as not started in a forked process."""
-        self._container._renew_after_fork()
+        """Mark the container as not started in a forked process: its beans and loop belong to the parent process."""
+        if self.wiring is not None:
+            keep_inherited(self.wiring, self.running_host, self._thread)
+            self.wiring = None
+            self.running_host = self._thread = None
+            self._forked = FORKED
+
+    def _end_thread(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+
+    async def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Check the program and start it on this loop. Raises `IllegalConfigurationError`."""
+        self.refuse_started("start", "stop it first, or create another container")
+        checked, wiring = self._wire(loop)
+        host = checked.host
+        try:
+            for override in self.program.overrides:
+                override.apply(wiring)
+            await wiring.start(self.program.registry.undefined())
+            await host.find_listeners()
+            for listener in self._listening:
+                host.add_listener(listener)
+            host.read_added_tools(self.program.tool_finders)
+            await host.open_stores(wiring.find_bean)
+            if checked.observers and (observing := loaded("observers")) is not None:
+                host.observe(observing.Observers(checked.observers, wiring, host.workers))
+            if checked.start and (startup := loaded("startup")) is not None:
+                await startup.run_start_functions(checked.start, wiring, host.workers, wiring.open_request)
+            await host.open_runs(take_over=self._takes_over_runs)
+        except BaseException as error:
+            await self.stop(error)
+            raise
+
+    def _wire(self, loop: asyncio.AbstractEventLoop, *, models: bool = True) -> tuple[CheckedProgram, Wiring]:
+        """Check everything, and make beans available; none is created yet. Raises `IllegalConfigurationError`."""
+        checked = self.program.check(models=models)
+        self.program.forget_reading()
+        if checked.problems:
+            raise IllegalConfigurationError(checked.problems)
+        # Imported late: dependency_injector takes long to load.
+        from .di.wiring import Wiring
+
+        wiring = Wiring(checked.graph, self, loop, LoopRunner(checked.host.workers))
+        wiring.stop_timeout = checked.host.settings.stop_timeout
+        wiring.application.store.update(checked.settings)
+        self.wiring = wiring
+        self._forked = ""
+        register_for_fork(self)
+        checked.host.start(loop)
+        self.running_host = checked.host
+        return checked, wiring
+
+    async def stop(self, error: BaseException | None) -> None:
+        """Stop the container; the beans get `error`."""
+        wiring = self.wiring
+        if self._forked:
+            return  # the parent process stops it
+        if wiring is None:
+            raise ContainerNotStartedError("stop")
+        try:
+            try:
+                await self._before_beans_stop()
+            finally:
+                await wiring.stop(error)
+        finally:
+            self.wiring = None
+            await self._after_beans_stop()
+
+    async def _before_beans_stop(self) -> None:
+        """End running invocations before the first bean is closed."""
+        if self.running_host is not None:
+            await self.running_host.stop()
+
+    async def _after_beans_stop(self) -> None:
+        """Close the models that settings created, after all beans are closed."""
+        host, self.running_host = self.running_host, None
+        if host is not None:
+            await host.close_models()
+
+    def refuse_started(self, what: str, fix: str = "call it before the start") -> None:
+        """Raise `IllegalConfigurationError` if the container is started."""
+        if self.wiring is not None:
+            problem = Problem(f"Container.{what}", "the container is already started", fix)
+            raise IllegalConfigurationError([problem])
+
+    def started(self, what: Any) -> Wiring:
+        """Return the beans of the started container, for `what` it is asked. Raises `ContainerNotStartedError`."""
+        if self.wiring is None:
+            raise ContainerNotStartedError(what if isinstance(what, str) else type_name(what), self._forked)
+        return self.wiring
 
     # --- before start
 
     def take_over_runs(self, wanted: bool) -> None:
         """Decide whether the container continues runs of other processes, for commands."""
-        self._container._refuse_started("take_over_runs")
-        self._container._takes_over_runs = wanted
+        self.refuse_started("take_over_runs")
+        self._takes_over_runs = wanted
 
     def declare_seed(
         self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None, is_optional: bool = False
@@ -524,48 +537,47 @@ class ContainerInternals:
         In a scope without this seed, `find()` is called each time; it returns `MISSING` if it has no value. An optional
         one is a seed only if nothing else provides its type.
         """
-        self._container._refuse_started("declare_seed")
-        self._container._program.registry.declare_seed(wanted, find, is_optional)
+        self.refuse_started("declare_seed")
+        self.program.registry.declare_seed(wanted, find, is_optional)
 
     def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> None:
         """Add a check of code that uses the container, for `check()` and start."""
-        self._container._program.checks.append(check)
+        self.program.checks.append(check)
 
     def add_implied(self, find: Callable[[], Iterable[object]]) -> None:
         """Register the results of `find()` at each check and start, unless other beans already provide them."""
-        self._container._refuse_started("add_implied")
-        self._container._program.registry.add_implied(find)
+        self.refuse_started("add_implied")
+        self.program.registry.add_implied(find)
 
     def add_offers(self, find: Callable[[], Iterable[Offered]]) -> None:
         """Add tools that code outside of services offers to models, for tools that list them: by place."""
-        self._container._offers.append(find)
+        self._offers.append(find)
 
     def add_tool_finder(self, find: Callable[[BeanGraph], Mapping[str, Sequence[Tool]]]) -> None:
         """Add the tools that code outside of services adds to calls, by the place that adds them, for stored runs."""
-        self._container._program.tool_finders.append(find)
+        self.program.tool_finders.append(find)
 
     def offers(self) -> Iterator[Offered]:
         """Yield the added offers: where they are, and their tools."""
-        for find in self._container._offers:
+        for find in self._offers:
             yield from find()
 
     @contextmanager
     def listening(self, listener: EventListener) -> Iterator[None]:
         """Send the container's events to a listener inside the block; the container may be started or not."""
-        container = self._container
-        container._listening.append(listener)
-        if container._host is not None:
-            container._host.add_listener(listener)
+        self._listening.append(listener)
+        if self.running_host is not None:
+            self.running_host.add_listener(listener)
         try:
             yield
         finally:
-            container._listening.remove(listener)
-            if container._host is not None:
-                container._host.remove_listener(listener)
+            self._listening.remove(listener)
+            if self.running_host is not None:
+                self.running_host.remove_listener(listener)
 
     def knows(self, registered: object) -> bool:
         """Return True if the object is registered, or if this type has an instance or binding."""
-        return self._container._program.registry.knows(registered)
+        return self.program.registry.knows(registered)
 
     def tool_beans(self) -> tuple[type[Any], ...]:
         """Return the bean classes that have tools, in registration order."""
@@ -594,10 +606,10 @@ class ContainerInternals:
 
     def _described_functions(self) -> Iterator[BeanDescription]:
         """Yield the functions that the container calls or injects."""
-        decorators, injected = call_decorators(), self._container._program.injected
+        decorators, injected = call_decorators(), self.program.injected
         if not (decorators or injected):
             return
-        registered = self._container._program.read()[1]
+        registered = self.program.read()[1]
         graph = registered.graph
         for decorator in decorators:
             for each in decorator.functions_in(registered.readings, graph):
@@ -615,8 +627,7 @@ class ContainerInternals:
     @property
     def graph(self) -> BeanGraph:
         """The beans of the started container; before the start, those that it would have."""
-        wiring = self._container._wiring
-        return self._container._program.read()[1].graph if wiring is None else wiring.graph
+        return self.program.read()[1].graph if self.wiring is None else self.wiring.graph
 
     # --- instead of a start
 
@@ -627,9 +638,8 @@ class ContainerInternals:
         For commands: nothing else is created or started, no run is taken over, and models are not checked. The beans
         are closed at the end of the block. Raises `IllegalConfigurationError`.
         """
-        container = self._container
-        container._refuse_started("beans_of")
-        _, wiring = container._wire(asyncio.get_running_loop(), models=False)
+        self.refuse_started("beans_of")
+        _, wiring = self._wire(asyncio.get_running_loop(), models=False)
         try:
             found = []
             for bean in wiring.graph.beans:
@@ -639,13 +649,13 @@ class ContainerInternals:
                     found.append(await wiring.aget_value(wiring.graph.single(bean.key), wiring.application))
             yield found
         except BaseException as error:
-            await container._stop(error)
+            await self.stop(error)
             raise
-        await container._stop(None)
+        await self.stop(None)
 
     def model_names(self) -> set[str]:
         """Return the names of the models that settings have, or that services and beans use; not those of producers."""
-        host, registered, _ = self._container._program.read()
+        host, registered, _ = self.program.read()
         return host.registered.model_names(registered.graph)
 
     # --- while it is started
@@ -655,7 +665,7 @@ class ContainerInternals:
 
         Beans that were not created yet count if their declared class has the method. Raises `ContainerNotStartedError`.
         """
-        wiring = self._container._started(method)
+        wiring = self.started(method)
         beans = wiring.graph.beans
         names = provider_names(wiring.graph, beans)
         found: dict[str, Callable[[], Awaitable[Any]]] = {}
@@ -671,8 +681,7 @@ class ContainerInternals:
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop of the started container, or None."""
-        wiring = self._container._wiring
-        return None if wiring is None else wiring.loop
+        return None if self.wiring is None else self.wiring.loop
 
     async def at_home(self, work: Callable[[], Coroutine[Any, Any, T]], what: Any) -> T:
         """Await `work()` on the event loop of the container, which waits for work from another loop when it stops.
@@ -680,67 +689,67 @@ class ContainerInternals:
         `what` is the type or function, for messages. If the container's loop does not run, as between the tests of some
         plugins, the work runs here. Raises `ContainerNotStartedError`.
         """
-        home = self._container._started(what).loop
+        home = self.started(what).loop
         if home is None or home is asyncio.get_running_loop() or not home.is_running():
             return await work()
         return await self.host.on_own_loop(work, type_name(what))
 
     def open_scope(self) -> RequestScope:
         """Return a new request scope without seeds."""
-        return self._container.request_scope()
+        return self.request_scope({})
 
     def request_scope(self, seeds: Mapping[Any, Any]) -> RequestScope:
         """Return a new request scope with these seeds."""
-        return self._container.request_scope(seeds)
+        return self.started("request_scope").open_request(seeds)
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """Return the bean from the active scope; create it without await."""
-        return self._container._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # as there
+        return self.started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """Return the bean from the active scope; await async producers."""
-        return await self._container._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as there
+        return await self.started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     async def find(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
         """Return the bean as `aget` does, or None if nothing provides it."""
-        return await self._container._started(wanted).find(wanted, name)  # type: ignore[no-any-return]  # as there
+        return await self.started(wanted).find(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     def find_now(self, wanted: TypeForm[T], name: str | None = None) -> T | None:
         """Return the bean as `get` does, or None if nothing provides it."""
-        return self._container._started(wanted).find_now(wanted, name)  # type: ignore[no-any-return]  # as there
+        return self.started(wanted).find_now(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     def lend(self, wanted: TypeForm[T], name: str | None) -> T:
         """Return the bean as `get` does. What is created for it alone can be given back."""
-        return self._container._started(wanted).lend(wanted, name)  # type: ignore[no-any-return]  # as there
+        return self.started(wanted).lend(wanted, name)  # type: ignore[no-any-return]  # as there
 
     async def lend_awaiting(self, wanted: TypeForm[T], name: str | None) -> T:
         """Return the bean as `aget` does. What is created for it alone can be given back."""
-        return await self._container._started(wanted).lend_awaiting(wanted, name)  # type: ignore[no-any-return]  # as there
+        return await self.started(wanted).lend_awaiting(wanted, name)  # type: ignore[no-any-return]  # as there
 
     def give_back(self, bean: object) -> None:
         """Close what was created for a lent bean alone; nothing after the stop, which has closed it."""
-        if (wiring := self._container._wiring) is not None:
+        if (wiring := self.wiring) is not None:
             wiring.give_back(bean)
 
     async def give_back_awaiting(self, bean: object) -> None:
         """Close what was created for a lent bean alone; nothing after the stop, which has closed it."""
-        if (wiring := self._container._wiring) is not None:
+        if (wiring := self.wiring) is not None:
             await wiring.give_back_awaiting(bean)
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
         """Create the async parts of a bean, so that `get` can create the rest on any thread."""
-        await self._container._started(wanted).prepare(wanted, name)
+        await self.started(wanted).prepare(wanted, name)
 
     def open_call_scope(self) -> CallScope:
         """Return a new scope for one tool call, inside the active scope; it is active until `leave` is called."""
-        return self._container._started("open_call_scope").open_call_scope()
+        return self.started("open_call_scope").open_call_scope()
 
     @property
     def host(self) -> ContainerHost:
         """Return the host that runs the services of the started container."""
-        if self._container._host is None:
-            raise ContainerNotStartedError("a call of a tool", self._container._forked)
-        return self._container._host
+        if self.running_host is None:
+            raise ContainerNotStartedError("a call of a tool", self._forked)
+        return self.running_host
 
 
 def _unfilled(

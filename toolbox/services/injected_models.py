@@ -30,10 +30,6 @@ from .interruptions import ModelCall, find_deadlines, within_limits
 from .model_calls import ask_model, is_inside_model, model_stream
 from .usage_layers import count_reply, refuse_exceeded, reserve_request, reserve_tool_calls
 
-    async def note_caller(self, context: InvocationContext) -> None:
-        """Note the name of the caller in a context, for logs and traces."""
-        ...
-
 
 class InjectedModel(ChatModel):
     """A model of a container, as beans get it by its name. Attributes that it does not have are the model's own."""
