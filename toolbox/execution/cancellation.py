@@ -386,7 +386,10 @@ class shielded(_Watched[None]):  # noqa: N801 - reads as a verb: `await shielded
 
     def holds(self, message: Any, *, is_counted: bool) -> bool:
         """Hold the cancellation back, unless the patience is over."""
-        if self._patience.is_over or self._task is None:
+        if self._task is None:
+            return False
+        if self._patience.is_over:  # before its timer, which a busy loop runs late
+            self._note_given_up()
             return False
         self._patience.hold(self._task, message, is_counted=is_counted)
         self._set_timer()
@@ -418,12 +421,15 @@ class shielded(_Watched[None]):  # noqa: N801 - reads as a verb: `await shielded
             self._timer = None
 
     def _give_up(self) -> None:
+        self._note_given_up()
+        if self._pause is not None:
+            self._pause.end()
+
+    def _note_given_up(self) -> None:
         if not self.is_given_up:
             self.is_given_up = True
             name = getattr(self._code, "__qualname__", None) or type(self._code).__qualname__
             logger.error("closing %s was given up after %g seconds", name, self._patience.seconds)
-        if self._pause is not None:
-            self._pause.end()
 
 
 async def finish_before_cancellation(work: Awaitable[None], target: object, seconds: float) -> None:
