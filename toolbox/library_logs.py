@@ -1,4 +1,4 @@
-"""Keeps secrets out of what other libraries log about requests to models and MCP servers: keys, cookies, queries.
+"""Keeps secrets out of what other libraries log about requests and MCP servers: keys, cookies, queries, messages.
 
 Not here: what this library logs (`logs`), secrets in errors (`safe_text`).
 """
@@ -26,6 +26,8 @@ _LOGGERS = (
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>]+")
 _HEADER_BYTES = re.compile(r"""\(b'([^']*)', b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)""")
 _SESSION = re.compile(r"(session ID: )\S+")
+_REPLY = re.compile(r"(SSE message: ).+", re.DOTALL)
+"""What an MCP server sends: a server that fails may repeat the token of the request."""
 
 _hides_queries: ContextVar[bool] = ContextVar("toolbox.hides_queries", default=False)
 
@@ -78,7 +80,7 @@ def hide_secrets_in_logs() -> None:
 
 
 def _shown_text(text: str) -> str:
-    text = _SESSION.sub(rf"\1{HIDDEN}", _QUERY.sub(r"\1?…", text))
+    text = _REPLY.sub(rf"\1{HIDDEN}", _SESSION.sub(rf"\1{HIDDEN}", _QUERY.sub(r"\1?…", text)))
     return _HEADER_BYTES.sub(_shown_header, text) if "(b'" in text else text
 
 
