@@ -1,14 +1,13 @@
 """Encodes values as parts of a request: path segments, query and form values, headers, cookies.
 
-No value can break out of its part: it is encoded or refused. Also decides which texts are secret, and expands
-environment variables in fixed values. Not here: choosing the part for a value (`outgoing`).
+No value can break out of its part: it is encoded or refused. Also decides which texts are secret. Not here: choosing
+the part for a value (`outgoing`).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,6 @@ _PATH_LITERALS = "/!$&'()*+,;=:@%-._~"
 _SECRET_NAME = re.compile(
     r"api[-_.]?key|access[-_.]?key|token|secret|passw|pwd|credential|signature|session|^auth|^key$|^sig$", re.IGNORECASE
 )
-_VARIABLE = re.compile(r"\$\{([^{}:]+)(?::([^{}]*))?\}")
 _ANYTHING = SchemaSerializer(core_schema.any_schema())
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -289,31 +287,3 @@ def shown_url(url: str) -> str:
     pairs = (pair.partition("=") for pair in parts.query.split("&")) if parts.query else ()
     query = "&".join(f"{name}={HIDDEN}" if is_secret_name(name) else f"{name}{eq}{value}" for name, eq, value in pairs)
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
-
-
-# --- environment variables in fixed values
-
-
-def variables_of(value: object) -> Iterator[tuple[str, str | None]]:
-    """Yield name and default of each `${NAME}` or `${NAME:default}` in a fixed value."""
-    for text in value if isinstance(value, tuple) else (value,):
-        if isinstance(text, str):
-            for match in _VARIABLE.finditer(text):
-                yield match[1], match[2]
-
-
-def expand_variables(value: object) -> object:
-    """Return a fixed value with its variables replaced; None if a variable without a default is not set."""
-    if isinstance(value, tuple):
-        items = [expand_variables(each) for each in value]
-        return None if None in items else items
-    if not isinstance(value, str):
-        return value
-    if any(variables_missing(value)):
-        return None
-    return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[2]), value)
-
-
-def variables_missing(value: object) -> Iterator[str]:
-    """Yield the names of variables that a fixed value needs but the environment does not set."""
-    return (name for name, default in variables_of(value) if os.environ.get(name, default) is None)

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, unquote_plus
 import httpx2
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from ..environment_variables import variables_of
 from ..errors import RestArgumentError
 from ..safe_text import HIDDEN
 from .annotations import Body, File, FixedValue, Path, Place, Upload
@@ -39,7 +40,6 @@ from .encoding import (
     shown_url,
     text_of,
     texts_of,
-    variables_of,
     with_real_secrets,
 )
 from .endpoint import RestEndpoint
