@@ -29,6 +29,7 @@ from toolbox.cli import commands
 from toolbox.settings import (
     McpSettings,
     ModelSettings,
+    OAuthSettings,
     OtelSettings,
     RedisSettings,
     RestSettings,
@@ -47,6 +48,7 @@ SECTIONS: Mapping[str, tuple[str, type[BaseModel]]] = {
     "redis": ("TOOLBOX_REDIS__", RedisSettings),
     "otel": ("TOOLBOX_OTEL__", OtelSettings),
     "rest": ("TOOLBOX_REST__<KEY>__", RestSettings),
+    "oauth": ("TOOLBOX_REST__<KEY>__AUTH__", OAuthSettings),
     "mcp": ("TOOLBOX_MCP__<NAME>__", McpSettings),
 }
 
@@ -92,7 +94,8 @@ def settings_table(prefix: str, section: type[BaseModel]) -> Iterator[str]:
     for name, field in section.model_fields.items():
         default = field.get_default(call_default_factory=True)
         if name not in SECTIONS:  # a section has a separate table
-            yield f"| `{prefix}{name.upper()}` | {shown_default(default)} | {meanings[name]} |"
+            shown = "required" if field.is_required() else shown_default(default)
+            yield f"| `{prefix}{name.upper()}` | {shown} | {meanings[name]} |"
 
 
 def meanings_of(section: type[BaseModel]) -> dict[str, str]:

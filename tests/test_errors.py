@@ -34,6 +34,7 @@ FACTS: dict[str, Any] = {
     "pending": (PendingCall("0/1", "refund", {"order": 7}, "shop:Desk", "approval"),),
     "reason": "no request scope is active",
     "run_id": "run-7",
+    "error": "invalid_client",
     "error_type": "ValueError",
     "request": REQUEST,
     "requests": {"a": {"message": "How many?"}},

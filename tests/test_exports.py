@@ -57,7 +57,8 @@ decorates observes on_start on_success only_if RestArgumentError
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
 PUBLIC_MODULES = [
     *("toolbox", "toolbox.dbos", "toolbox.errors", "toolbox.events", "toolbox.guardrails", "toolbox.interceptors"),
-    *("toolbox.limits", "toolbox.mcp", "toolbox.models", "toolbox.openapi", "toolbox.otel", "toolbox.recordings"),
+    *("toolbox.limits", "toolbox.mcp", "toolbox.models", "toolbox.oauth", "toolbox.openapi", "toolbox.otel"),
+    "toolbox.recordings",
     *(
         "toolbox.redis",
         "toolbox.rest",

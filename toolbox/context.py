@@ -288,6 +288,10 @@ current_bean_caller: ContextVar[Callable[[Callable[..., Any], str], Awaitable[An
 know beans; the text is the place of the function, for errors."""
 
 
+current_scope: ContextVar[ActiveScope | None] = ContextVar("toolbox.scope", default=None)
+"""The scope of the current tool call, for code without a container, such as the tools of an OpenAPI document."""
+
+
 def given_up_with_outer(future: Future[T]) -> Future[T]:
     """Return `future`, an invocation on another thread; cancel it when the current invocation is cancelled."""
     outer = current_invocation.get()

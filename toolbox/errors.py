@@ -44,6 +44,7 @@ __all__ = [
     "ModelRefusedError",
     "ModelTimeoutError",
     "ModelTruncatedError",
+    "OAuthError",
     "OpenTransactionError",
     "OutputGuardrailError",
     "OutputParsingError",
@@ -799,6 +800,16 @@ class RestArgumentError(RestClientError, ValueError):
 
 class RestDecodeError(RestClientError):
     """A REST server's reply does not match the declared return type."""
+
+
+class OAuthError(RestClientError, EndsInvocation):
+    """A token server did not issue a token; see `toolbox.oauth`. No error handler and no model gets this error.
+
+    `.error` is the code of its reply, such as `invalid_client`; None without one. `.url` is that of the token server,
+    `.body` is always empty. Calls of MCP servers raise it too.
+    """
+
+    error: str | None = None
 
 
 # --- MCP servers

@@ -175,13 +175,19 @@ def caller_seeds() -> dict[Any, Any]:
 
 
 class UnauthenticatedError(FrameworkError):
-    """An anonymous caller called a service method or an endpoint that needs an identity. FastAPI answers 401."""
+    """An anonymous caller called a service method or an endpoint that needs an identity. FastAPI answers 401.
 
-    def __init__(self, where: str) -> None:
-        super().__init__(where)
-        self.where = where
+    `.lacks_token` is True if the caller's own token is missing, which is needed to act for it (`toolbox.oauth`).
+    """
+
+    def __init__(self, where: str, lacks_token: bool = False) -> None:
+        super().__init__(where, lacks_token)
+        self.where, self.lacks_token = where, lacks_token
 
     def __str__(self) -> str:
+        if self.lacks_token:
+            fix = "put it into SecurityIdentity.attributes['token'], or name its bean with subject="
+            return f"{self.where}: no token of the user to exchange; {fix}"
         return f"{self.where} needs an identity, but the caller is anonymous; check what provides the SecurityIdentity"
 
 

@@ -94,6 +94,7 @@ class _Section(BaseModel):
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {
         "base_url": _hide_in_url,
         "url": _hide_in_url,
+        "token_url": _hide_in_url,
         "args": lambda values: (HIDDEN,) * len(values),
         "command": lambda command: command if " " not in command else f"{command.partition(' ')[0]} {HIDDEN}",
         "parameters": lambda values: dict.fromkeys(values, HIDDEN),
@@ -168,6 +169,25 @@ class ModelSettings(_Section):
     """Time for which fallbacks skip this model after its server failed, in seconds; 30 by default, 0 for never."""
 
 
+class OAuthSettings(_Section):
+    """Settings of the OAuth tokens of a REST client or an MCP server, below its own: `…__AUTH__<FIELD>`."""
+
+    kind: Literal["client_credentials", "token_exchange"]
+    """`client_credentials`: tokens for the program. `token_exchange`: tokens for the user, in exchange for its own."""
+    token_url: str
+    """Address of the token server. It must be https, but for loopback addresses."""
+    client_id: str
+    """Id of the program at the token server."""
+    client_secret: SecretStr
+    """Secret of the program at the token server."""
+    scope: str | None = None
+    """Scopes to request, with spaces between them."""
+    audience: str | None = None
+    """Service that the tokens are for."""
+    client_auth: Literal["basic", "body"] = "basic"
+    """How id and secret are sent: `basic` for HTTP Basic authentication, or in the `body`."""
+
+
 class RestSettings(_Section):
     """Settings of one REST client: `TOOLBOX_REST__<KEY>__<FIELD>`. Times are in seconds."""
 
@@ -201,6 +221,8 @@ class RestSettings(_Section):
     """Header of the key."""
     api_key_query: str | None = None
     """Query parameter of the key."""
+    auth: OAuthSettings | None = None
+    """OAuth tokens that are sent as `Authorization: Bearer`; see the table of its fields."""
     proxy: SecretStr | None = None
     """URL of a proxy."""
     trust_environment: bool = True
@@ -312,6 +334,8 @@ class McpSettings(_Section):
     """URL of a server over HTTP."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Headers of a server over HTTP, as a JSON object."""
+    auth: OAuthSettings | None = None
+    """OAuth tokens for a server over HTTP; see the table of its fields."""
     timeout: PositiveFloat = 30.0
     """Limit of one call, in seconds."""
     connect_timeout: PositiveFloat = 30.0

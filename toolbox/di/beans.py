@@ -94,8 +94,9 @@ class BeanDefinition:
     `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what is
     wrong with the declaration by itself. `adapt` converts all instances: those of the factory, of seeds and of
     overrides. `not_as` are base types that another bean provides in its place. `provider_name` is the name of its
-    provider, if that is neither `name` nor the name of its type. `identity` is shared with changed copies: by it the
-    graph finds the bean of a definition that was read.
+    provider, if that is neither `name` nor the name of its type. `is_read_at_start`: the check creates the bean, from
+    the environment alone, and reports the problems that its factory raises. `identity` is shared with changed copies:
+    by it the graph finds the bean of a definition that was read.
     """
 
     provides: Any
@@ -119,6 +120,7 @@ class BeanDefinition:
     adapt: Callable[[Any], Any] | None = None
     not_as: tuple[Any, ...] = ()
     provider_name: str | None = None
+    is_read_at_start: bool = False
     identity: object = field(default_factory=object, repr=False, compare=False)
 
     @property
@@ -168,6 +170,7 @@ def read_class(form: Any, names: Names | None = None, scope: Scope | None = None
         needs=needs,
         stop=_stop_of(cls),
         source=form,
+        is_read_at_start=is_settings(cls),
         problems=tuple(_class_problems(cls, where)),
     )
 

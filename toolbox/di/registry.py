@@ -369,12 +369,12 @@ def producer_problems(graph: BeanGraph, settings: Any, overridden: Iterable[int]
 
 
 def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[int, Any], list[Problem]]:
-    """Create the settings beans from the environment; return them and the problems."""
+    """Create the beans that are read at the start, such as settings; return them and the problems."""
     built: dict[int, Any] = {}
     problems: list[Problem] = []
     left_out = set(overridden)
     for bean in graph.beans:
-        if is_settings(bean.definition.source) and bean.key not in left_out:
+        if bean.definition.is_read_at_start and bean.key not in left_out:
             try:
                 built[bean.key] = bean.definition.factory()
             except IllegalConfigurationError as error:

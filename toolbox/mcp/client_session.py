@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ..errors import McpConnectionError
+from ..errors import McpConnectionError, OAuthError
 from ..safe_text import brief, without_secrets
 from ..settings import McpSettings
 from .notifications import McpEvent, McpLog
@@ -25,6 +25,8 @@ from .screening import lists_tools, remove_unusable_tools
 if TYPE_CHECKING:
     import httpx2
     from mcp import Client
+
+    from .bearer_auth import BearerAuth
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -64,9 +66,14 @@ class McpSession:
     """
 
     def __init__(
-        self, name: str, settings: McpSettings, callbacks: SessionCallbacks, previous: McpSession | None
+        self,
+        name: str,
+        settings: McpSettings,
+        callbacks: SessionCallbacks,
+        previous: McpSession | None,
+        auth: BearerAuth | None = None,
     ) -> None:
-        self._name, self._settings, self._callbacks = name, settings, callbacks
+        self._name, self._settings, self._callbacks, self._auth = name, settings, callbacks, auth
         self.is_unknown_to_server = False
         self.end_reason = ""
         self.refusal: RefusedRequest | None = None
@@ -88,6 +95,16 @@ class McpSession:
     def takes_input(self) -> bool:
         """Return True if the server can return a question instead of the result of a call."""
         return (self._version or "") >= FIRST_WITH_INPUT
+
+    @property
+    def token_failure(self) -> OAuthError | None:
+        """Return why the last request without a token had none; None if all had one."""
+        return self._auth.failure if self._auth is not None else None
+
+    @property
+    def secrets(self) -> list[str]:
+        """Return the values to hide in errors and logs."""
+        return [*secrets_of(self._settings), *(self._auth.sent if self._auth is not None else ())]
 
     @property
     def is_closed(self) -> bool:
@@ -129,7 +146,7 @@ class McpSession:
         except TimeoutError:
             reason = self.end_reason or f"no answer within {self._settings.connect_timeout:g} s"
         except Exception as error:  # an ExceptionGroup of any error of the server or its transport
-            reason = self.end_reason or brief(without_secrets(_innermost_text(error), secrets_of(self._settings)))
+            reason = self.end_reason or brief(without_secrets(_innermost_text(error), self.secrets))
             refusal = self.refusal
             if refusal is not None:
                 reason = f"it answered with status {refusal.status} ({reason})"
@@ -141,7 +158,7 @@ class McpSession:
             if not self._opened.done():
                 # Without a reason here, `end` has cancelled this task.
                 text = reason or self.end_reason or "the connection was closed"
-                self._opened.set_exception(connection_error(self._name, text, refusal))
+                self._opened.set_exception(self.token_failure or connection_error(self._name, text, refusal))
                 self._opened.exception()  # mark it as retrieved, because possibly no call waits for it
 
     async def _open_client(self, stack: AsyncExitStack) -> Any:
@@ -167,7 +184,7 @@ class McpSession:
 
         if self._settings.url is None:
             return stdio_transport(self._settings, self._on_oversized_message)
-        return await http_transport(self._settings, stack, self._on_response)
+        return await http_transport(self._settings, stack, self._on_response, self._auth)
 
     @asynccontextmanager
     async def _watch_streams(self, transport: Any) -> AsyncIterator[tuple[Any, Any]]:

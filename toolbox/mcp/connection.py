@@ -7,6 +7,7 @@ and their tools in services (`server_tools`).
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 import re
@@ -21,7 +22,9 @@ from pydantic import SecretStr
 
 from ..chat import Message
 from ..errors import McpConnectionError, McpError, McpInputRequiredError, McpTimeoutError
+from ..oauth.token_sources import SubjectTokens
 from ..parameters import current_progress
+from ..rest.authorization import refuse_other_authorization
 from ..safe_text import brief, hide_secrets, without_secrets
 from ..settings import McpSettings
 from .blocks import messages_of
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
         Tool,
     )
 
+    from .bearer_auth import ServerTokens
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -80,13 +84,14 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(eq=False, slots=True)
 class _HeaderGroup:
-    """The session and the tools for the calls with the same headers.
+    """The session and the tools for the calls with the same headers, and the OAuth tokens of the same user.
 
     `refused` names the tools that have changed since they were listed first; None before the first list. `running`
     counts the requests.
     """
 
     settings: McpSettings
+    tokens: SubjectTokens | None = None
     session: McpSession | None = None
     tools: tuple[Tool, ...] | None = None
     tools_version: int = 0
@@ -98,12 +103,17 @@ class _HeaderGroup:
         self.tools = None
         self.tools_version += 1
 
+    @property
+    def secrets(self) -> list[str]:
+        """Return the values to hide in errors and logs."""
+        return secrets_of(self.settings) if self.session is None else self.session.secrets
+
 
 class McpConnection:
     """The connection to one server. Any task of the event loop that used it first may call its methods.
 
-    `headers` returns the headers of the current call. Calls with different headers never share a session or a list of
-    tools, because the server may offer other tools to another user.
+    `headers` returns the headers of the current call, `tokens` those of OAuth. Calls with different headers or for
+    different users never share a session or a list of tools, because the server may offer other tools to another user.
     """
 
     def __init__(
@@ -112,9 +122,11 @@ class McpConnection:
         settings: McpSettings,
         on_event: Callable[[McpEvent], None] | None = None,
         headers: Callable[[], Awaitable[Mapping[str, str]]] | None = None,
+        tokens: ServerTokens | None = None,
     ) -> None:
         self.name, self.settings, self._on_event, self._headers = name, settings, on_event, headers
-        self._groups: OrderedDict[Headers, _HeaderGroup] = OrderedDict()
+        self._tokens = tokens
+        self._groups: OrderedDict[tuple[Headers, SubjectTokens | None], _HeaderGroup] = OrderedDict()
         self._evicted: set[McpSession] = set()
         self._choice = ToolChoice(name, settings, self._notify_listener)
         self._closed = ""  # why, once it is closed
@@ -177,7 +189,7 @@ class McpConnection:
                 await self._tools_of(group)
             if tool in (group.refused or ()):
                 raise McpError(self.name, f"refused tool {tool}: it has changed since it was first listed")
-        hide = partial(without_secrets, secrets=secrets_of(group.settings))
+        hide = partial(without_secrets, secrets=group.secrets)
         report = current_progress.get()
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -268,11 +280,11 @@ class McpConnection:
             return found
 
     async def check(self) -> None:
-        """Request the first page of the tools; open the connection if it is not open. Raises `McpError`.
+        """Request the first page of the tools; open the connection if it is not open. Raises `McpError`, `OAuthError`.
 
-        A server whose headers depend on the caller is not asked.
+        A server whose headers or tokens depend on the caller is not asked.
         """
-        if self._headers is not None:
+        if self.depends_on_caller:
             return
         try:
             await self._send_request("list its tools", lambda client: client.list_tools(cache_mode="bypass"))
@@ -281,6 +293,11 @@ class McpConnection:
                 raise
 
     # --- the connection
+
+    @property
+    def depends_on_caller(self) -> bool:
+        """Return True if the requests of different callers differ, so that nothing can be asked without one."""
+        return self._headers is not None or (self._tokens is not None and self._tokens.has_users)
 
     async def finish(self, timeout: float) -> None:
         """Close the connection when its running requests have ended, or after `timeout` seconds."""
@@ -301,11 +318,15 @@ class McpConnection:
             await session.wait_ended()
 
     async def _choose_group(self) -> _HeaderGroup:
-        """Return the state for the headers of the current call."""
+        """Return the state for the headers and the user of the current call."""
         headers: Headers = ()
         if self._headers is not None:
             headers = tuple(sorted((await self._headers()).items()))
-        group = self._groups.get(headers)
+        tokens = None
+        if self._tokens is not None:
+            refuse_other_authorization([*self.settings.headers, *(name for name, _ in headers)], self._tokens.where)
+            tokens = await self._tokens.find_tokens()
+        group = self._groups.get((headers, tokens))
         if group is None:
             self._make_room()
             settings = self.settings
@@ -314,18 +335,18 @@ class McpConnection:
                 kept = {name: value for name, value in settings.headers.items() if name.lower() not in names}
                 given = {name: SecretStr(value) for name, value in headers}
                 settings = settings.model_copy(update={"headers": {**kept, **given}})
-            group = self._groups[headers] = _HeaderGroup(settings)
-        self._groups.move_to_end(headers)
+            group = self._groups[headers, tokens] = _HeaderGroup(settings, tokens)
+        self._groups.move_to_end((headers, tokens))
         return group
 
     def _make_room(self) -> None:
         """Close the sessions that were not used for the longest time, if there are too many."""
         self._evicted = {each for each in self._evicted if not each.is_closed}
-        for headers, group in list(self._groups.items()):
+        for key, group in list(self._groups.items()):
             if len(self._groups) < MAX_GROUPS:
                 return
             if not group.running:
-                del self._groups[headers]
+                del self._groups[key]
                 if group.session is not None:
                     group.session.end("closed, because calls with other headers need connections")
                     self._evicted.add(group.session)
@@ -337,7 +358,10 @@ class McpConnection:
         if group.session is None or group.session.has_ended:
             group.tools_changed()
             callbacks = SessionCallbacks(self._notify_listener, group.tools_changed)
-            group.session = McpSession(self.name, group.settings, callbacks, group.session)
+            auth = None
+            if self._tokens is not None and group.tokens is not None:
+                auth = self._tokens.auth_for(group.tokens)
+            group.session = McpSession(self.name, group.settings, callbacks, group.session, auth)
         return group.session
 
     def _notify_listener(self, event: McpEvent) -> None:
@@ -368,7 +392,7 @@ class McpConnection:
         except McpInputRequiredError:
             raise  # its texts were hidden when they were read, and the state goes back to the server as it is
         except McpError as error:
-            hide_secrets(error, secrets_of(group.settings))
+            hide_secrets(error, group.secrets)
             # The name can be equal to a value of `env`, and programs compare it.
             error.server, error.args = self.name, (self.name, *error.args[1:])
             raise
@@ -388,11 +412,25 @@ class McpConnection:
 
     def shown(self, text: str) -> str:
         """Return a server's text for an error message: shortened, without secrets and invisible characters."""
-        groups = [each.settings for each in self._groups.values()] or [self.settings]
-        secrets = {secret for settings in groups for secret in secrets_of(settings)}
+        groups = [each.secrets for each in self._groups.values()] or [secrets_of(self.settings)]
+        secrets = {secret for each in groups for secret in each}
         return without_secrets(visible(brief(text, MAX_MESSAGE_CHARS)), list(secrets))
 
     async def _send_in_session(self, session: McpSession, action: str, request: Callable[[Client], Awaitable[T]]) -> T:
+        """Return the server's answer. Raises `OAuthError` if the token server is the reason for another error."""
+        earlier = session.token_failure
+        try:
+            return await self._request_in_session(session, action, request)
+        except McpError:
+            failure = session.token_failure
+            if failure is None or failure is earlier:
+                raise
+        session.end()
+        raise copy.copy(failure)  # calls at the same time have separate errors
+
+    async def _request_in_session(
+        self, session: McpSession, action: str, request: Callable[[Client], Awaitable[T]]
+    ) -> T:
         import anyio
         from mcp import MCPError
         from pydantic import ValidationError

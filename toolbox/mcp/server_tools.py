@@ -34,7 +34,7 @@ from ..json_text import compact_json, read_arguments
 from ..parameters import TAKES_PROGRESS
 from ..safe_text import brief
 from ..services.declaration import provided_by
-from ..settings import McpSettings, ToolboxSettings, settings_key
+from ..settings import McpSettings, settings_key
 from ..tools.codec import decode_request
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
 from .blocks import resource_result, tool_result
@@ -42,7 +42,7 @@ from .connection import McpConnection
 from .error_codes import INVALID_PARAMS
 from .questions import read_answers
 from .screening import admits_null, visible
-from .servers import NAMED_SERVERS, McpServer, McpServers, all_servers
+from .servers import NAMED_SERVERS, McpServers, servers_in
 from .tool_choice import address_of, fingerprint_of, matches_any
 
 logger = logging.getLogger("toolbox.mcp")
@@ -87,13 +87,13 @@ class McpTools:
     @classmethod
     def __toolbox_may_suspend__(cls, graph: BeanGraph) -> bool:
         """Return True if a person must approve calls of one of the servers."""
-        known = _servers_in(graph)
+        known = servers_in(graph)
         names = [settings_key(name) for name in cls.__toolbox_mcp_servers__] or [*known]
         return any(known[name].settings.approval is not None for name in names if name in known)
 
     @classmethod
     def __toolbox_check__(cls, graph: BeanGraph) -> Iterator[Problem]:
-        known = _servers_in(graph)
+        known = servers_in(graph)
         for name in cls.__toolbox_mcp_servers__:
             key = settings_key(name)
             if key not in known:
@@ -146,13 +146,6 @@ class McpTools:
                     name,
                     server,
                 )
-
-
-def _servers_in(graph: BeanGraph) -> Mapping[str, McpServer]:
-    """Return the declared servers by the keys of their names."""
-    made = [each.factory() for each in graph.definitions if each.provides in (ToolboxSettings, McpServer)]
-    settings = next((each for each in made if isinstance(each, ToolboxSettings)), None) or ToolboxSettings()
-    return all_servers(settings, [each for each in made if isinstance(each, McpServer)])
 
 
 def _make_service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServiceTool:

@@ -39,7 +39,12 @@ _EXIT_GRACE = 2.0
 # --- over HTTP
 
 
-async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_response: Callable[[Any], Any]) -> Any:
+async def http_transport(
+    settings: McpSettings,
+    stack: AsyncExitStack,
+    on_response: Callable[[Any], Any],
+    auth: httpx2.Auth | None = None,
+) -> Any:
     """Return the transport of a streamable HTTP server; its client lives as long as `stack`."""
     from mcp.client.streamable_http import streamable_http_client
 
@@ -59,7 +64,7 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
         "request": [pauses.before_request],
         "response": [on_response, limit_reply],
     }
-    client = _QuietClient(headers=headers, timeout=timeout, event_hooks=hooks, verify=tls_context())
+    client = _QuietClient(headers=headers, timeout=timeout, event_hooks=hooks, auth=auth, verify=tls_context())
     await stack.enter_async_context(client)
     return streamable_http_client(url, http_client=client, max_sse_event_size=limit)
 

@@ -390,7 +390,8 @@ def register_rest_client(
 
     `config_key` names its settings (`TOOLBOX_REST__<KEY>__URL`, …), by default the class name. `path` is the prefix of
     all method paths. `base_url` is used if the settings have no URL. `headers` returns a mapping of headers for each
-    request. `auth` is an `httpx2.Auth`, or a function or bean class that returns one. Request filters get the
+    request. `auth` is an `httpx2.Auth`, a function or bean class that returns one, or a `ClientCredentials` or
+    `TokenExchange` of `toolbox.oauth`. Request filters get the
     `httpx2.Request` before it is sent, response filters the `httpx2.Response`, exception mappers the
     `Response[bytes]` of a failure. Returns the same class. Raises `TypeError` for anything but a class; other mistakes
     are problems at start.

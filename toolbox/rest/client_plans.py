@@ -19,6 +19,7 @@ from typing_extensions import is_protocol
 
 from ..context import InvocationContext
 from ..di.injection_points import MISSING, InjectionPoint, point_of, points_of
+from ..environment_variables import variables_missing, variables_of
 from ..errors import Problem
 from ..introspection import (
     EMPTY,
@@ -34,6 +35,7 @@ from ..introspection import (
     substitute,
     unwrapped,
 )
+from ..oauth.grants import Grant
 from ..parameters import INJECT
 from .annotations import (
     MAPPER_MARK,
@@ -58,8 +60,6 @@ from .encoding import (
     percent_encode,
     text_of,
     texts_of,
-    variables_missing,
-    variables_of,
 )
 from .replies import ReplyPlan, ReplyStream, UnreadableReplyError, read_reply
 
@@ -249,8 +249,8 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
 
 
 def read_auth(auth: Any, where: str) -> Any:
-    """Return an `httpx2.Auth` unchanged, or the plan of the collaborator that returns one."""
-    if auth is None or (hasattr(auth, "auth_flow") and not isinstance(auth, type)):
+    """Return an `httpx2.Auth` or a grant unchanged, or the plan of the collaborator that returns an `httpx2.Auth`."""
+    if auth is None or isinstance(auth, Grant) or (hasattr(auth, "auth_flow") and not isinstance(auth, type)):
         return auth
     return read_collaborator(auth, where, 0)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import TypeForm, is_protocol
 
-from ..context import ActiveScope
+from ..context import ActiveScope, current_scope
 from ..di.beans import BeanDefinition
 from ..di.decorators import Scope, application_scoped
 from ..di.graph import BeanGraph, Registration
@@ -25,8 +25,11 @@ from ..di.injection_points import MISSING, point_of
 from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import refuse_on_event_loop
 from ..introspection import plain
+from ..oauth.grants import Grant, subject_classes
+from ..oauth.token_sources import TokenAuth, TokenSource, TokenSources, subject_points, subject_problems
 from .annotations import ClientMark, client_mark_of
-from .client_plans import ClientPlan, RestMethodPlan, is_context, read_auth, read_client
+from .authorization import auth_in_force, authorization_problems, definition_of_source, grant_in_force
+from .client_plans import ClientPlan, RestMethodPlan, is_context, read_client
 from .endpoint import KeySettings, endpoint_problems, merge_settings, read_endpoint, rest_settings
 from .replies import ReplyStream
 
@@ -78,39 +81,46 @@ def read_rest_client(
     `scope` is where each call looks up collaborators. `settings` returns the container's settings.
     """
     if isinstance(registered, KeySettings):
-        return Registration((_definition_of_settings(registered),))
+        return Registration((_definition_of_settings(registered),), _implied_grants(registered.auth))
+    if isinstance(registered, Grant):
+        return Registration((definition_of_source(registered),), subject_classes(registered))
     mark = client_mark_of(registered)
     if mark is None:
         return None
     cls = cast("type[Any]", registered)
     plan, problems = read_client(cls, mark)
     points = (point for each in plan.collaborators() for point in each.all_points())
-    later = tuple(each for each in points if not is_context(each))
+    later = (*(each for each in points if not is_context(each)), *subject_points(mark.auth, cls.__name__))
 
-    def make_client(connections: RestConnections, given: list[KeySettings]) -> Any:
+    def make_client(connections: RestConnections, given: list[KeySettings], sources: TokenSources) -> Any:
         from .exchange import RestExchange
 
         found = settings_in_force(mark, settings(), given)
-        raise_problems(endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))
+        raise_problems(client_problems(cls.__name__, found, mark, plan))
         connection = connections.connection(found, mark.base_url)
-        return make_implementation(
-            cls, plan, RestExchange(connection, plan, scope, read_auth(found.auth, cls.__name__))
-        )
+        auth = auth_in_force(found, mark, cls.__name__, sources.source_of)
+        return make_implementation(cls, plan, RestExchange(connection, plan, scope, auth))
 
     def check_client(graph: BeanGraph) -> Iterator[Problem]:
         yield from problems
         for point in later:
             yield from graph.problems_of(point)
-        yield from _problems_of_settings(cls, mark, settings(), graph)
+        yield from _problems_of_settings(cls, mark, plan, settings(), graph)
 
     needs = (
         point_of(RestConnections, f"{cls.__name__}.connections", parameter="connections"),
         point_of(list[KeySettings], f"{cls.__name__}.given", parameter="given"),
+        point_of(TokenSources, f"{cls.__name__}.sources", parameter="sources"),
     )
     definition = BeanDefinition(
         provides=cls, factory=make_client, scope=Scope.APPLICATION, needs=needs, later=later, source=cls
     )
-    return Registration((definition,), (RestConnections, *_implied_collaborators(plan)), check_client)
+    implied = (RestConnections, TokenSources, *_implied_grants(mark.auth), *_implied_collaborators(plan))
+    return Registration((definition,), implied, check_client)
+
+
+def _implied_grants(auth: Any) -> tuple[Grant, ...]:
+    return (auth,) if isinstance(auth, Grant) else ()
 
 
 def _definition_of_settings(given: KeySettings) -> BeanDefinition:
@@ -139,7 +149,7 @@ def settings_in_force(mark: ClientMark, settings: ToolboxSettings, given: list[K
 
 
 def _problems_of_settings(
-    cls: type[Any], mark: ClientMark, settings: ToolboxSettings, graph: BeanGraph
+    cls: type[Any], mark: ClientMark, plan: ClientPlan, settings: ToolboxSettings, graph: BeanGraph
 ) -> Iterator[Problem]:
     if "rest" not in settings.model_fields_set and any(
         name.upper().startswith("TOOLBOX_REST__") for name in os.environ
@@ -150,7 +160,16 @@ def _problems_of_settings(
     known = [each for each in given if isinstance(each, KeySettings)]
     if len(known) == len(given):  # otherwise a producer creates settings, which are unknown until it runs
         found = settings_in_force(mark, settings, known)
-        yield from endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)
+        yield from client_problems(cls.__name__, found, mark, plan)
+        yield from subject_problems(grant_in_force(found, mark), graph, cls.__name__)
+
+
+def client_problems(where: str, found: KeySettings, mark: ClientMark, plan: ClientPlan) -> Iterator[Problem]:
+    """Yield the problems in the settings of a client, also together with what its class declares."""
+    of_endpoint = [*endpoint_problems(where, found.key, found.settings, mark.base_url)]
+    yield from of_endpoint
+    if not of_endpoint:  # else it is not known what is sent where
+        yield from authorization_problems(where, found, mark, plan)
 
 
 def raise_problems(problems: Iterable[Problem]) -> None:
@@ -212,24 +231,35 @@ def _implement_method(method: RestMethodPlan, exchange: RestExchange) -> Callabl
 
 
 class _StandaloneScope:
-    """Replaces a container: creates one object of each collaborator class and keeps it."""
+    """Replaces a container: creates one object of each collaborator class and keeps it.
 
-    def __init__(self) -> None:
+    Only what has the user's token, `of_caller`, is that of the container whose tool makes the call. It is never kept:
+    the next call may be that of another user.
+    """
+
+    def __init__(self, of_caller: Any) -> None:
+        self._of_caller = of_caller
         self._made: dict[Any, Any] = {}
 
     def get(self, wanted: Any, name: str | None = None) -> Any:
+        if wanted == self._of_caller:
+            found = self.find_now(wanted, name)
+            return wanted() if found is None else found
         if wanted not in self._made:
             self._made[wanted] = wanted()
         return self._made[wanted]
 
     async def aget(self, wanted: Any, name: str | None = None) -> Any:
-        return self.get(wanted, name)
+        found = await self.find(wanted, name)
+        return self.get(wanted, name) if found is None else found
 
-    async def find(self, wanted: Any, name: str | None = None) -> None:
-        return None  # without a container, nothing provides a bean
+    async def find(self, wanted: Any, name: str | None = None) -> Any:
+        scope = current_scope.get()
+        return await scope.find(wanted, name) if scope is not None and wanted == self._of_caller else None
 
-    def find_now(self, wanted: Any, name: str | None = None) -> None:
-        return None
+    def find_now(self, wanted: Any, name: str | None = None) -> Any:
+        scope = current_scope.get()
+        return scope.find_now(wanted, name) if scope is not None and wanted == self._of_caller else None
 
 
 def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
@@ -248,8 +278,8 @@ def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any 
     given = rest_settings(mark.config_key, transport=transport, auth=auth, **settings)
     found = settings_in_force(mark, ToolboxSettings(), [given])
     unmade = dict.fromkeys(_problems_of_collaborators(plan))
-    raise_problems((*problems, *unmade, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)))
-    return make_implementation(cls, plan, _make_exchange(found, mark.base_url, plan, cls.__name__))
+    raise_problems((*problems, *unmade, *client_problems(cls.__name__, found, mark, plan)))
+    return make_implementation(cls, plan, _make_exchange(found, mark, plan, cls.__name__))
 
 
 def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
@@ -267,13 +297,16 @@ def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
 
 def standalone_exchange(where: str, settings: KeySettings) -> RestExchange:
     """Return an exchange for request plans without a client class. Raises `IllegalConfigurationError`."""
-    raise_problems(endpoint_problems(where, settings.key, settings.settings, None))
-    return _make_exchange(settings, None, ClientPlan(), where)
+    mark = ClientMark(config_key=settings.key)
+    raise_problems(client_problems(where, settings, mark, ClientPlan()))
+    return _make_exchange(settings, mark, ClientPlan(), where)
 
 
-def _make_exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> RestExchange:
+def _make_exchange(settings: KeySettings, mark: ClientMark, plan: ClientPlan, where: str) -> RestExchange:
     from .connections import RestConnection
     from .exchange import RestExchange
 
-    connection = RestConnection(read_endpoint(settings, base_url))
-    return RestExchange(connection, plan, _StandaloneScope(), read_auth(settings.auth, where))
+    connection = RestConnection(read_endpoint(settings, mark.base_url))
+    auth = auth_in_force(settings, mark, where, TokenSource)
+    subject = auth.subject if isinstance(auth, TokenAuth) else None
+    return RestExchange(connection, plan, _StandaloneScope(None if subject is None else subject.wants), auth)

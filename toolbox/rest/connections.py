@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import threading
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
@@ -22,6 +22,7 @@ from ..http_replies import BoundedBody
 from ..library_logs import hide_secrets_in_logs
 from ..safe_text import brief
 from ..tls import tls_context
+from .encoding import shown_url
 from .endpoint import RestEndpoint
 from .origins import is_below, mask_url
 from .outgoing import Outgoing
@@ -137,8 +138,19 @@ class RestConnection:
         outgoing.sent.append(request)
         return request
 
-    def _build_request(self, outgoing: Outgoing, timeout: float) -> httpx2.Request:
+    def token_request(self, url: str, headers: Mapping[str, str], content: bytes, timeout: float) -> httpx2.Request:
+        """Return the request to a token server: it has nothing of the endpoint but the connection."""
+        own = {"User-Agent": "toolbox-di", "Accept-Encoding": "identity", **headers}
+        extensions = self._timeouts(timeout)
+        request = httpx2.Request("POST", url, headers=own, content=content, extensions=extensions)
+        mask_url(request, shown_url(url))
+        return request
+
+    def _timeouts(self, timeout: float) -> dict[str, Any]:
         connect = min(timeout, self.endpoint.settings.connect_timeout)
+        return {"timeout": httpx2.Timeout(timeout, connect=connect).as_dict()}
+
+    def _build_request(self, outgoing: Outgoing, timeout: float) -> httpx2.Request:
         request = httpx2.Request(
             outgoing.verb,
             outgoing.url.sent,
@@ -146,7 +158,7 @@ class RestConnection:
             content=outgoing.content,
             data=_group_fields(outgoing.fields) if outgoing.files else None,
             files=[(name, (each.filename, each.content, each.media_type)) for name, each in outgoing.files] or None,
-            extensions={"timeout": httpx2.Timeout(timeout, connect=connect).as_dict()},
+            extensions=self._timeouts(timeout),
         )
         if "user-agent" not in request.headers:
             request.headers["User-Agent"] = "toolbox-di"

@@ -85,8 +85,9 @@ def rest_settings(key: str, *, transport: Any = None, auth: Any = None, **settin
         container.register(Weather, rest.rest_settings("weather", url="https://weather.example", timeout=10))
 
     `settings` are the fields of `toolbox.settings.RestSettings` (`url`, `timeout`, `headers`, `retries`, …). `auth` is
-    an `httpx2.Auth`, or a function or bean class that returns one. `transport` is an httpx2 transport to use instead
-    of the network, such as `httpx2.MockTransport`. Raises pydantic's `ValidationError`.
+    an `httpx2.Auth`, a function or bean class that returns one, or a `ClientCredentials` or `TokenExchange` of
+    `toolbox.oauth`. `transport` is an httpx2 transport to use instead of the network, such as `httpx2.MockTransport`.
+    Raises pydantic's `ValidationError`.
     """
     from ..settings import RestSettings, settings_key
 

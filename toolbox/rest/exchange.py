@@ -21,13 +21,14 @@ Not here: building a request (`outgoing`), decoding a successful reply (`replies
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import httpx2
 import stamina
@@ -35,20 +36,36 @@ from pydantic_core import from_json
 
 from ..context import InvocationContext
 from ..di.injection_points import InjectionPoint
-from ..errors import RestClientError, RestDecodeError, RestTimeoutError
+from ..environment_variables import expand_variables
+from ..errors import RestClientError, RestDecodeError, RestTimeoutError, ScopeNotActiveError
 from ..http_replies import BoundedBody, RefusedBody, read_retry_after
+from ..oauth.token_sources import (
+    FOR_THE_PROGRAM,
+    MAX_REPLY_BYTES,
+    AccessToken,
+    SubjectTokens,
+    TokenAuth,
+    TokenRequest,
+    WaitForToken,
+    read_subject,
+    token_of_identity,
+)
 from ..safe_text import brief, hide_secrets, without_secrets
+from ..security import SecurityIdentity, UnauthenticatedError
 from .annotations import FixedValue
+from .authorization import refuse_other_authorization
 from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, is_required
 from .connections import RestConnection
 from .deadlines import BodyUntil, deadline_for_network
-from .encoding import expand_variables, is_secret_name, secrets_in_header, shown_header
+from .encoding import is_secret_name, secrets_in_header, shown_header
 from .endpoint import propagated_headers
 from .origins import is_same_origin, redirected_request, shown_url_of
 from .outgoing import Outgoing, build_outgoing
 from .replies import PieceDecoder, Response, beginning, decode, excerpt
 
 logger = logging.getLogger("toolbox.rest")
+
+T = TypeVar("T")
 
 RETRIED = frozenset({502, 503, 504})
 _NO_AUTH = httpx2.Auth()
@@ -72,13 +89,17 @@ class AwaitValue:
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """Send a request; the reply must arrive within `limit` seconds. With `unread`, its body is not read."""
+    """Send a request; the reply must arrive within `limit` seconds. With `unread`, its body is not read.
+
+    `max_bytes` is the limit of the body; None for that of the endpoint.
+    """
 
     request: httpx2.Request
     auth: httpx2.Auth
     limit: float
     unread: bool
     where: str
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +132,9 @@ class NextAttempt:
     attempts: Any
 
 
-Effect: TypeAlias = FindBean | AwaitValue | SendRequest | ReadBody | CloseResponse | StartRetries | NextAttempt
+Effect: TypeAlias = (
+    FindBean | AwaitValue | SendRequest | ReadBody | CloseResponse | StartRetries | NextAttempt | WaitForToken
+)
 Steps: TypeAlias = Generator[Effect, Any, Any]
 
 
@@ -212,15 +235,20 @@ class RestExchange:
         settings = self.connection.endpoint.settings
         limit = self._limit_of(plan)
         first = request = self.connection.request_for(outgoing, limit, plan.where)
-        auth = yield from self._find_auth()
+        auth = yield from self._find_auth(plan.where)
         for _ in range(settings.max_redirects + 1):
             # A filter may sign a request, so it does not get requests to other origins.
             own = is_same_origin(first.url, request.url)
             for each in self.client.request_filters if own else ():
                 yield from self._call_collaborator(each, request)
-            response = yield from self._send_request(
-                SendRequest(request, auth if own else _NO_AUTH, limit, unread, plan.where)
-            )
+            if own and isinstance(auth, SubjectTokens):
+                if request is first:
+                    refuse_other_authorization(request.headers, plan.where)
+                send = SendRequest(request, _NO_AUTH, limit, unread, plan.where)
+                response = yield from self._send_with_token(send, auth, outgoing)
+            else:
+                given = auth if own and isinstance(auth, httpx2.Auth) else _NO_AUTH
+                response = yield from self._send_request(SendRequest(request, given, limit, unread, plan.where))
             if not (response.has_redirect_location and settings.follow_redirects):
                 return response
             yield ReadBody(response, limit, plan.where)
@@ -237,8 +265,10 @@ class RestExchange:
         """Return the seconds of a method for a reply, and for the body of a failure or a redirect."""
         return plan.timeout or self.connection.endpoint.settings.timeout
 
-    def _find_auth(self) -> Generator[Effect, Any, httpx2.Auth]:
+    def _find_auth(self, where: str) -> Generator[Effect, Any, httpx2.Auth | SubjectTokens]:
         given = self.auth or self.client.auth
+        if isinstance(given, TokenAuth):
+            return (yield from self.find_tokens(given, where))
         if not isinstance(given, CollaboratorPlan):
             return given or _NO_AUTH
         if given.point is not None:
@@ -246,6 +276,50 @@ class RestExchange:
             return bean if isinstance(bean, httpx2.Auth) else (yield AwaitValue(bean()))
         answer: httpx2.Auth = yield from self._call_collaborator(given)
         return answer
+
+    def find_tokens(self, auth: TokenAuth, where: str) -> Generator[Effect, Any, SubjectTokens]:
+        """Return the tokens of the current caller. Raises `UnauthenticatedError` if its own token is missing."""
+        point = auth.subject
+        if point is None:
+            return SubjectTokens(auth.source, FOR_THE_PROGRAM)
+        if point.wants is SecurityIdentity:
+            try:
+                given = token_of_identity((yield FindBean(point)))
+            except ScopeNotActiveError:  # nobody is there
+                given = None
+        else:
+            bean = yield FindBean(point)
+            given = yield AwaitValue(bean.token())
+        subject = read_subject(given)
+        if subject is None:
+            raise UnauthenticatedError(where, lacks_token=True)
+        return SubjectTokens(auth.source, subject)
+
+    def obtain_token(
+        self, tokens: SubjectTokens, limit: float, where: str, refused: AccessToken | None = None
+    ) -> Generator[Effect, Any, AccessToken]:
+        """Return a token, within `limit` seconds; see `TokenSource.obtain`."""
+
+        def send(wanted: TokenRequest, limit: float) -> Generator[Effect, Any, tuple[int, bytes]]:
+            request = self.connection.token_request(wanted.url, wanted.headers, wanted.content, limit)
+            response = yield SendRequest(request, _NO_AUTH, limit, False, where, MAX_REPLY_BYTES)
+            return response.status_code, response.content
+
+        return (yield from tokens.source.obtain(tokens.subject, send, limit, where, refused))
+
+    def _send_with_token(
+        self, send: SendRequest, tokens: SubjectTokens, outgoing: Outgoing
+    ) -> Generator[Effect, Any, httpx2.Response]:
+        """Send a request with a token; once more with a new one if the server does not accept it."""
+        token = None
+        while True:
+            refused, token = token, (yield from self.obtain_token(tokens, send.limit, send.where, token))
+            outgoing.secrets.append(token.value)
+            send.request.headers["Authorization"] = f"Bearer {token.value}"
+            response = yield from self._send_request(send)
+            if response.status_code != 401 or refused is not None:
+                return response
+            yield CloseResponse(response)
 
     def _send_request(self, send: SendRequest) -> Generator[Effect, Any, httpx2.Response]:
         started = time.perf_counter()
@@ -332,7 +406,7 @@ def _wait_before_retry(error: Exception, longest: float) -> bool | float:
 
 async def call_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """Send the request of an `async def` method and return its value."""
-    response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
+    response, outgoing = await perform_async(exchange, exchange.steps(plan, values))
     with hide_sent(exchange, outgoing):
         return decode(plan.reply, response, outgoing.url.shown, plan.where)
 
@@ -346,7 +420,7 @@ def call(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -
 
 async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
     """Yield the items of a streamed reply; the request is sent with the first step."""
-    response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
+    response, outgoing = await perform_async(exchange, exchange.steps(plan, values, unread=True))
     decoder = _make_decoder(exchange, plan, response, outgoing.url.shown)
     try:
         with hide_sent(exchange, outgoing):
@@ -394,16 +468,18 @@ def _make_decoder(exchange: RestExchange, plan: RequestPlan, response: httpx2.Re
     return PieceDecoder(plan.reply, media_type, url, response.status_code, plan.where, limit)
 
 
-async def _drive_async(exchange: RestExchange, steps: Steps) -> Any:
+async def perform_async(exchange: RestExchange, steps: Generator[Effect, Any, T]) -> T:
+    """Perform the steps of an exchange, and return their result."""
     answer: Any = None
     error: BaseException | None = None
     while True:
         try:
             effect = steps.send(answer) if error is None else steps.throw(error)
         except StopIteration as end:
-            return end.value
+            result: T = end.value
+            return result
         try:
-            answer, error = await _perform_async(exchange, effect), None
+            answer, error = await _perform_effect_async(exchange, effect), None
         except BaseException as raised:  # the exchange handles it
             error = raised
 
@@ -422,7 +498,7 @@ def _drive(exchange: RestExchange, steps: Steps) -> Any:
             error = raised
 
 
-async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
+async def _perform_effect_async(exchange: RestExchange, effect: Effect) -> Any:
     match effect:
         case FindBean(point):
             if is_required(point):
@@ -431,11 +507,12 @@ async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
             return default_of(point) if found is None else found
         case AwaitValue(value):
             return await value if inspect.isawaitable(value) else value
-        case SendRequest(request, auth, limit, unread, where):
+        case SendRequest(request, auth, limit, unread, where, max_bytes):
             client = await exchange.connection.async_client()
             with translated_errors(where, shown_url_of(request)):
                 async with asyncio.timeout(limit):
                     response = await client.send(request, auth=auth, stream=True, follow_redirects=False)
+                    _limit_body(response, max_bytes)
                     return response if unread else await _aread(response)
         case ReadBody(response, limit, where):
             with translated_errors(where, shown_url_of(response.request)):
@@ -447,6 +524,10 @@ async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
             return aiter(attempts)
         case NextAttempt(attempts):
             return await anext(attempts)
+        case WaitForToken(outcome, limit):
+            # Not `wait_for`: cancelling this call must not cancel the request of the other one.
+            await asyncio.wait([asyncio.wrap_future(outcome)], timeout=limit)
+            return None
 
 
 def _perform(exchange: RestExchange, effect: Effect) -> Any:
@@ -458,12 +539,13 @@ def _perform(exchange: RestExchange, effect: Effect) -> Any:
             return default_of(point) if found is None else found
         case AwaitValue(value):
             return value
-        case SendRequest(request, auth, limit, unread, where):
+        case SendRequest(request, auth, limit, unread, where, max_bytes):
             client = exchange.connection.sync_client()
             with translated_errors(where, shown_url_of(request)):
                 deadline = time.monotonic() + limit
                 with deadline_for_network(deadline, request):
                     response = client.send(request, auth=auth, stream=True, follow_redirects=False)
+                    _limit_body(response, max_bytes)
                     return response if unread else _read_until(response, deadline)
         case ReadBody(response, limit, where):
             with translated_errors(where, shown_url_of(response.request)):
@@ -476,6 +558,14 @@ def _perform(exchange: RestExchange, effect: Effect) -> Any:
             return iter(attempts)
         case NextAttempt(attempts):
             return next(attempts)
+        case WaitForToken(outcome, limit):
+            concurrent.futures.wait([outcome], timeout=limit)
+            return None
+
+
+def _limit_body(response: httpx2.Response, max_bytes: int | None) -> None:
+    if max_bytes is not None and isinstance(response.stream, BoundedBody):
+        response.stream.max_bytes = max_bytes
 
 
 def _check_read(response: httpx2.Response) -> None:

@@ -24,6 +24,7 @@ from ..context import (
     InContext,
     InvocationContext,
     current_invocation,
+    current_scope,
     in_tool,
 )
 from ..errors import (
@@ -77,6 +78,7 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
         cancellation = CallCancellation(cancellation)
     context = in_tool(outer, request, cancellation)
     current_invocation.set(context)
+    current_scope.set(environment.scope)
     if listeners is not None:
         listeners.tell(ToolStartedEvent(context, request, tool.specification if tool is not None else None))
     raised: Exception | None = None
