@@ -65,7 +65,7 @@ class Cancelling:
             self._runs.looks.announce(run_id)
             if not must_undo:
                 return taken
-            await asyncio.shield(self._execution.spawn(run_id, self._undo(taken)))
+            await asyncio.shield(self._execution.spawn(run_id, self._undo(taken, by)))
 
     def _must_undo(self, stored: StoredRun) -> bool:
         """Return True if tools of this run may have to be undone when it is cancelled."""
@@ -82,7 +82,7 @@ class Cancelling:
             return False
         return True
 
-    async def _undo(self, taken: StoredRun) -> None:
+    async def _undo(self, taken: StoredRun, by: Any) -> None:
         """Undo the tools of a run that was cancelled, as soon as its execution here has ended."""
         await self._execution.leases.give_up(taken.id)
-        await self._execution.execute_taken(taken)
+        await self._execution.execute_taken(taken, by)

@@ -56,6 +56,7 @@ class NewRuns:
         wanted = new.stored
         while True:
             if is_new := await store.create(wanted):
+                self._execution.remember_starter(wanted.id, new.prepared.identity)
                 await self._submit(wanted)
             found = await store.load(wanted.id)
             if found is None:  # deleted in between
@@ -63,6 +64,7 @@ class NewRuns:
             if not is_new:
                 self._refuse_conflict(found, new)
                 if found.status == "running" and found.owner is None:  # the process that created it may have crashed
+                    self._execution.remember_starter(found.id, new.prepared.identity)
                     await self._submit(found)
             return found
 
@@ -80,7 +82,7 @@ class NewRuns:
             async with self._execution.within_time_limit(run_id):
                 found = await self._runs.load(run_id)
                 self._refuse_conflict(found, new)
-                result = await self._execution.settle(run_id, stored=found)
+                result = await self._execution.settle(run_id, stored=found, person=new.prepared.identity)
         if plan.output.shape is Shape.RESULT:
             return result
         if result.pending:

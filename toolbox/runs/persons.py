@@ -5,7 +5,7 @@ Not here: roles and identities themselves (`security`), refreshing the identity 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from ..context import ActiveScope
@@ -36,6 +36,14 @@ def with_token_of(caller: Any, identity: Any) -> Any:
     if identity.is_anonymous or TOKEN not in caller.attributes:
         return identity
     return SecurityIdentity(identity.name, identity.roles, {**identity.attributes, TOKEN: caller.attributes[TOKEN]})
+
+
+def is_same_person(by: Any, stored: Any, names: Iterable[str]) -> bool:
+    """Return True if a person is that of a stored identity, also in the attributes with these names."""
+    if not isinstance(by, SecurityIdentity) or by.is_anonymous or by.name != stored.name:
+        return False
+    attributes = writable_values(without_token(by.attributes))
+    return all(attributes.get(each) == stored.attributes.get(each) for each in names)
 
 
 def read_identity(written: Mapping[str, Any] | None) -> Any:

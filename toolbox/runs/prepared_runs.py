@@ -24,7 +24,7 @@ from ..services.tools_of_blocks import tools_added
 from ..services.toolsets import Toolset
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, WaitingCall
-from .persons import read_identity
+from .persons import is_same_person, read_identity, with_token_of
 from .places import invocation_of
 from .program_values import output_fingerprint, qualified, read_arguments, read_seeds
 from .store import StoredRun
@@ -50,7 +50,8 @@ class IdentityLoader(Protocol):
 class PreparedRun:
     """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint.
 
-    `identity` is the one under which it is executed; None until `PreparedRuns.admit`.
+    `identity` is the one under which it is executed; None until `PreparedRuns.admit`. `is_without_user` is True if the
+    run has a user, but no person makes it go on.
     """
 
     plan: MethodPlan
@@ -59,6 +60,7 @@ class PreparedRun:
     document: RunDocument
     added: Sequence[Tool] = ()
     identity: Any = None
+    is_without_user: bool = False
 
 
 class PreparedRuns:
@@ -139,15 +141,18 @@ class PreparedRuns:
             raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
         return tool
 
-    async def admit(self, run_id: str, prepared: PreparedRun) -> PreparedRun:
+    async def admit(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
         """Return a run with the identity under which it continues. Raises `ForbiddenError` if the loader refuses it.
 
-        A cancelled run is undone under the stored identity, whatever its person may still do.
+        `person` is who makes it continue: if the run is theirs, it has their token. A cancelled run is undone under the
+        stored identity, whatever its person may still do.
         """
-        identity = read_identity(prepared.document.identity)
+        identity = stored = read_identity(prepared.document.identity)
         if not identity.is_anonymous and not prepared.document.cancels:
             identity = await self._load_identity(run_id, identity)
-        return replace(prepared, identity=identity)
+        if is_same_person(person, stored, self._host.run_identity):
+            identity = with_token_of(person, identity)
+        return replace(prepared, identity=identity, is_without_user=person is None and not stored.is_anonymous)
 
     async def _load_identity(self, run_id: str, identity: Any) -> Any:
         try:

@@ -55,7 +55,7 @@ class Resuming:
                 task = self._execution.spawn(run_id, self._answer_and_continue(run_id, answers, by, tell, put))
                 if (result := await wait_unless_lost(task, run_id)) is not None:
                     return result
-            return await self._execution.settle(run_id, put)
+            return await self._execution.settle(run_id, put, person=by)
 
     async def _answer_and_continue(
         self,
@@ -77,7 +77,7 @@ class Resuming:
             await self._checks.check_answer(stored, prepared, call_id, answer, by)
             for call_id, answer in answers.items()
         ]
-        prepared, access = await self._preparing.admit(run_id, prepared), prepared.plan.access
+        prepared, access = await self._preparing.admit(run_id, prepared, by), prepared.plan.access
         if access is not None and not access.allows(prepared.identity):
             raise access.refusal(prepared.identity, prepared.plan.where)
         name = person_name(by)

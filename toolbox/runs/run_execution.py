@@ -44,6 +44,9 @@ from .stored_runs import RunsHost, StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
 
+_MOST_STARTERS = 1000
+"""Started runs whose users are kept: another process may execute a run, so that this one never does."""
+
 T = TypeVar("T")
 
 PutEvent: TypeAlias = Callable[[ServiceEvent | None], Awaitable[None]]
@@ -71,6 +74,7 @@ class RunExecution:
         self.report_to: Callable[[str, StoredRun], None] | None = None
         self.when_one_ends: Callable[[], None] = lambda: None
         self._tasks: dict[asyncio.Task[Any], str] = {}
+        self._starters: dict[str, Any] = {}
 
     # --- tasks
 
@@ -106,11 +110,13 @@ class RunExecution:
 
     # --- waiting for a run
 
-    async def settle(self, run_id: str, put: PutEvent | None = None, stored: StoredRun | None = None) -> Result[Any]:
+    async def settle(
+        self, run_id: str, put: PutEvent | None = None, stored: StoredRun | None = None, person: Any = None
+    ) -> Result[Any]:
         """Wait until a run has ended or is suspended, and return its result; continue it if no process runs it.
 
-        `stored` is its header, if it was read just now. Raises the errors of the method, `RunFailedError`,
-        `RunCancelledError` and `RunNotFoundError`.
+        `stored` is its header, if it was read just now. `person` is who waits; see `PreparedRuns.admit`. Raises the
+        errors of the method, `RunFailedError`, `RunCancelledError` and `RunNotFoundError`.
         """
         seen: RunLook | None = None
         while True:
@@ -122,19 +128,19 @@ class RunExecution:
                     if result.pending:
                         await put(RunSuspended(run_id, tuple(result.pending)))
                 return result
-            task = self.spawn(run_id, self._take(stored, put))
+            task = self.spawn(run_id, self._take(stored, put, person))
             if (found := await wait_unless_lost(task, run_id)) is not None:
                 return found
             seen, stored = await self._until_free(run_id, seen), None
 
-    async def _take(self, stored: StoredRun, put: PutEvent | None) -> Result[Any] | None:
+    async def _take(self, stored: StoredRun, put: PutEvent | None, person: Any) -> Result[Any] | None:
         """Continue a run that no process runs; None while another process runs it."""
         # First: a run that does not fit, or may not continue, keeps its owner.
-        prepared = await self._preparing.admit(stored.id, self._preparing.prepare(stored))
+        prepared = await self._preparing.admit(stored.id, self._preparing.prepare(stored), person)
         owned = await self._runs.acquire(stored.id)
         if owned is None:
             return None
-        return await self.continue_run(owned, put, prepared if owned.document == stored.document else None)
+        return await self.continue_run(owned, put, prepared if owned.document == stored.document else None, person)
 
     async def execute_or_wait(self, run_id: str, timeout: float | None) -> StoredRun:
         """Execute a run here, or wait while another process owns it; return it when it has ended or is suspended.
@@ -163,7 +169,8 @@ class RunExecution:
         # only once in each generation.
         owned = await self._runs.acquire(run_id)
         if owned is not None:
-            await self.execute_taken(owned)
+            await self.execute_taken(owned, self._starters.get(run_id))
+        self._starters.pop(run_id, None)  # kept after an error: the run goes on here, perhaps
         return owned is not None
 
     async def _until_free(self, run_id: str, seen: RunLook | None) -> RunLook:
@@ -173,15 +180,23 @@ class RunExecution:
             if seen.status != "running" or seen.is_runnable:
                 return seen
 
-    async def execute_taken(self, owned: StoredRun) -> None:
+    def remember_starter(self, run_id: str, identity: Any) -> None:
+        """Keep who has started a run while this process executes it: the token is not stored with the run."""
+        if not identity.is_anonymous:
+            self._starters[run_id] = identity
+            if len(self._starters) > _MOST_STARTERS:
+                self._starters.pop(next(iter(self._starters)))
+
+    async def execute_taken(self, owned: StoredRun, person: Any = None) -> None:
         """Execute a run that this process has just acquired. An error that has ended the run is written, not raised.
 
-        Returns also if the run was lost. Raises the errors after which the run goes on elsewhere or later.
+        `person` is who makes it go on, or started it in this process. Returns also if the run was lost. Raises the
+        errors after which the run goes on elsewhere or later.
         """
         if self.report_to is not None:
             self.report_to("executes", owned)
         try:
-            await self.continue_run(owned)
+            await self.continue_run(owned, person=person)
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
                 if not isinstance(error, TakenHereError):
@@ -238,17 +253,17 @@ class RunExecution:
             return await self._execute_held(held, new.prepared, (), None)
 
     async def continue_run(
-        self, owned: StoredRun, put: PutEvent | None = None, prepared: PreparedRun | None = None
+        self, owned: StoredRun, put: PutEvent | None = None, prepared: PreparedRun | None = None, person: Any = None
     ) -> Result[Any]:
         """Continue a run that this process has taken. Raises the errors of the method.
 
         `put` takes None when the run begins, and then its events. `prepared` is what the caller has prepared and
-        admitted before it took the run.
+        admitted before it took the run. Without it, `person` is who makes the run continue.
         """
         async with self.leases.hold(owned) as held:
             if put is not None:
                 await put(None)
-            prepared = prepared or await self._preparing.admit(owned.id, self._preparing.prepare(owned))
+            prepared = prepared or await self._preparing.admit(owned.id, self._preparing.prepare(owned), person)
             records = await (await self._runs.open()).records(owned.id)
             return await self._execute_held(held, prepared, records, put)
 
@@ -256,12 +271,14 @@ class RunExecution:
         self, held: HeldRun, prepared: PreparedRun, records: Sequence[StoredRecord], put: PutEvent | None
     ) -> Result[Any]:
         """Execute the method of a run that this process owns, and write the end. Raises the errors of the method."""
-        # An error of the method ends the run, in the store and for the caller. Three errors do not: the run is lost,
-        # the store does not answer, or this program does not fit. What really happened is then in the store, and the
-        # next owner continues from there. Writing an end would overwrite it with a guess.
+        # An error of the method ends the run, in the store and for the caller. Four errors do not: the run is lost, the
+        # store does not answer, this program does not fit, or the token of the run's user is needed, who is not there.
+        # What really happened is then in the store, and the next owner continues from there. Writing an end would
+        # overwrite it with a guess.
         run, document, store = held.run, prepared.document, await self._runs.open()
         session = RunSession.of(run, document, records, store)
         session.wants_result = True
+        session.is_without_user = prepared.is_without_user
         log = None
         if document.follows:
             log = EventLog(store, run.id, run.generation, self._runs.looks)
@@ -287,7 +304,7 @@ class RunExecution:
         except Exception as error:
             if session.has_left:  # it is suspended; then something around it failed, such as a bean that is closed
                 raise
-            if leaves_run_unchanged(error, run.id):
+            if session.stays_after(error):
                 raise
             if document.cancels:
                 if not isinstance(error, RunCancelledError):

@@ -15,8 +15,9 @@ from typing import Any
 from uuid import uuid4
 
 from ..chat import TokenUsage
-from ..errors import LeaseLostError, RunIncompatibleError, RunStoreError, TranscriptError
+from ..errors import LeaseLostError, RunIncompatibleError, RunStoreError, TranscriptError, leaves_run_unchanged
 from ..limits import Usage
+from ..security import UnauthenticatedError
 from ..services.invocation import Invocation
 from ..services.loop import ModelReplied
 from ..services.state import State
@@ -128,10 +129,11 @@ class RunRecords:
     """The records of a run, and its answers.
 
     `generation` is None until the run is stored. `document` is its header, once there is one. `has_new_records` is True
-    after the first record that this process has written.
+    after the first record that this process has written, `is_without_user` as in `PreparedRun`.
     """
 
     has_new_records = False
+    is_without_user = False
 
     def __init__(self, run_id: str | None = None) -> None:
         self.id = run_id or uuid4().hex
@@ -156,6 +158,20 @@ class RunRecords:
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
         return self.document is not None and self.document.cancels
+
+    def waits_for_user(self, error: BaseException) -> bool:
+        """Return True if the token of the run's user is missing, and only that user can help, who may be gone.
+
+        A run that goes on after an interruption or a suspension, or in another process, is kept for its user, with its
+        answers. One that was cancelled ends: anyone who may cancel it can end it.
+        """
+        is_continued = self.is_without_user or bool(self.answers) or (self.generation or 0) > 1
+        lacks_token = isinstance(error, UnauthenticatedError) and error.lacks_token
+        return lacks_token and is_continued and not self.cancels
+
+    def stays_after(self, error: BaseException) -> bool:
+        """Return True for an error after which the run stays as it is, so that it can be continued."""
+        return leaves_run_unchanged(error, self.id) or self.waits_for_user(error)
 
     @property
     def answers(self) -> Sequence[GivenAnswer]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from contextvars import Context
 
 from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
+from ..security import UnauthenticatedError
 from ..store_clock import StoreClock, clock_of
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
@@ -108,8 +109,13 @@ class TakeOver:
                 self._reported[run_id] = error.reason
                 logger.error("cannot continue run %s: %s", run_id, error)
         except Exception as error:
-            await self._try_later(run_id)
-            logger.error("run %s failed and will be retried: %s", run_id, error, exc_info=error)
+            if isinstance(error, UnauthenticatedError) and error.lacks_token:
+                self._refused.add(run_id)  # only its user can help, who continues it with `resume`
+                self._reported[run_id] = str(error)
+                logger.warning("run %s waits for its user: %s", run_id, error)
+            else:
+                await self._try_later(run_id)
+                logger.error("run %s failed and will be retried: %s", run_id, error, exc_info=error)
 
     async def _try_later(self, run_id: str) -> None:
         """Let the run be taken again after a pause, which grows up to one lease."""

@@ -113,12 +113,12 @@ class ToolRecords:
         if not records.is_stored:
             return await self._run_and_record(step, call, attempt)
         if (known := self._decide_outcome(call, attempt)) is not None:
-            self._restore_attempt(call, records.read_record(records.at(attempt).starts[-1]), has_run=not known.is_error)
+            start = self._open_starts(attempt)[-1]
+            self._restore_attempt(call, records.read_record(start), has_run=not known.is_error)
             await self._write_result(attempt, known, call)
             return known
         recorder = recorder_of(records, call, attempt, self._encode_result)
-        start = json.dumps({"version": 1, "atomic": recorder is not None, "arguments": call.written_arguments()})
-        await records.write_record(RecordKey(attempt, "start", len(records.at(attempt).starts) + 1), "start", start)
+        await self._write_start(attempt, {"atomic": recorder is not None, "arguments": call.written_arguments()})
         if recorder is None:
             return await self._run_and_record(step, call, attempt)
         token = current_recorder.set(recorder)
@@ -150,6 +150,9 @@ class ToolRecords:
                 return await self._give_recorded(step, call, attempt, record)
             if not isinstance(error, (EndsInvocation, asyncio.CancelledError)):
                 await self._write_result(attempt, error, call)
+            elif self._records.waits_for_user(error) and self._open_starts(attempt):
+                # Else the next owner could not know that the call has ended, and would not run it again.
+                await self._write_start(attempt, {"atomic": True, "ended": True})
             raise
         if recorder is not None and recorder.is_written:
             self._note_unjudged(attempt, call, has_run=_has_run(call, encoded))
@@ -196,10 +199,10 @@ class ToolRecords:
 
         Raises `ToolSuspension` to ask a person.
         """
-        state = self._records.at(attempt)
-        if not state.starts:
+        state, starts = self._records.at(attempt), self._open_starts(attempt)
+        if not starts:
             return None
-        if self._records.facts_of(state.starts[-1])["atomic"] and not state.is_outside:
+        if self._records.facts_of(starts[-1])["atomic"] and not state.is_outside:
             return None  # its transaction contains the record, so it did not happen
         answers = [each.answer for each in self._records.answers_at(attempt)]
         supplied = [each for each in answers if each.kind in ("respond", "fail")]
@@ -209,7 +212,7 @@ class ToolRecords:
             return EncodedInFull(encoded.text, is_error=True, failed=True) if supplied[-1].kind == "fail" else encoded
         retries = [each for each in answers if each.kind == "retry"]
         decision = call.tool.on_unknown_outcome or call.environment.on_unknown_outcome
-        if decision == "retry" or len(retries) >= len(state.starts):
+        if decision == "retry" or len(retries) >= len(starts):
             return None
         if decision == "ask":
             raise self.suspend(call, attempt, "unknown_outcome")
@@ -314,6 +317,21 @@ class ToolRecords:
         return bool(self._records.facts_of(self._records.last_result(call)).get("judged", False))
 
     # --- recording
+
+    async def _write_start(self, attempt: str, facts: Mapping[str, Any]) -> None:
+        """Record that a tool starts, or with `ended` that the last start has ended with an error, and no result."""
+        key = RecordKey(attempt, "start", len(self._records.at(attempt).starts) + 1)
+        await self._records.write_record(key, "start", json.dumps({"version": 1, **facts}))
+
+    def _open_starts(self, attempt: str) -> list[Recorded]:
+        """Return the starts of an attempt of which nobody knows how they ended."""
+        starts: list[Recorded] = []
+        for each in self._records.at(attempt).starts:
+            if self._records.facts_of(each).get("ended", False):
+                del starts[-1:]
+            else:
+                starts.append(each)
+        return starts
 
     async def _write_result(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> None:
         """Record a result."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..bean_references import BeanReference
 from ..chat import Message
-from ..errors import IllegalConfigurationError, McpError, Problem, RunIncompatibleError
+from ..errors import IllegalConfigurationError, McpError, OAuthError, Problem, RunIncompatibleError
 from ..execution.markers import marked_execution
 from ..introspection import type_name
-from ..security import identity_in
+from ..security import UnauthenticatedError, identity_in
 from ..tools.function_calls import with_layers
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_each
 from ..tools.tool_calls import Tool
@@ -115,11 +115,13 @@ async def _ask_provider(
     where = f"{invocation.plan.where} tool provider"
     try:
         provided = await invocation.runner.run(marked_execution(provide), lambda: provide(request), where)
-    except McpError as error:
+    except (McpError, OAuthError, UnauthenticatedError) as error:
         if not invocation.is_resumed or place is None:
             raise
         if place.session.cancels:  # its tools are undone, and none of the server's is called
             return ()
+        if not isinstance(error, McpError):
+            raise
         # A server that is away for a minute must not end a run that waited for a day.
         raise RunIncompatibleError(place.session.id, str(error)) from error
     tools = provided

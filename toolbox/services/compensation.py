@@ -21,7 +21,7 @@ from typing import Any
 from ..bean_references import definitions_of
 from ..chat import AiMessage, ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
 from ..context import Cancellation, current_invocation, in_tool
-from ..errors import Problem, ToolArgumentsError, leaves_run_unchanged
+from ..errors import Problem, ToolArgumentsError
 from ..events import CompensatedEvent, Listeners
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
@@ -246,7 +246,7 @@ async def _undo_failed(invocation: Invocation, error: BaseException, caller_left
         await _undo(invocation, _to_undo(invocation), caller_left)
         return
     error = _error_to_record(error, invocation)
-    if isinstance(error, Exception) and not leaves_run_unchanged(error, place.session.id):
+    if isinstance(error, Exception) and not place.session.stays_after(error):
         written = place.session.failure_at(place.path)
         if written is not None:
             await _undo(invocation, [fields_from_dict(_Undo, each) for each in written["undo"]], caller_left)
@@ -353,7 +353,7 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
         try:
             await _call(compensation, each, invocation, caller_left, _place_of(position, invocation))
         except Exception as error:
-            if invocation.place is not None and leaves_run_unchanged(error, invocation.place.session.id):
+            if invocation.place is not None and invocation.place.session.stays_after(error):
                 raise  # another process continues the run
             failure = error
             logger.error(

@@ -118,6 +118,10 @@ class Recorder(Protocol):
         """Record that an invocation fails, before its tools are undone."""
         ...
 
+    def stays_after(self, error: BaseException) -> bool:
+        """Return True for an error after which the run stays as it is, so that it can be continued."""
+        ...
+
     def raise_failure(self, path: str) -> None:
         """Raise the recorded failure of an invocation, if there is one."""
         ...
