@@ -12,7 +12,7 @@
 #   make bench-search       measure the tool search with 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
 #   make quick              run the tests that a change needs most, in about a minute
-#   make compat             test with model servers, MCP servers and MCP clients of other authors, from npm and PyPI
+#   make compat             test with model, OAuth and MCP servers and MCP clients of other authors, from npm and PyPI
 #   make charts             draw the saved figures for docs/performance.md
 #   make docs               build the documentation site in site/
 #   make pictures           take the pictures of the README, in Chromium
