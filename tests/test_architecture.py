@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from toolbox.capabilities import LATE, load
+from toolbox.capabilities import Late, load
 
 ROOT = Path(__file__).parent.parent
 OURS = ("toolbox", "toolbox_fastapi", "sample_app")
+FUNCTIONS = [each.value for each in Late]
 
 # A module may import lower numbers, and earlier modules of the same package. Modules that are not listed have the
 # number of their package.
@@ -291,9 +292,9 @@ def test_packages_do_not_import_each_other() -> None:
 
 
 def test_capabilities_that_are_imported_late_exist_in_lower_layers() -> None:
-    homes = [function.partition(":")[0] for function in LATE.values()]
+    homes = [function.partition(":")[0] for function in FUNCTIONS]
 
-    assert [name for name in LATE if not callable(load(name))] == []
+    assert [each for each in Late if not callable(load(each))] == []
     assert [each for each in homes if LAYERS[room_of(each)] >= LAYERS["toolbox.capabilities"]] == []
 
 
@@ -310,7 +311,7 @@ def test_the_diagram_of_the_architecture_page_has_the_layers_of_this_test() -> N
 
 def test_services_and_their_hosts_load_other_capabilities_from_the_table_only() -> None:
     """Imports inside functions would hide the order of the capabilities, and what a program loads."""
-    behind = {package_of(function.partition(":")[0]) for function in LATE.values()} - {"toolbox.services"}
+    behind = {package_of(function.partition(":")[0]) for function in FUNCTIONS} - {"toolbox.services"}
     wrong = [
         str(each)
         for each in within_packages(all_imports())

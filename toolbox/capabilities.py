@@ -8,7 +8,7 @@ model request: limits (`services.usage_layers`, which `services.driver` adds to 
 counts (`usage_layers`). Of one invocation: roles, compensation of failures, the turn of the conversation
 (`services.layers`), input guardrails, rounds (each with its compensation), parsing, output guardrails, memory.
 
-A new capability is a function in its module, a line in `LATE`, and a place in one of the lists below. `LATE` names
+A new capability is a function in its module, a line in `Late`, and a place in one of the lists below. `Late` names
 modules of packages that a program without the capability does not import. What every program imports, such as a module
 of `toolbox.tools`, is imported above. Not here: the layers themselves.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -28,49 +29,50 @@ from .services.method_marks import GUARDRAILS, MethodMarks, NamedAt
 from .services.plans import EffectLayer, Layers
 from .tools.tool_calls import Tool, ToolLayer, ToolStep
 
-LATE: Mapping[str, str] = {
-    "input guardrails": "toolbox.guardrails.guard_layers:InputCheck",
-    "output guardrails": "toolbox.guardrails.guard_layers:OutputCheck",
-    "retries of output guardrails": "toolbox.guardrails.kinds:answer_retries",
-    "tool input guardrails": "toolbox.guardrails.guard_layers:guarded_input",
-    "tool output guardrails": "toolbox.guardrails.guard_layers:guarded_output",
-    "checks of guardrails": "toolbox.guardrails.kinds:guardrail_problems",
-    "interceptors of models": "toolbox.interceptors.intercepted_calls:model_layers",
-    "interceptors of tools": "toolbox.interceptors.intercepted_calls:intercepted_tool",
-    "innermost interceptors of tools": "toolbox.interceptors.intercepted_calls:retried_tool",
-    "checks of interceptors": "toolbox.interceptors.interception:interceptor_problems",
-    "tool search": "toolbox.services.offering:searching",
-    "dynamic tool providers": "toolbox.services.offering:refreshing",
-    "compensation of failures": "toolbox.services.compensation:compensating_failure",
-    "compensation of rounds": "toolbox.services.compensation:undo_failed_round",
-    "what undoes the tools": "toolbox.services.compensation:compensations_of",
-    "recording of effects": "toolbox.runs.run_layers:in_run",
-    "recorded replies": "toolbox.runs.run_layers:replaying",
-    "answers of people": "toolbox.runs.run_layers:answered",
-    "checks before the first run": "toolbox.runs.run_layers:unless_run",
-    "approval": "toolbox.runs.run_layers:approval",
-    "approval without a run": "toolbox.runs.run_layers:without_approval",
-    "recording of judgements": "toolbox.runs.run_layers:judging",
-    "recording of results": "toolbox.runs.run_layers:recording",
-    "a new run": "toolbox.runs.run_session:RunSession",
-    "runs": "toolbox.runs.runs_bean:Runs",
-    "run store": "toolbox.runs.store:RunStore",
-    "run store in memory": "toolbox.runs.store:InMemoryRunStore",
-    "run engine": "toolbox.runs.run_engines:RunEngine",
-    "run engine of this process": "toolbox.runs.run_engines:LocalRunEngine",
-    "checks of runs": "toolbox.runs.start_checks:run_problems",
-    "checks with the opened run store": "toolbox.runs.start_checks:lost_transactions_at_start",
-    "checks of durable methods": "toolbox.runs.start_checks:durable_problems",
-    "check of persistence": "toolbox.runs.start_checks:not_persistent",
-    "checks of approved arguments": "toolbox.runs.start_checks:hidden_argument_problems",
-}
-"""The functions of capabilities that are imported when a plan needs them: a program loads only what it uses."""
+
+class Late(Enum):
+    """The functions of capabilities that are imported when a plan needs them: a program loads only what it uses."""
+
+    INPUT_GUARDRAILS = "toolbox.guardrails.guard_layers:InputCheck"
+    OUTPUT_GUARDRAILS = "toolbox.guardrails.guard_layers:OutputCheck"
+    RETRIES_OF_OUTPUT_GUARDRAILS = "toolbox.guardrails.kinds:answer_retries"
+    TOOL_INPUT_GUARDRAILS = "toolbox.guardrails.guard_layers:guarded_input"
+    TOOL_OUTPUT_GUARDRAILS = "toolbox.guardrails.guard_layers:guarded_output"
+    CHECKS_OF_GUARDRAILS = "toolbox.guardrails.kinds:guardrail_problems"
+    INTERCEPTORS_OF_MODELS = "toolbox.interceptors.intercepted_calls:model_layers"
+    INTERCEPTORS_OF_TOOLS = "toolbox.interceptors.intercepted_calls:intercepted_tool"
+    INNERMOST_INTERCEPTORS_OF_TOOLS = "toolbox.interceptors.intercepted_calls:retried_tool"
+    CHECKS_OF_INTERCEPTORS = "toolbox.interceptors.interception:interceptor_problems"
+    TOOL_SEARCH = "toolbox.services.offering:searching"
+    DYNAMIC_TOOL_PROVIDERS = "toolbox.services.offering:refreshing"
+    COMPENSATION_OF_FAILURES = "toolbox.services.compensation:compensating_failure"
+    COMPENSATION_OF_ROUNDS = "toolbox.services.compensation:undo_failed_round"
+    WHAT_UNDOES_THE_TOOLS = "toolbox.services.compensation:compensations_of"
+    RECORDING_OF_EFFECTS = "toolbox.runs.run_layers:in_run"
+    RECORDED_REPLIES = "toolbox.runs.run_layers:replaying"
+    ANSWERS_OF_PEOPLE = "toolbox.runs.run_layers:answered"
+    CHECKS_BEFORE_THE_FIRST_RUN = "toolbox.runs.run_layers:unless_run"
+    APPROVAL = "toolbox.runs.run_layers:approval"
+    APPROVAL_WITHOUT_A_RUN = "toolbox.runs.run_layers:without_approval"
+    RECORDING_OF_JUDGEMENTS = "toolbox.runs.run_layers:judging"
+    RECORDING_OF_RESULTS = "toolbox.runs.run_layers:recording"
+    A_NEW_RUN = "toolbox.runs.run_session:RunSession"
+    RUNS = "toolbox.runs.runs_bean:Runs"
+    RUN_STORE = "toolbox.runs.store:RunStore"
+    RUN_STORE_IN_MEMORY = "toolbox.runs.store:InMemoryRunStore"
+    RUN_ENGINE = "toolbox.runs.run_engines:RunEngine"
+    RUN_ENGINE_OF_THIS_PROCESS = "toolbox.runs.run_engines:LocalRunEngine"
+    CHECKS_OF_RUNS = "toolbox.runs.start_checks:run_problems"
+    CHECKS_WITH_THE_OPENED_RUN_STORE = "toolbox.runs.start_checks:lost_transactions_at_start"
+    CHECKS_OF_DURABLE_METHODS = "toolbox.runs.start_checks:durable_problems"
+    CHECK_OF_PERSISTENCE = "toolbox.runs.start_checks:not_persistent"
+    CHECKS_OF_APPROVED_ARGUMENTS = "toolbox.runs.start_checks:hidden_argument_problems"
 
 
 @cache
-def load(name: str) -> Any:
-    """Return a function of `LATE`. Its module is imported now."""
-    module, _, function = LATE[name].partition(":")
+def load(late: Late) -> Any:
+    """Return the function. Its module is imported now."""
+    module, _, function = late.value.partition(":")
     return getattr(import_module(module), function)
 
 
@@ -89,23 +91,24 @@ class Capabilities:
         """Return the layers of a service method; `in_run` for calls that can be suspended, or are recorded."""
         interceptors = (*self.interceptors, *marks.named_by("interceptors"))
         checks, output_checks = marks.named_by("input_guardrails"), marks.named_by("output_guardrails")
-        models: tuple[EffectLayer, ...] = load("interceptors of models")(interceptors) if interceptors else ()
+        models: tuple[EffectLayer, ...] = load(Late.INTERCEPTORS_OF_MODELS)(interceptors) if interceptors else ()
+        search = options.tool_search
         effects: list[EffectLayer] = [
-            *_load_when(has_providers, "dynamic tool providers"),
-            *([load("tool search")(BeanReference.to(options.tool_search))] if options.tool_search is not None else ()),
-            *_load_when(in_run, "recording of effects"),
+            *_load_when(has_providers, Late.DYNAMIC_TOOL_PROVIDERS),
+            *([load(Late.TOOL_SEARCH)(BeanReference.to(search))] if search is not None else ()),
+            *_load_when(in_run, Late.RECORDING_OF_EFFECTS),
             *models,
-            *_load_when(in_run, "recorded replies"),
+            *_load_when(in_run, Late.RECORDED_REPLIES),
         ]
         return Layers(
-            around_turn=_load_when(options.compensate_on_failure, "compensation of failures"),
-            check_input=load("input guardrails")(checks) if checks else None,
+            around_turn=_load_when(options.compensate_on_failure, Late.COMPENSATION_OF_FAILURES),
+            check_input=load(Late.INPUT_GUARDRAILS)(checks) if checks else None,
             effects=tuple(effects),
             tools=tool_layers(interceptors, marks, in_run=in_run),
             whole_replies=bool(models or output_checks),  # the reply may be changed, or asked for again
-            after_round=load("compensation of rounds") if options.compensate_on_tool_errors else None,
-            check_answer=load("output guardrails")(output_checks) if output_checks else None,
-            max_answer_retries=load("retries of output guardrails")(marks.definitions) if output_checks else 0,
+            after_round=load(Late.COMPENSATION_OF_ROUNDS) if options.compensate_on_tool_errors else None,
+            check_answer=load(Late.OUTPUT_GUARDRAILS)(output_checks) if output_checks else None,
+            max_answer_retries=load(Late.RETRIES_OF_OUTPUT_GUARDRAILS)(marks.definitions) if output_checks else 0,
         )
 
     def compensations_of(
@@ -113,7 +116,7 @@ class Capabilities:
     ) -> tuple[Mapping[str, Tool], Sequence[Problem]]:
         """Return what undoes each tool, by the tool's name, and the problems with it."""
         found: tuple[Mapping[str, Tool], Sequence[Problem]] = {}, ()
-        return load("what undoes the tools")(tools, sources) if _compensates(options) else found
+        return load(Late.WHAT_UNDOES_THE_TOOLS)(tools, sources) if _compensates(options) else found
 
 
 def tool_layers(
@@ -131,31 +134,31 @@ def tool_layers(
         return marks.named_by(decorator) if marks is not None else ()
 
     input_guardrails = _NamedLayer(
-        "tool input guardrails", "tool_input_guardrails", find_named("tool_input_guardrails")
+        Late.TOOL_INPUT_GUARDRAILS, "tool_input_guardrails", find_named("tool_input_guardrails")
     )
     output_guardrails = _NamedLayer(
-        "tool output guardrails", "tool_output_guardrails", find_named("tool_output_guardrails")
+        Late.TOOL_OUTPUT_GUARDRAILS, "tool_output_guardrails", find_named("tool_output_guardrails")
     )
     checks: tuple[ToolLayer, ...] = (input_guardrails, _refuse_approval)
     judgement: ToolLayer = output_guardrails
     if in_run:  # a recorded call has passed the checks, and its result was judged
-        checks = (_InRunLayer("checks before the first run", _Approval(input_guardrails)),)
-        judgement = _InRunLayer("recording of judgements", output_guardrails)
+        checks = (_InRunLayer(Late.CHECKS_BEFORE_THE_FIRST_RUN, _Approval(input_guardrails)),)
+        judgement = _InRunLayer(Late.RECORDING_OF_JUDGEMENTS, output_guardrails)
     return (
-        *_load_when(in_run, "answers of people"),
+        *_load_when(in_run, Late.ANSWERS_OF_PEOPLE),
         *checks,
         judgement,
         # Arguments that an interceptor has changed pass through the checks again.
-        _NamedLayer("interceptors of tools", "interceptors", tuple(interceptors), (checks,)),
-        *_load_when(in_run, "recording of results"),
+        _NamedLayer(Late.INTERCEPTORS_OF_TOOLS, "interceptors", tuple(interceptors), (checks,)),
+        *_load_when(in_run, Late.RECORDING_OF_RESULTS),
         # Inside of the record: all attempts of a call are one effect of its run.
-        _NamedLayer("innermost interceptors of tools", "interceptors", tuple(interceptors)),
+        _NamedLayer(Late.INNERMOST_INTERCEPTORS_OF_TOOLS, "interceptors", tuple(interceptors)),
     )
 
 
 def named_problems(named: NamedAt) -> Iterator[Problem]:
     """Yield problems with the class that a decorator names."""
-    checks = load("checks of guardrails" if named.decorator in GUARDRAILS else "checks of interceptors")
+    checks = load(Late.CHECKS_OF_GUARDRAILS if named.decorator in GUARDRAILS else Late.CHECKS_OF_INTERCEPTORS)
     yield from checks(named.where, named.decorator, named.reference.type, of_tool=named.is_at_tool)
 
 
@@ -166,12 +169,12 @@ def _compensates(options: ServiceOptions) -> bool:
 # --- layers whose module is imported when the first tool needs them
 
 
-def _load_when(needed: bool, name: str) -> tuple[Any, ...]:
-    return (load(name),) if needed else ()
+def _load_when(needed: bool, late: Late) -> tuple[Any, ...]:
+    return (load(late),) if needed else ()
 
 
 def _refuse_approval(step: ToolStep, tool: Tool) -> ToolStep:
-    refusing: ToolLayer | None = load("approval without a run") if tool.requires_approval else None
+    refusing: ToolLayer | None = load(Late.APPROVAL_WITHOUT_A_RUN) if tool.requires_approval else None
     return step if refusing is None else refusing(step, tool)
 
 
@@ -182,7 +185,7 @@ class _Approval:
     guardrails: ToolLayer
 
     def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
-        approved: ToolStep = load("approval")(step, tool, self.guardrails)
+        approved: ToolStep = load(Late.APPROVAL)(step, tool, self.guardrails)
         return approved
 
 
@@ -190,7 +193,7 @@ class _Approval:
 class _NamedLayer:
     """The layer of what a decorator names: `named` for all tools, then what it names at the tool."""
 
-    name: str
+    function: Late
     decorator: str
     named: tuple[BeanReference, ...]
     more: tuple[Any, ...] = ()
@@ -198,20 +201,20 @@ class _NamedLayer:
     def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
         if not (named := (*self.named, *tool.named_by(self.decorator))):
             return step
-        wrapped: ToolStep = load(self.name)(step, tool, named, *self.more)
+        wrapped: ToolStep = load(self.function)(step, tool, named, *self.more)
         return wrapped
 
 
 @dataclass(frozen=True, slots=True)
 class _InRunLayer:
-    """A layer in a run: the function `name` chooses, for each call, between the layer's step and the one within."""
+    """A layer in a run: the `function` chooses, for each call, between the layer's step and the one within."""
 
-    name: str
+    function: Late
     layer: ToolLayer
 
     def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
         layered = self.layer(step, tool)
         if layered is step:
             return step
-        chosen: ToolStep = load(self.name)(layered, step)
+        chosen: ToolStep = load(self.function)(layered, step)
         return chosen

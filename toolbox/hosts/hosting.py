@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..capabilities import load, tool_layers
+from ..capabilities import Late, load, tool_layers
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.graph import BeanGraph
@@ -316,10 +316,10 @@ class ContainerHost(ServiceHosting[ModelBeans]):
                 await open_at_start()
 
     async def _open_run_store(self, find_bean: Callable[[int], Awaitable[Any]]) -> None:
-        if runs_are_imported() and self._has_bean(load("run store")):
+        if runs_are_imported() and self._has_bean(load(Late.RUN_STORE)):
             store = await self.run_store()
             with outside_scopes():
-                problems = await load("checks with the opened run store")(
+                problems = await load(Late.CHECKS_WITH_THE_OPENED_RUN_STORE)(
                     self.plans, self.registered.graph, store, find_bean
                 )
             if problems:
@@ -333,7 +333,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
 
     async def open_runs(self, *, take_over: bool) -> None:
         """Open the `RunStore` and `RunEngine` beans, if there are any, and take over lapsed runs from now on."""
-        if runs_are_imported() and any(map(self._has_bean, (load("run store"), load("run engine")))):
+        if runs_are_imported() and any(map(self._has_bean, (load(Late.RUN_STORE), load(Late.RUN_ENGINE)))):
             await self.runs.open(take_over=take_over)  # without these beans, the first run opens them
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:

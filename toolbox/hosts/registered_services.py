@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..bean_references import BeanReference
-from ..capabilities import Capabilities, load
+from ..capabilities import Capabilities, Late, load
 from ..chat import ChatModel
 from ..di.beans import Stop, read_class
 from ..di.decorators import Scope
@@ -106,7 +106,7 @@ class RegisteredServices:
         if not (host.run_seeds or host.run_identity or suspends or runs_are_imported()):
             return
         interceptors = self.layering.interceptors
-        yield from load("checks of runs")(self.plans, graph, host.run_seeds, host.run_identity, interceptors, added)
+        yield from load(Late.CHECKS_OF_RUNS)(self.plans, graph, host.run_seeds, host.run_identity, interceptors, added)
 
 
 def runs_are_imported() -> bool:

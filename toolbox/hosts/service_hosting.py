@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..capabilities import load
+from ..capabilities import Late, load
 from ..context import ActiveScope, InvocationContext, complete_context
 from ..di.scopes import outside_scopes
 from ..errors import IllegalConfigurationError, Problem
@@ -119,7 +119,7 @@ class ServiceHosting(ABC, Generic[Models]):
         """Yield problems with a tool: its approval, an unknown executor, and beans that it cannot get."""
         where = f"{where}, tool {tool.specification.name}"
         if tool.requires_approval is not False:
-            yield from load("checks of approved arguments")(where, tool)
+            yield from load(Late.CHECKS_OF_APPROVED_ARGUMENTS)(where, tool)
         if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
             yield unknown_executor(where, tool.execution)
         yield from self.unknown_beans(where, tool)
@@ -137,13 +137,13 @@ class ServiceHosting(ABC, Generic[Models]):
     def runs(self) -> Runs:
         """The runs of these services."""
         if self._runs is None:
-            made: Runs = load("runs")(self)
+            made: Runs = load(Late.RUNS)(self)
             self._runs = made
         return self._runs
 
     def new_run(self, run_id: str | None) -> PlaceInRun:
         """Return the place of the outermost invocation of a new run; without an id, it gets one."""
-        place: PlaceInRun = load("a new run")(run_id).root
+        place: PlaceInRun = load(Late.A_NEW_RUN)(run_id).root
         return place
 
     def bound_call(
@@ -174,19 +174,19 @@ class ServiceHosting(ABC, Generic[Models]):
 
     async def run_engine(self) -> RunEngine:
         """Return the `RunEngine` bean, or an engine that executes runs in this process."""
-        engine: RunEngine | None = await self.application_bean(load("run engine"))
-        local: Callable[[], RunEngine] = load("run engine of this process")
+        engine: RunEngine | None = await self.application_bean(load(Late.RUN_ENGINE))
+        local: Callable[[], RunEngine] = load(Late.RUN_ENGINE_OF_THIS_PROCESS)
         return local() if engine is None else engine
 
     async def run_store(self) -> RunStore:
         """Return the `RunStore` bean, or the store in memory without one; opened."""
         if self._run_store is None:
-            found: RunStore | None = await self.application_bean(load("run store"))
-            in_memory: Callable[[], RunStore] = load("run store in memory")
+            found: RunStore | None = await self.application_bean(load(Late.RUN_STORE))
+            in_memory: Callable[[], RunStore] = load(Late.RUN_STORE_IN_MEMORY)
             store = in_memory() if found is None else found
             durable = [plan.where for methods in self.plans.values() for plan in methods.values() if plan.durable]
             if durable and not store.persistent:
-                raise IllegalConfigurationError([load("check of persistence")(durable[0])])
+                raise IllegalConfigurationError([load(Late.CHECK_OF_PERSISTENCE)(durable[0])])
             await store.open()
             if self._run_store is None:
                 self._run_store = store

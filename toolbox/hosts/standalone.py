@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import TypeForm
 
 from ..bean_references import BeanReference, global_priority
-from ..capabilities import Capabilities, load, named_problems
+from ..capabilities import Capabilities, Late, load, named_problems
 from ..chat import ChatModel
 from ..context import ActiveScope, InvocationContext
 from ..di.beans import read_class
@@ -190,7 +190,7 @@ class StandaloneHost(ServiceHosting[_OnlyModel]):
         if not all(hasattr(store, each) for each in ("persistent", "load", "append", "acquire")):
             yield Problem(where, f"{given!r} is not a RunStore", "pass an InMemoryRunStore or a SqlRunStore")
         else:
-            self._instances.provide(load("run store"), lambda: store)
+            self._instances.provide(load(Late.RUN_STORE), lambda: store)
             self.is_persistent = store.persistent
 
     def use_estimator(self, given: object) -> Iterator[Problem]:
@@ -322,9 +322,9 @@ def _durable_problems(plans: Iterable[MethodPlan], host: StandaloneHost) -> Iter
     """Yield problems of durable methods."""
     for plan in plans:
         if plan.durable:
-            yield from load("checks of durable methods")(plan)
+            yield from load(Late.CHECKS_OF_DURABLE_METHODS)(plan)
             if not host.is_persistent:
-                yield load("check of persistence")(plan.where)
+                yield load(Late.CHECK_OF_PERSISTENCE)(plan.where)
 
 
 def _by_priority(interceptors: Iterable[object]) -> tuple[BeanReference, ...]:

@@ -67,13 +67,13 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
     async with current_call(invocation):
         await invocation.host.note_caller(invocation.context)  # the user's name, for logs and traces
         async with AsyncExitStack() as around:
-            for block in blocks_around(invocation):  # such as listeners, roles, or the turn of its conversation
+            for block in blocks_around(invocation):  # such as listeners, roles, and the turn of its conversation
                 await around.enter_async_context(block(invocation))
 
             await find_model(invocation)  # by the name in the plan, or in the options of the call: `host.models`
             await find_tools(invocation)  # those of the plan; more for blocks and tool providers, fewer for roles
             plan = invocation.plan  # that of a run, if these tools may suspend the call
-            invocation.perform = within_layers(invocation)
+            invocation.perform = within_layers(invocation)  # one of a run reads or writes a record for each effect
             tasks = streamed.tasks if streamed is not None else ToolTasks(invocation) if invocation.together else None
             if tasks is not None:
                 around.push_async_callback(tasks.cancel)
@@ -85,10 +85,16 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                 if isinstance(effect, CallModel):
                     if streamed is not None:
                         await streamed.begin_request()
-                    event = await (_ask if plan.fallback is None else _ask_or_fall_back)(effect, invocation, streamed)
+                    asking = invocation.perform if plan.fallback is None else partial(_ask_or_fall_back, streamed)
+                    event = await asking(effect, invocation)
                     if isinstance(event, Finish):  # a `@fallback` gave the value
                         effect = event
                         break
+                    if streamed is not None:
+                        if invocation.perform is not perform:  # a layer may have given the reply
+                            await streamed.send_unsent(event.response)
+                        streamed.end_reply()
+                    invocation.environment.sent = event.sent
                 elif isinstance(effect, CheckAnswer):
                     event = await _check_answer(effect, invocation)
                 elif tasks is None:
@@ -113,26 +119,12 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
         return invocation.value() if streamed is None else await streamed.end()
 
 
-async def _ask(effect: CallModel, invocation: Invocation, streamed: StreamedCall | None) -> ModelReplied:
-    """Ask the model. In a stream, the pieces of its reply go to `StreamedCall.put` in the meantime."""
-    replied: Any = await invocation.perform(effect, invocation)
-    if streamed is not None:
-        if invocation.perform is not perform:  # a layer may have given it without asking the model
-            await streamed.send_unsent(replied.response)
-        streamed.end_reply()
-    invocation.environment.sent = replied.sent
-    found: ModelReplied = replied
-    return found
-
-
-async def _ask_or_fall_back(
-    effect: CallModel, invocation: Invocation, streamed: StreamedCall | None
-) -> ModelReplied | Finish:
-    """Ask the model. If none answers, let the method's `@fallback` end the call."""
+async def _ask_or_fall_back(streamed: StreamedCall | None, effect: CallModel, invocation: Invocation) -> Any:
+    """Ask the model. If none answers, return the `Finish` of the method's `@fallback`."""
     answer, cancellations = invocation.plan.fallback, CancellationsHere()
     assert answer is not None
     try:
-        return await _ask(effect, invocation, streamed)
+        return await invocation.perform(effect, invocation)
     except ModelError as error:
         # A reader who has a part of an answer must not get another one.
         if not is_worth_another_model(error) or (streamed is not None and streamed.has_sent):

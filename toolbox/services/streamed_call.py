@@ -91,7 +91,7 @@ class StreamedCall:
             await self.send_news(news)
 
     async def send_unsent(self, response: ChatResponse) -> None:
-        """Send all of a reply if none of its pieces has arrived."""
+        """Send all of a reply that has no pieces, because a layer has given it."""
         if not self._has_pieces:
             for event in events_of(response):
                 if not isinstance(event, CompleteResponse):
