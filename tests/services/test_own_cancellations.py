@@ -212,3 +212,33 @@ async def test_time_limits_work_after_a_handled_failure() -> None:
     desk = create_ai_service(Desk, chat_model=ScriptedChatModel([tool_call("look"), tool_call("wait")]))
     with pytest.raises(InvocationTimeoutError), time_limit(0.2):
         await desk.ask("x")
+
+
+async def test_a_tool_goes_on_in_the_order_in_which_it_began_to_wait() -> None:
+    gate, waits = asyncio.Event(), asyncio.Event()
+    order: list[str] = []
+
+    @tool
+    async def wait() -> str:
+        waits.set()
+        await gate.wait()
+        order.append("tool")
+        return "done"
+
+    class Assistant(Protocol):
+        async def chat(self, question: str) -> str: ...
+
+    async def wait_too() -> None:
+        await waits.wait()
+        await gate.wait()
+        order.append("other")
+
+    model = ScriptedChatModel([tool_call("wait"), "hello"])
+    assistant = create_ai_service(Assistant, chat_model=model, tools=[wait])
+    call, other = asyncio.create_task(assistant.chat("hello")), asyncio.create_task(wait_too())
+    await waits.wait()
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(call, other)
+
+    assert order == ["tool", "other"]
