@@ -95,11 +95,11 @@ def arguments_as_tool(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 async def _await_call(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
-    """Run a call and return its value. It runs in the caller's task, unless its host has another event loop."""
+    """Run a call and return its value: in the caller's task, which is almost always on the loop of its host."""
     with WhileCallerWaits():
         home = host.loop
         if plan.durable and not (as_tool and is_part_of_run()):
-            return await host.runs.call(plan, arguments)
+            return await host.runs.call(plan, arguments)  # as a run, which another process may begin or end
         invocation = Invocation(plan, host, arguments, as_tool=as_tool)
         if home is None or home is asyncio.get_running_loop():
             return await run(invocation)
