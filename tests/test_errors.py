@@ -101,6 +101,20 @@ def test_error_texts_do_not_contain_the_repr_of_arguments(kind: type[Exception])
     assert "ToolExecutionRequest(" not in text
 
 
+def test_errors_do_not_change_with_the_lists_that_they_were_made_from() -> None:
+    names, problems = ["add", "sub"], [("a", "not a number")]
+    unknown = errors.UnknownToolError(REQUEST, names)
+    invalid = errors.ToolArgumentsError(REQUEST, problems)
+    refused = errors.AnswerForbiddenError("run-7", "not an approver", problems)
+
+    names.clear()
+    problems.clear()
+
+    assert unknown.tool_names == ("add", "sub")
+    assert invalid.problems == [("a", "not a number")]
+    assert refused.problems == (("a", "not a number"),)
+
+
 def test_all_errors_except_tool_signals_are_toolbox_errors() -> None:
     outside = {kind.__name__ for kind in all_errors() if not issubclass(kind, errors.ToolboxError)}
 

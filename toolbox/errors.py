@@ -7,7 +7,7 @@ which are not `ToolboxError`s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any, ClassVar, TypeAlias, dataclass_transform
@@ -110,7 +110,18 @@ class EndsInvocation(Exception):  # noqa: N818 - a base class of several kinds o
     """
 
 
-@dataclass_transform()
+@dataclass(frozen=True, slots=True)
+class _CopiedFact:
+    copy: Callable[[Iterable[Any]], Sequence[Any]]
+    default: Any
+
+
+def _copied(copy: Callable[[Iterable[Any]], Sequence[Any]], *, default: Any = Parameter.empty) -> Any:
+    """Declare a fact that the error keeps a copy of, so that it does not change with the caller's list."""
+    return _CopiedFact(copy, default)
+
+
+@dataclass_transform(field_specifiers=(_copied,))
 class _WithFacts(Exception):  # noqa: N818 - not public
     """Reads the facts of an error class from its annotations.
 
@@ -122,33 +133,27 @@ class _WithFacts(Exception):  # noqa: N818 - not public
     template: ClassVar[str]
     hint: ClassVar[str] = ""
     _facts: ClassVar[Signature] = Signature()
+    _copies: ClassVar[dict[str, Callable[[Iterable[Any]], Sequence[Any]]]] = {}
     __signature__: ClassVar[Signature | None]
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        kinds = {
-            name: str(kind)
-            for each in reversed(cls.__mro__)
-            if issubclass(each, _WithFacts) and each is not _WithFacts
-            for name, kind in each.__annotations__.items()
-        }
-        empty, either_way = Parameter.empty, Parameter.POSITIONAL_OR_KEYWORD
-        cls._facts = Signature(
-            [Parameter(name, either_way, default=getattr(cls, name, empty), annotation=kinds[name]) for name in kinds]
-        )
+        facts, copies = dict(cls._facts.parameters), dict(cls._copies)
+        for name, kind in cls.__annotations__.items():
+            default = vars(cls).get(name, Parameter.empty)
+            if isinstance(default, _CopiedFact):
+                copies[name] = default.copy
+                default = default.default
+            facts[name] = Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+        cls._facts, cls._copies = Signature(list(facts.values())), copies
         cls.__signature__ = None if "__init__" in vars(cls) else cls._facts
 
     def __init__(self, *values: object, **named: object) -> None:
         Exception.__init__(self)  # an `OSError`, such as `TimeoutError`, would give two values another meaning
         bound = self._facts.bind(*values, **named)
         bound.apply_defaults()
-        for name, parameter in self._facts.parameters.items():
-            value = bound.arguments[name]
-            if parameter.annotation.startswith("Sequence["):
-                value = tuple(value)
-            elif parameter.annotation.startswith("list["):
-                value = list(value)
-            setattr(self, name, value)
+        for name, value in bound.arguments.items():
+            setattr(self, name, self._copies[name](value) if name in self._copies else value)
         self.args = tuple(getattr(self, name) for name in self._facts.parameters)
         if self.hint:
             self.add_note(self.hint)
@@ -181,10 +186,6 @@ class IllegalConfigurationError(FrameworkError):
         return f"{len(self.problems)} problems:{lines}"
 
 
-NotCopied: TypeAlias = Sequence[str]
-"""Names that may be searched for only when somebody reads them, so that the error does not make a tuple of them."""
-
-
 class MissingBeanError(_WithFacts, FrameworkError):
     """No bean provides the requested type or name.
 
@@ -193,7 +194,7 @@ class MissingBeanError(_WithFacts, FrameworkError):
     """
 
     wanted: str
-    near: NotCopied = ()
+    near: Sequence[str] = ()  # not copied: similar names are searched for only when somebody reads them
     where: str = ""
     fix: str = ""
 
@@ -209,7 +210,7 @@ class AmbiguousBeanError(_WithFacts, FrameworkError):
     """Several beans provide the requested type; `.candidates` has their names."""
 
     wanted: str
-    candidates: Sequence[str]
+    candidates: Sequence[str] = _copied(tuple)
 
     def __str__(self) -> str:
         beans = ", ".join(self.candidates)
@@ -327,7 +328,7 @@ class ToolArgumentsError(_WithFacts, ToolboxError):
     """The model called a tool with invalid arguments; `.problems` has a (path, message) pair for each problem."""
 
     request: ToolExecutionRequest
-    problems: list[tuple[Path, str]]
+    problems: list[tuple[Path, str]] = _copied(list)
 
     def __str__(self) -> str:
         return f"invalid arguments for tool {self.request.name!r}: {faults_text(self.problems)}"
@@ -342,7 +343,7 @@ class UnknownToolError(_WithFacts, ToolboxError):
     is_refusal = False  # True if the framework refused the call; a tool can raise this error too
 
     request: ToolExecutionRequest
-    tool_names: Sequence[str]
+    tool_names: Sequence[str] = _copied(tuple)
     search_tool: str | None = None
 
     def __str__(self) -> str:
@@ -396,7 +397,7 @@ class ToolRoundsExceededError(_WithFacts, ToolboxError):
     """The model called tools in more rounds than allowed; `.transcript` has the messages including its last reply."""
 
     limit: int
-    transcript: Sequence[Message] = ()
+    transcript: Sequence[Message] = _copied(tuple, default=())
 
     def __str__(self) -> str:
         rounds = f"{self.limit} round{'' if self.limit == 1 else 's'}"
@@ -408,7 +409,7 @@ class ToolCallsLimitExceededError(_WithFacts, ToolboxError):
 
     limit: int
     attempted: int
-    transcript: Sequence[Message] = ()
+    transcript: Sequence[Message] = _copied(tuple, default=())
     template = (
         "the model asked for {attempted} tools in one reply; the limit is {limit}; raise max_tool_calls_per_response="
     )
@@ -421,7 +422,7 @@ class OutputParsingError(_WithFacts, ToolboxError):
     """
 
     text: str
-    problems: list[tuple[Path, str]]
+    problems: list[tuple[Path, str]] = _copied(list)
 
     def __str__(self) -> str:
         problems = faults_text(self.problems)
@@ -437,7 +438,7 @@ class InputGuardrailError(_WithFacts, ToolboxError):
     reads it if the service is a tool.
     """
 
-    failures: Sequence[tuple[type, str]]
+    failures: Sequence[tuple[type, str]] = _copied(tuple)
     template = "the input was refused by a guardrail"
 
 
@@ -448,7 +449,7 @@ class OutputGuardrailError(_WithFacts, ToolboxError):
     message does not contain them, because a model reads it if the service is a tool.
     """
 
-    failures: Sequence[tuple[type, str]]
+    failures: Sequence[tuple[type, str]] = _copied(tuple)
     text: str
     template = "the answer was refused by a guardrail"
 
@@ -511,7 +512,7 @@ class RunSuspendedError(_WithFacts, FrameworkError):
     is_abandoned = False  # True if the framework cancelled the run, because code that cannot wait let the error through
 
     run_id: str
-    pending: Sequence[PendingCall] = ()
+    pending: Sequence[PendingCall] = _copied(tuple, default=())
 
     def __str__(self) -> str:
         calls = ", ".join(f"{each.tool_name} ({each.id})" for each in self.pending)
@@ -533,7 +534,7 @@ class RunAnswerError(_WithFacts, FrameworkError):
 
     run_id: str
     reason: str
-    problems: Sequence[tuple[Path, str]] = ()
+    problems: Sequence[tuple[Path, str]] = _copied(tuple, default=())
 
     def __str__(self) -> str:
         return f"run {brief(self.run_id)}: {self.reason}"
