@@ -22,6 +22,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from typing_extensions import TypeAliasType as BackportedAlias
 from typing_extensions import TypeIs, is_protocol
 
+A = TypeVar("A", bound=Callable[..., Any])
+
 _ALIASES: tuple[Any, ...] = tuple({BackportedAlias, getattr(typing, "TypeAliasType", BackportedAlias)})
 _NOT_A_KEY = frozenset({object, abc.ABC, typing.Generic, typing.Protocol})
 
@@ -466,6 +468,32 @@ def may_be_marked_in(cls: type[Any]) -> list[tuple[str, Any]]:
     if cls is typing.Protocol or cls is typing.Generic:
         return []
     return [(name, member) for name, member in vars(cls).items() if may_be_marked(member)]
+
+
+_DECORATOR = "__toolbox_decorator__"
+
+
+@dataclass(frozen=True, slots=True)
+class BareDecorator:
+    """A decorator that was used without its parentheses: its argument is the function below it."""
+
+    name: str
+    function: object
+
+
+def name_decorator(name: str, apply: A, argument: object) -> A:
+    """Return `apply`, which a decorator returns for its first argument, so that `bare_decorator` recognizes it."""
+    setattr(apply, _DECORATOR, BareDecorator(name, argument))
+    return apply
+
+
+def bare_decorator(member: object) -> BareDecorator | None:
+    """Return the decorator if `member` is not a function, but the result of a decorator without its parentheses.
+
+    `@toolbox` above a function calls `toolbox(function)`, whose result still waits for a function.
+    """
+    found = getattr(member, _DECORATOR, None)
+    return found if isinstance(found, BareDecorator) else None
 
 
 # --- bodies

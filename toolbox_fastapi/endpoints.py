@@ -29,9 +29,9 @@ from toolbox.container import Container, internals_of
 from toolbox.di.decorators import scope_mark_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import IllegalConfigurationError, Problem
-from toolbox.introspection import EMPTY, Unresolved, metadata_of, names_around, resolve, unwrapped
+from toolbox.introspection import EMPTY, Unresolved, bare_decorator, metadata_of, names_around, resolve, unwrapped
 from toolbox.parameters import Inject, InjectMark, support_endpoints
-from toolbox.services.declaration import left_without_parentheses, service_options_of
+from toolbox.services.declaration import service_options_of
 from toolbox.services.streams import ServiceStream
 from toolbox.services.tools_of_blocks import tools_added
 from toolbox.tools.marks import toolbox_of
@@ -121,10 +121,9 @@ def fill_parameters(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     Generators and callables other than functions are returned unchanged; `BeanDependency` fills their parameters.
     """
-    if left_without_parentheses(endpoint) == "@toolbox":
-        [marked] = inspect.getclosurevars(endpoint).nonlocals["tools"]
-        where = f"endpoint {getattr(marked, '__name__', marked)}"
-        raise IllegalConfigurationError([Problem(where, "@toolbox has no parentheses", "write @toolbox(…)")])
+    if (bare := bare_decorator(endpoint)) is not None:
+        where = f"endpoint {getattr(bare.function, '__name__', bare.function)}"
+        raise IllegalConfigurationError([Problem(where, f"{bare.name} has no parentheses", f"write {bare.name}(…)")])
     if not inspect.isroutine(endpoint) or _is_generator(endpoint):
         return endpoint
     injected, signature = _split_signature(endpoint)

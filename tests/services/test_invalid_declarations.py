@@ -22,6 +22,7 @@ from toolbox import (
     toolbox,
     user_message,
 )
+from toolbox.models import fallback
 from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
@@ -123,9 +124,14 @@ def test_decorators_without_parentheses_are_reported() -> None:
         @toolbox
         async def chat(self, text: str) -> str: ...
 
+    class Four(Protocol):
+        @fallback
+        async def chat(self, text: str) -> str: ...
+
     assert "@system_message" in problem_of(Two).what
     assert problem_of(Two).where == "Two.chat"
     assert "@toolbox" in problem_of(Three).what
+    assert "@fallback" in problem_of(Four).what
 
 
 def test_several_messages_of_one_kind_on_one_object_are_problems() -> None:

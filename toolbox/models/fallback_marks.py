@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from ..introspection import name_decorator
+
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any]")
 
 FALLBACK_MARK: Final = "__toolbox_fallbacks__"
@@ -46,7 +48,7 @@ def fallback(method: Callable[..., Any]) -> Callable[[F], F]:
         setattr(method, FALLBACK_MARK, (*others, function))
         return target
 
-    return leave
+    return name_decorator("@fallback", leave, method)
 
 
 def fallbacks_at(method: Any) -> tuple[Callable[..., Any], ...]:
@@ -57,7 +59,3 @@ def fallbacks_at(method: Any) -> tuple[Callable[..., Any], ...]:
 
 def _name_of(function: Any) -> tuple[str, str]:
     return function.__module__, function.__qualname__
-
-
-IS_BARE: Final[Any] = getattr(fallback(lambda: None), "__code__", None)
-"""The code of a decorator that was used without its method."""

@@ -20,13 +20,12 @@ from typing_extensions import is_protocol
 from ..chat import Reasoning
 from ..context import InvocationContext
 from ..errors import Problem
-from ..introspection import has_body, local_names, takes
+from ..introspection import bare_decorator, has_body, local_names, name_decorator, takes
 from ..limits import UsageLimits
-from ..models.fallback_marks import IS_BARE
 from ..models.routing import ModelRouter
 from ..safe_text import did_you_mean
 from ..tools.failures import Handler, ToolErrors
-from ..tools.marks import SERVICE_MARK, UnknownOutcome, toolbox
+from ..tools.marks import SERVICE_MARK, UnknownOutcome
 from .outputs import OutputMode
 from .windows import Window
 
@@ -294,7 +293,7 @@ def system_message(
     """
     if callable(text) and not isinstance(text, type) and file is None and not more:
         function: Any = text
-        return _leaving(SYSTEM_MARK, MessageMark(function=function))
+        return name_decorator("@system_message", _leaving(SYSTEM_MARK, MessageMark(function=function)), function)
     return _leaving(SYSTEM_MARK, _message("@system_message", text, more, file))
 
 
@@ -420,20 +419,6 @@ def _handled_by(member: object) -> str | None:
     return mark if isinstance(mark, str) else None
 
 
-def left_without_parentheses(member: object) -> str | None:
-    """Return the name of the decorator that was used on this member without parentheses, or None."""
-    code = getattr(member, "__code__", None)
-    if code is _LEFT_MESSAGE:
-        return "@system_message"
-    if code is IS_BARE:
-        return "@fallback"
-    return "@toolbox" if code is _LEFT_TOOLBOX else None
-
-
-_LEFT_MESSAGE: Any = getattr(_leaving(SYSTEM_MARK, MessageMark()), "__code__", None)
-_LEFT_TOOLBOX: Any = getattr(toolbox(), "__code__", None)
-
-
 # --- the methods of a Protocol or ABC that a service must implement
 
 
@@ -468,5 +453,5 @@ def _is_declared_only(owner: type[Any], function: Any) -> bool:
 def bare_decorators(cls: type[Any]) -> Iterator[Problem]:
     """Yield a problem for each decorator that is used without parentheses."""
     for name, member in vars(cls).items():
-        if (decorator := left_without_parentheses(member)) is not None:
-            yield Problem(f"{cls.__name__}.{name}", f"{decorator} has no parentheses", f"write {decorator}(…)")
+        if (bare := bare_decorator(member)) is not None:
+            yield Problem(f"{cls.__name__}.{name}", f"{bare.name} has no parentheses", f"write {bare.name}(…)")

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_overloads, ov
 
 from ..bean_references import COMPENSATION_MARK, MCP_MARK, TOOL_MARK
 from ..context import InvocationContext
-from ..introspection import local_names, may_be_marked, may_be_marked_in, takes
+from ..introspection import local_names, may_be_marked, may_be_marked_in, name_decorator, takes
 from ..safe_text import did_you_mean
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
@@ -237,7 +237,7 @@ def toolbox(*tools: Any) -> Callable[[F], F]:
         setattr(target, TOOLBOX_MARK, tools)
         return target
 
-    return apply
+    return name_decorator("@toolbox", apply, tools[0] if tools else None)
 
 
 def compensate_for(tool: Callable[..., Any] | str) -> Callable[[F], F]:
