@@ -498,7 +498,8 @@ def bare_decorator(member: object) -> BareDecorator | None:
 
 # --- bodies
 
-
+# Python does not say whether a function is only declared, and its source is not always there. But a function without a
+# body has the instructions that this version of Python compiles one of these to.
 _EMPTY_BODIES = (
     *("...", "pass", "return", "return None", "return ..."),
     *("raise NotImplementedError", "raise NotImplementedError()", "raise NotImplementedError('')"),
@@ -506,8 +507,8 @@ _EMPTY_BODIES = (
 
 
 @functools.cache
-def _collect_empty_codes() -> frozenset[bytes]:
-    """Return the instructions of functions without a body, as this version of Python compiles them."""
+def _compile_empty_bodies() -> frozenset[bytes]:
+    """Return the instructions of functions without a body."""
     found = set()
     for kind in ("def", "async def"):
         for text in (*_EMPTY_BODIES, "'doc'", *(f"'doc'; {each}" for each in _EMPTY_BODIES)):
@@ -520,11 +521,12 @@ def _collect_empty_codes() -> frozenset[bytes]:
 def has_body(function: Any) -> bool:
     """Return False for a function that consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
     code = function.__code__
-    if code.co_code not in _collect_empty_codes() or code.co_names not in ((), ("NotImplementedError",)):
+    if code.co_code not in _compile_empty_bodies() or code.co_names not in ((), ("NotImplementedError",)):
         return True
-    texts = {repr(None), repr(...), repr(function.__doc__)}
+    # Instructions name constants by their numbers: `return 5` and `return None` have the same ones.
+    of_empty_bodies = {repr(None), repr(...), repr(function.__doc__)}
     raises = bool(code.co_names)  # with any text
-    return any(repr(each) not in texts and not (raises and isinstance(each, str)) for each in code.co_consts)
+    return any(repr(each) not in of_empty_bodies and not (raises and isinstance(each, str)) for each in code.co_consts)
 
 
 # --- local names
