@@ -15,6 +15,7 @@
 #   make compat             test with model, OAuth and MCP servers and MCP clients of other authors, from npm and PyPI
 #   make charts             draw the saved figures for docs/performance.md
 #   make docs               build the documentation site in site/
+#   make stubs              write what type checkers read of names that are loaded on first use
 #   make pictures           take the pictures of the README, in Chromium
 #   make format             format the code, and fix what the linter can fix
 #   make constraints        update constraints.txt
@@ -49,7 +50,7 @@ BENCHMARKS := container tools importing endpoints start wire models execution ap
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run ask test quick compat check check-style check-mypy check-pyright check-page docs pictures format constraints clean wire bench charts \
+.PHONY: help run ask test quick compat check check-style check-mypy check-pyright check-page docs stubs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
 	bench-search bench-runs bench-inbox bench-connections crash
 
@@ -169,6 +170,9 @@ check-page:
 
 crash: $(DEV_STAMP)
 	@$(PY) -m tests.databases.crash $(ARGS)
+
+stubs: $(DEV_STAMP)
+	@$(PY) -m tests.stubs
 
 pictures: $(DEV_STAMP)
 	@$(PY) docs/pictures/take.py

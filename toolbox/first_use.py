@@ -6,15 +6,18 @@ Not here: the names, which each package lists.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
 def names_on_first_use(
-    package: str, homes: Mapping[str, Iterable[str]]
+    package: str, *homes: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package. `homes` lists names by their module, such as `.container`."""
-    modules = {name: module for module, names in homes.items() for name in names}
+    """Return `__getattr__` and `__dir__` for a package.
+
+    `homes` have the names of each module, with spaces between them: `{".container": "Container"}`.
+    """
+    modules = {name: module for each in homes for module, names in each.items() for name in names.split()}
 
     def load_name(name: str) -> object:
         if (module := modules.get(name)) is None:

@@ -22,7 +22,7 @@ from .interception import (
 if TYPE_CHECKING:
     from .retries import RetryOnError
 
-__getattr__, __dir__ = names_on_first_use(__name__, {".retries": ("RetryOnError",)})
+__getattr__, __dir__ = names_on_first_use(__name__, {".retries": "RetryOnError"})
 
 __all__ = [
     "ModelInterceptor",

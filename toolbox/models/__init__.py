@@ -17,14 +17,11 @@ if TYPE_CHECKING:
     from .fallback_marks import fallback
     from .routing import ModelRouter
 
-_HOMES = {
-    "..events": ("FallbackUsedEvent", "ModelSkippedEvent"),
-    ".fallback_marks": ("fallback",),
-    ".routing": ("ModelRouter",),
-}
+__getattr__, __dir__ = names_on_first_use(
+    __name__,
+    {"..events": "FallbackUsedEvent ModelSkippedEvent", ".fallback_marks": "fallback", ".routing": "ModelRouter"},
+)
 __all__ = ["FallbackUsedEvent", "ModelRouter", "ModelSkippedEvent", "fallback"]
-
-__getattr__, __dir__ = names_on_first_use(__name__, _HOMES)
 
 
 class ModelRequests:
