@@ -242,7 +242,7 @@ def _constructor(cls: type[Any]) -> tuple[type[Any], Callable[..., Any] | None]:
         for base in cls.__mro__:
             found = vars(base).get(name)
             # Protocol adds an `__init__` to its classes that have none.
-            if found is None or getattr(found, "__name__", "") == "_no_init_or_replace_init":
+            if found is None or getattr(found, "__module__", "") in ("typing", "typing_extensions"):
                 continue
             if base not in (object, typing.Generic) and base.__module__ != "typing":
                 return base, getattr(found, "__func__", found)
