@@ -8,10 +8,12 @@ reverse the text direction or start a new line. Not here: the errors (`errors`),
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,71 +111,54 @@ class _SecretSearch:
 
     Such a text may have cut a secret or escaped it. Therefore a secret is sought as pieces of `PIECE` bytes, each of
     which is enough to recognize it, and also in base64; a shorter beginning counts at the end of the text, or before
-    `…`, where it was cut. Escapes are removed from the text instead, because there are too many ways to write them: the
-    positions of what is found are then translated back.
+    `…`, where it was cut. Escapes are removed from the text instead, because there are too many ways to write them.
     """
 
     def __init__(self, secrets: Collection[str]) -> None:
-        self._pieces: dict[int, set[bytes]] = {}
-        self._beginnings: dict[int, set[bytes]] = {}
-        self.longest = 0
-        for secret in {each for each in secrets if len(each) >= SHORTEST_SECRET}:
-            for spelled in {*_spell(secret)}:
-                self._add_secret(spelled)
-
-    def _add_secret(self, secret: bytes) -> None:
-        length = min(PIECE, len(secret))
-        self.longest = max(self.longest, length)
-        pieces = self._pieces.setdefault(length, set())
-        pieces.update([secret[at : at + length] for at in range(len(secret) - length + 1)])
-        for short in range(SHORTEST_SECRET, length):
-            self._beginnings.setdefault(short, set()).add(secret[:short])
+        spelled = {each for secret in secrets if len(secret) >= SHORTEST_SECRET for each in _spell(secret)}
+        self._pieces = {secret[at : at + PIECE] for secret in spelled for at in range(max(len(secret) - PIECE, 0) + 1)}
+        self._lengths = {len(piece) for piece in self._pieces}
+        self._beginnings = {secret[:length] for secret in spelled for length in range(SHORTEST_SECRET, PIECE)}
 
     def hide_in(self, text: str) -> str:
         """Return the text with the secrets replaced by `***`."""
-        if not self.longest or not text:
+        if not self._pieces or not text:
             return text
-        hidden = self._find_characters(_encode_each(text), range(len(text) + 1))
-        if "%" in text or "\\" in text or "&" in text:
-            hidden |= self._find_characters(*_unescape(text))
-        if not hidden:
+        is_hidden = bytearray(len(text))
+        self._mark_characters([text], is_hidden)
+        if len(parts := _ESCAPE.split(text)) > 1:
+            self._mark_characters(parts, is_hidden)
+        if not any(is_hidden):
             return text
-        shown: list[str] = []
-        for at, character in enumerate(text):
-            if at not in hidden:
-                shown.append(character)
-            elif at - 1 not in hidden:
-                shown.append(HIDDEN)
-        return "".join(shown)
+        runs = groupby(zip(is_hidden, text, strict=True), lambda each: each[0])
+        return "".join(HIDDEN if hide else "".join([each for _, each in run]) for hide, run in runs)
 
-    def _find_characters(self, characters: list[bytes], places: Sequence[int]) -> set[int]:
-        """Return the positions in the text that belong to a secret.
+    def _mark_characters(self, parts: Sequence[str], is_hidden: bytearray) -> None:
+        """Mark the characters of a text that belong to a secret. Every second one of its parts is an escape."""
+        characters: list[str] = []
+        for at, part in enumerate(parts):
+            characters += [part] if at % 2 else part
+        encoded = [_encode_character(each) for each in characters]
+        found = self._find_bytes(b"".join(encoded))
+        start = first = 0  # of a character: in the text, and in its bytes
+        for character, its_bytes in zip(characters, encoded, strict=True) if any(found) else ():
+            if any(found[first : first + len(its_bytes)]):
+                is_hidden[start : start + len(character)] = bytes([1]) * len(character)
+            start, first = start + len(character), first + len(its_bytes)
 
-        `characters` are the unescaped characters in UTF-8; character `i` is at `places[i]` to `places[i + 1]`.
-        """
-        covered = self._find_bytes(b"".join(characters))
-        if not covered:
-            return covered
-        owner = [at for at, character in enumerate(characters) for _ in character]
-        return {place for at in {owner[each] for each in covered} for place in range(places[at], places[at + 1])}
-
-    def _find_bytes(self, whole: bytes) -> set[int]:
-        """Return the positions of the bytes that belong to a secret."""
-        covered: set[int] = set()
-        for length, pieces in self._pieces.items():
-            begin = end = 0  # of the secret that was found last; its pieces overlap
-            for start in [at for at in range(len(whole) - length + 1) if whole[at : at + length] in pieces]:
-                if start > end:
-                    covered.update(range(begin, end))
-                    begin = start
-                end = start + length
-            covered.update(range(begin, end))
-        ends = [len(whole), *(match.start() for match in re.finditer("…".encode(), whole))]
-        for length, beginnings in self._beginnings.items():
-            for end in ends:
-                if end >= length and whole[end - length : end] in beginnings:
-                    covered.update(range(end - length, end))
-        return covered
+    def _find_bytes(self, whole: bytes) -> bytearray:
+        """Return 1 for each byte that belongs to a secret, and 0 for the others."""
+        found = bytearray(len(whole))
+        for length in self._lengths:
+            mark = bytes([1]) * length
+            for at in range(len(whole) - length + 1):
+                if whole[at : at + length] in self._pieces:
+                    found[at : at + length] = mark
+        for end in (len(whole), *(match.start() for match in re.finditer("…".encode(), whole))):
+            for start in range(max(end - PIECE, 0), end):
+                if whole[start:end] in self._beginnings:
+                    found[start:end] = bytes([1]) * (end - start)
+        return found
 
 
 def _spell(secret: str) -> Iterator[bytes]:
@@ -187,50 +172,27 @@ def _spell(secret: str) -> Iterator[bytes]:
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         # Text before the secret shifts it by up to two bytes; characters that depend on other bytes are cut.
         for before, cut in ((0, 0), (1, 2), (2, 3)):
-            encoded = encode(bytes(before) + plain).rstrip(b"=")
-            complete = (before + len(plain)) * 8 // 6
-            yield encoded[cut:complete]
+            yield encode(bytes(before) + plain)[cut : (before + len(plain)) * 8 // 6]
 
 
 _ESCAPE = re.compile(
-    r"(?:%[0-9A-Fa-f]{2})|\\u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}"
-    r"|\\x[0-9A-Fa-f]{2}|\\[\"'\\/bfnrt]|&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
+    r"(%[0-9A-Fa-f]{2}|\\u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}"
+    r"|\\x[0-9A-Fa-f]{2}|\\[\"'\\/bfnrt]|&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});)"
 )
-_SHORT_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-def _unescape(text: str) -> tuple[list[bytes], list[int]]:
-    """Return the unescaped characters of a text and their positions, for `_SecretSearch`."""
-    characters: list[bytes] = []
-    places: list[int] = []
-    end = 0
-    for match in _ESCAPE.finditer(text):
-        start = match.start()
-        characters += _encode_each(text[end:start])
-        characters.append(_read_escape(match[0]))
-        places += range(end, start + 1)
-        end = match.end()
-    return [*characters, *_encode_each(text[end:])], [*places, *range(end, len(text) + 1)]
+def _encode_character(character: str) -> bytes:
+    """Return a character, or what an escape stands for, in UTF-8."""
+    if len(character) > 1:
+        if character.startswith(("%", "\\x")):
+            return bytes.fromhex(character[-2:])
+        if character.startswith("&"):
+            import html  # imported late: its table of names is large and only errors need it
 
-
-def _encode_each(text: str) -> list[bytes]:
-    """Return each character in UTF-8."""
-    return [character.encode("utf-8", "surrogatepass") for character in text]
-
-
-def _read_escape(escape: str) -> bytes:
-    if escape[0] == "%":
-        return bytes.fromhex(escape[1:])
-    if escape[0] == "&":
-        import html  # imported late: its table of names is large and only errors need it
-
-        return html.unescape(escape).encode("utf-8", "surrogatepass")
-    if escape[1] == "x":
-        return bytes.fromhex(escape[2:])
-    if escape[1] != "u":
-        return _SHORT_ESCAPES.get(escape[1], escape[1]).encode()
-    units = b"".join(int(unit, 16).to_bytes(2, "big") for unit in escape.split("\\u")[1:])
-    return units.decode("utf-16-be", "surrogatepass").encode("utf-8", "surrogatepass")
+            character = html.unescape(character)
+        else:
+            character = "'" if character == "\\'" else json.loads(f'"{character}"')
+    return character.encode("utf-8", "surrogatepass")
 
 
 # --- characters that a terminal or a log must not get
