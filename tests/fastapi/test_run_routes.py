@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import fields
 from typing import Any, Protocol
 
 import pytest
@@ -20,11 +21,12 @@ from toolbox import (
     sql,
     tool,
 )
-from toolbox.runs import Run, RunSuspended, ToolDeferred
+from toolbox.runs import HistoryEntry, PendingCall, Run, RunSuspended, ToolDeferred
 from toolbox.security import SecurityIdentity
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject, install, runs_router
+from toolbox_fastapi.run_endpoints import HistoryEntryView, PendingCallView, RunView
 
 pytestmark = pytest.mark.anyio
 
@@ -454,3 +456,15 @@ async def test_runs_and_pending_calls_say_who_asked(running: Callable[..., Any])
 def test_a_rule_must_take_the_identity_and_the_run(may_see: Any) -> None:
     with pytest.raises(TypeError, match="runs_router: may_see must be a function"):
         runs_router(Container(), may_see=may_see)
+
+
+@pytest.mark.parametrize(
+    ("view", "shown", "hidden"),
+    [
+        (RunView, Run, {"identity_attributes"}),
+        (HistoryEntryView, HistoryEntry, set()),
+        (PendingCallView, PendingCall, set()),
+    ],
+)
+def test_clients_see_every_field_but_the_attributes_of_identities(view: Any, shown: Any, hidden: set[str]) -> None:
+    assert view.model_fields.keys() == {each.name for each in fields(shown)} - hidden
