@@ -80,25 +80,22 @@ def made(kind: type[Exception]) -> Exception:
 
 
 @pytest.mark.parametrize("kind", all_errors())
-@pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
-def test_errors_keep_their_facts_when_pickled_and_copied(kind: type[Exception], again: Any) -> None:
+def test_errors_keep_their_facts_when_pickled_and_copied(kind: type[Exception]) -> None:
     error = made(kind)
 
-    other = again(error)
-
-    assert type(other) is kind
-    facts = {name: value for name, value in vars(error).items() if name != "_facts"}
-    assert {name: getattr(other, name) for name in facts} == facts
-    assert str(other) == str(error)
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(other) is kind
+        assert vars(other) == vars(error)
+        assert str(other) == str(error)
 
 
-@pytest.mark.parametrize("kind", all_errors())
-def test_error_texts_do_not_contain_the_repr_of_arguments(kind: type[Exception]) -> None:
-    text = str(made(kind))
+def test_error_texts_do_not_contain_the_repr_of_arguments() -> None:
+    for kind in all_errors():
+        text = str(made(kind))
 
-    assert text
-    assert not text.startswith(("(", "["))
-    assert "ToolExecutionRequest(" not in text
+        assert text
+        assert not text.startswith(("(", "["))
+        assert "ToolExecutionRequest(" not in text
 
 
 def test_errors_do_not_change_with_the_lists_that_they_were_made_from() -> None:
@@ -121,44 +118,9 @@ def test_all_errors_except_tool_signals_are_toolbox_errors() -> None:
     assert outside == {"ToolRetry", "ToolAbort", "ToolDeferred", "EndsInvocation"}
 
 
-def test_configuration_and_usage_errors_are_framework_errors() -> None:
-    framework = {kind.__name__ for kind in all_errors() if issubclass(kind, errors.FrameworkError)}
-
-    assert framework == {
-        "FrameworkError",
-        "IllegalConfigurationError",
-        "MissingBeanError",
-        "AmbiguousBeanError",
-        "AsyncBeanError",
-        "ScopeNotActiveError",
-        "ContainerNotStartedError",
-        "BlockingCallNotAllowedError",
-        "MemoryInUseError",
-        "ConversationSuspendedError",
-        "LeaseLostError",
-        "OpenTransactionError",
-        "AnswerForbiddenError",
-        "RunAnswerError",
-        "RunBusyError",
-        "RunConflictError",
-        "RunIncompatibleError",
-        "RunNotFoundError",
-        "RunStateError",
-        "RunStoreError",
-        "RunSuspendedError",
-    }
-
-
 def test_timeouts_are_timeout_errors() -> None:
-    late = {kind.__name__ for kind in all_errors() if issubclass(kind, TimeoutError)}
-
-    assert late == {
-        "ToolTimeoutError",
-        "InvocationTimeoutError",
-        "ModelTimeoutError",
-        "McpTimeoutError",
-        "RestTimeoutError",
-    }
+    for kind in all_errors():
+        assert issubclass(kind, TimeoutError) == kind.__name__.endswith("TimeoutError")
 
 
 def test_the_text_lists_all_problems() -> None:
