@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, get_args
 
 import pytest
 from fastapi import FastAPI
@@ -13,6 +15,7 @@ from toolbox import AiMessage, ChatModel, ChatRequest, ChatResponse, Container, 
 from toolbox.events import EventListener, InvocationEvent
 from toolbox.testing import tool_call
 from toolbox_fastapi import Inject, install
+from toolbox_fastapi.dev_ui import journal
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +68,7 @@ async def test_calls_of_the_application_are_in_the_log_with_nested_calls(connect
 
     outer, inner = [each for each in entries if each["type"] == "started"]
     assert (outer["where"], outer["user_message"]) == ("Desk.help", "outer?")
-    assert (inner["where"], inner["parent"]) == ("Expert.advise", outer["run"])
+    assert (inner["where"], inner["parent"]) == ("Expert.advise", outer["invocation"])
 
 
 async def test_one_request_that_is_sent_several_times_at_once_is_several_calls(connect: Any, running: Any) -> None:
@@ -147,3 +150,11 @@ async def test_an_open_log_does_not_delay_shutdown(serving: Any) -> None:
             lines = reply.aiter_lines()
             assert "Waiter.serve" in await anext(lines)
             await lines.aclose()
+
+
+def test_the_page_knows_the_fields_of_each_entry() -> None:
+    page = Path(journal.__file__).parent / "page" / "timeline.js"
+    tables = dict(re.findall(r"@typedef \{\{(.*)\}\} (\w+) \*/", page.read_text(encoding="utf-8")))
+    known = {name: set(re.findall(r"(\w+)\??: ", text)) for text, name in tables.items()}
+
+    assert known == {each.__name__: set(each.__annotations__) for each in get_args(journal.LogEntry)}

@@ -14,7 +14,7 @@ const recorded = () => {
 test("tool calls, model requests, guardrails and connections are rows; other entries are not", () => {
   const timeline = recorded();
   const taken = ["tool_started", "tool", "model", "guardrail", "connection", "memory", "ended", "tool_progress"].map(
-    type => feed(timeline, {type, run: "r", call: 1, name: type}, "r"),
+    type => feed(timeline, /** @type {any} */ ({type, invocation: "r", call: 1, name: type}), "r"),
   );
 
   assert.deepEqual(taken, [true, true, true, true, true, false, false, false]);
@@ -23,7 +23,11 @@ test("tool calls, model requests, guardrails and connections are rows; other ent
 
 test("a guardrail of an inner invocation is a row inside", () => {
   const timeline = recorded();
-  feed(timeline, {type: "guardrail", run: "inner", call: "guardrail 1", refused: true}, "outer");
+  feed(
+    timeline,
+    /** @type {any} */ ({type: "guardrail", invocation: "inner", call: "guardrail 1", refused: true}),
+    "outer",
+  );
 
   assert.deepEqual(timeline.rows, [["inner guardrail 1", "guardrail inner", {refused: true}]]);
 });

@@ -1,5 +1,7 @@
 """The live log: a listener that records the events of services, models and tools, and the journal that keeps them.
 
+`LogEntry` is a table of the entries; `page/timeline.js` has the same one. An invocation is one call of a service
+method; runs are what the inbox shows.
 Not here: the events (`toolbox.events`), sending the log to the page (`routes`).
 """
 
@@ -8,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import fields
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, assert_never
 
 from pydantic_core import from_json
 
@@ -62,9 +64,89 @@ from toolbox.tools.failures import message_of
 
 from ..streaming import as_json
 
+# --- the table of entries: events as JSON for the page
+
+
+class _Logged(TypedDict):
+    invocation: str
+    """The id of the invocation."""
+    at: float
+    """Milliseconds since 1970."""
+
+
+class StartedEntry(_Logged):
+    """An invocation began. `parent` is the invocation in which it was called."""
+
+    type: Literal["started"]
+    where: str
+    parent: str | None
+    user_message: str | None
+    memory_id: str | None
+
+
+class EndedEntry(_Logged):
+    """An invocation ended with an answer or a failure, or waits for an answer."""
+
+    type: Literal["ended"]
+    duration: float
+    answer: Entry | None
+    failure: Entry | None
+    waits: bool
+
+
+class CallStartedEntry(_Logged):
+    """A model request or a tool call began. Its other entry has the same `call`."""
+
+    type: Literal["model_started", "tool_started"]
+    call: int
+    name: str
+    sent: NotRequired[str]
+    arguments: NotRequired[str]
+
+
+class CallEndedEntry(_Logged):
+    """A model request or a tool call ended; `at` is when it began."""
+
+    type: Literal["model", "tool"]
+    call: int
+    duration: float
+    result: str
+    is_error: bool
+    usage: NotRequired[Entry | None]
+    thread: NotRequired[str]
+
+
+class MomentEntry(_Logged):
+    """Something between the calls, with one entry."""
+
+    type: Literal["guardrail", "usage", "connection"]
+    call: str
+    name: str
+    duration: float
+    result: str
+    refused: bool
+
+
+class MemoryEntry(_Logged):
+    """The conversation was saved."""
+
+    type: Literal["memory"]
+    messages: int
+
+
+Entry: TypeAlias = Mapping[str, Any]
+"""What the page gets as JSON; also the parts of a `LogEntry`, and what only the chat gets."""
+LogEntry: TypeAlias = StartedEntry | EndedEntry | CallStartedEntry | CallEndedEntry | MomentEntry | MemoryEntry
+
+
+# --- the journal
+
+
 MAX_ENTRIES = 1000
 
-entry_callback: ContextVar[Callable[[Entry], None] | None] = ContextVar("toolbox.dev_ui.entry_callback", default=None)
+entry_callback: ContextVar[Callable[[LogEntry], None] | None] = ContextVar(
+    "toolbox.dev_ui.entry_callback", default=None
+)
 """A function that also gets the entries of all calls in the current context."""
 
 
@@ -72,10 +154,10 @@ class Journal:
     """Keeps the last entries and sends new ones to its followers; entries may come from any thread."""
 
     def __init__(self) -> None:
-        self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
-        self._followers: dict[asyncio.Queue[Entry], asyncio.AbstractEventLoop] = {}
+        self._entries: deque[LogEntry] = deque(maxlen=MAX_ENTRIES)
+        self._followers: dict[asyncio.Queue[LogEntry], asyncio.AbstractEventLoop] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         """Add an entry and send it to the followers and to the callback of this context."""
         self._entries.append(entry)
         for queue, loop in list(self._followers.items()):
@@ -86,9 +168,9 @@ class Journal:
         if (callback := entry_callback.get()) is not None:
             callback(entry)
 
-    async def follow(self) -> AsyncGenerator[Entry, None]:
+    async def follow(self) -> AsyncGenerator[LogEntry, None]:
         """Yield the kept entries, then new ones, without end."""
-        queue: asyncio.Queue[Entry] = asyncio.Queue()
+        queue: asyncio.Queue[LogEntry] = asyncio.Queue()
         self._followers[queue] = asyncio.get_running_loop()
         try:
             for entry in list(self._entries):
@@ -106,7 +188,7 @@ class _RunningCall:
     """A running tool call or model request: its number, start time and thread."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.began = number, time.time() * 1000
+        self.number, self.began = number, _now()
         self.thread = "event loop"
         self.watching: Token[Any] | None = None
 
@@ -168,16 +250,20 @@ class DevUiListener(EventListener):
             case ToolSuspendedEvent():
                 self._on_tool_ended(context, event.duration, "waits for an answer", is_error=False)
             case ConnectionReleasedEvent():
-                self._add_moment(context, "connection", "a database session gave its connection back")
+                text = "a database session gave its connection back"
+                self._add_moment(context, "connection", "connection", text)
             case UsageCountedEvent():
-                self._on_usage_counted(event)
+                limits = [(each.name, getattr(event.limits, each.name)) for each in fields(event.limits)]
+                used = [f"{name} {event.usage.of(name)} of {limit}" for name, limit in limits if limit is not None]
+                self._add_moment(context, "usage", "usage", ", ".join(used) or "no limits")
             case GuardrailExecutedEvent():
-                self._on_guardrail_executed(event)
+                name, refused = f"guardrail {event.guardrail.__name__}", event.outcome not in ("success", "modified")
+                self._add_moment(context, "guardrail", name, event.outcome, duration=event.duration, refused=refused)
             case MemoryWrittenEvent():
-                self._add_entry(context, {"type": "memory", "messages": len(event.messages)})
-
-    def _add_entry(self, context: InvocationContext, entry: Entry) -> None:
-        self._journal.add({"run": context.invocation_id, "at": time.time() * 1000, **entry})
+                saved = MemoryEntry(
+                    type="memory", invocation=context.invocation_id, at=_now(), messages=len(event.messages)
+                )
+                self._journal.add(saved)
 
     # --- invocations
 
@@ -185,14 +271,16 @@ class DevUiListener(EventListener):
         self._open.add(context.invocation_id)
         memory_id = context.memory_id
         message = context.user_message
-        started = {
-            "type": "started",
-            "where": f"{context.service.__name__}.{context.method}",
-            "parent": context.outer_invocation_id,
-            "user_message": None if message is None else shorten_text(user_text(message)),
-            "memory_id": None if memory_id is None else str(memory_id),
-        }
-        self._add_entry(context, started)
+        started = StartedEntry(
+            type="started",
+            invocation=context.invocation_id,
+            at=_now(),
+            where=f"{context.service.__name__}.{context.method}",
+            parent=context.outer_invocation_id,
+            user_message=None if message is None else shorten_text(user_text(message)),
+            memory_id=None if memory_id is None else str(memory_id),
+        )
+        self._journal.add(started)
 
     def _on_service_ended(
         self,
@@ -204,9 +292,16 @@ class DevUiListener(EventListener):
         waits: bool = False,
     ) -> None:
         self._open.discard(context.invocation_id)
-        self._add_entry(
-            context, {"type": "ended", "duration": duration, "answer": answer, "failure": failed, "waits": waits}
+        ended = EndedEntry(
+            type="ended",
+            invocation=context.invocation_id,
+            at=_now(),
+            duration=duration,
+            answer=answer,
+            failure=failed,
+            waits=waits,
         )
+        self._journal.add(ended)
 
     # --- models
 
@@ -217,13 +312,15 @@ class DevUiListener(EventListener):
 
     def _on_model_asked(self, event: ModelRequestEvent) -> None:
         call = self._start_call(event.request)
-        shown = {
-            "type": "model_started",
-            "call": call.number,
-            "name": event.model_name,
-            "sent": shorten_text(conversation(event.request.messages)),
-        }
-        self._add_entry(event.context, shown)
+        asked = CallStartedEntry(
+            type="model_started",
+            invocation=event.context.invocation_id,
+            at=_now(),
+            call=call.number,
+            name=event.model_name,
+            sent=shorten_text(conversation(event.request.messages)),
+        )
+        self._journal.add(asked)
 
     def _on_model_answered(
         self,
@@ -236,16 +333,17 @@ class DevUiListener(EventListener):
         is_error: bool = False,
     ) -> None:
         call = self._calls.pop(id(request), None) or _RunningCall(0)
-        shown = {
-            "type": "model",
-            "call": call.number,
-            "at": call.began,
-            "duration": duration,
-            "result": shorten_text(text),
-            "is_error": is_error,
-            "usage": usage_of(usage),
-        }
-        self._add_entry(context, shown)
+        answered = CallEndedEntry(
+            type="model",
+            invocation=context.invocation_id,
+            at=call.began,
+            call=call.number,
+            duration=duration,
+            result=shorten_text(text),
+            is_error=is_error,
+            usage=usage_of(usage),
+        )
+        self._journal.add(answered)
 
     # --- tools
 
@@ -256,69 +354,64 @@ class DevUiListener(EventListener):
             self._open.discard(context.invocation_id)
         call = self._start_call(context)
         call.watch_thread(request)
-        shown = {
-            "type": "tool_started",
-            "call": call.number,
-            "name": request.name,
-            "arguments": shorten_text(request.arguments),
-        }
-        self._add_entry(context, shown)
+        started = CallStartedEntry(
+            type="tool_started",
+            invocation=context.invocation_id,
+            at=_now(),
+            call=call.number,
+            name=request.name,
+            arguments=shorten_text(request.arguments),
+        )
+        self._journal.add(started)
 
     def _on_tool_ended(self, context: InvocationContext, duration: float, text: str, is_error: bool) -> None:
         call = self._calls.pop(id(context), None) or _RunningCall(0)
         call.unwatch()
-        shown = {
-            "type": "tool",
-            "call": call.number,
-            "at": call.began,
-            "duration": duration,
-            "thread": call.thread,
-            "result": shorten_text(text),
-            "is_error": is_error,
-        }
-        self._add_entry(context, shown)
+        ended = CallEndedEntry(
+            type="tool",
+            invocation=context.invocation_id,
+            at=call.began,
+            call=call.number,
+            duration=duration,
+            thread=call.thread,
+            result=shorten_text(text),
+            is_error=is_error,
+        )
+        self._journal.add(ended)
         if context.invocation_id not in self._open:
             self._on_service_ended(context, duration)
 
-    # --- guardrails
+    # --- what happens between the calls
 
-    def _on_usage_counted(self, event: UsageCountedEvent) -> None:
-        limits = [(each.name, getattr(event.limits, each.name)) for each in fields(event.limits)]
-        used = [f"{name} {event.usage.of(name)} of {allowed}" for name, allowed in limits if allowed is not None]
-        self._add_moment(event.context, "usage", ", ".join(used) or "no limits")
-
-    def _add_moment(self, context: InvocationContext, kind: str, text: str) -> None:
-        """Add something that takes no time, between two model requests."""
+    def _add_moment(
+        self,
+        context: InvocationContext,
+        kind: Literal["guardrail", "usage", "connection"],
+        name: str,
+        text: str,
+        *,
+        duration: float = 0,
+        refused: bool = False,
+    ) -> None:
         self._counted += 1
-        shown = {
-            "type": kind,
-            "call": f"{kind} {self._counted}",
-            "name": kind,
-            "at": time.time() * 1000,
-            "duration": 0,
-            "result": text,
-            "is_error": False,
-        }
-        self._add_entry(context, shown)
-
-    def _on_guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
-        self._counted += 1
-        shown = {
-            "type": "guardrail",
-            "call": f"guardrail {self._counted}",
-            "name": f"guardrail {event.guardrail.__name__}",
-            "at": (time.time() - event.duration) * 1000,
-            "duration": event.duration,
-            "result": event.outcome,
-            "refused": event.outcome not in ("success", "modified"),
-        }
-        self._add_entry(event.context, shown)
+        moment = MomentEntry(
+            type=kind,
+            invocation=context.invocation_id,
+            at=_now() - duration * 1000,
+            call=f"{kind} {self._counted}",
+            name=name,
+            duration=duration,
+            result=text,
+            refused=refused,
+        )
+        self._journal.add(moment)
 
 
-# --- entries: events as JSON
+def _now() -> float:
+    return time.time() * 1000
 
-Entry: TypeAlias = dict[str, Any]
-"""An event for the page, as JSON: `type`, `run` (the invocation's id), `at` (ms since 1970) and more."""
+
+# --- the parts of entries
 
 MAX_TEXT_CHARS = 20_000
 

@@ -237,10 +237,10 @@ function newTurn(typed) {
         timeline.begin(entry.at);
         break;
       case "started":
-        root ??= entry.run;
+        root ??= entry.invocation;
         break;
       case "ended":
-        if (entry.run === root) usage = entry.answer?.usage;
+        if (entry.invocation === root) usage = entry.answer?.usage;
         break;
       case "text":
         text.append(readable(entry.text));

@@ -5,8 +5,9 @@ import {at, block, clock, counted, duration, make} from "./dom.js";
 import {stream} from "./events.js";
 import {Timeline, feed} from "./timeline.js";
 
-const MAX_RUNS = 200;
-const runs = new Map();
+const MAX_INVOCATIONS = 200;
+/** @type {Map<string, Invocation>} */
+const invocations = new Map();
 const list = make("ol", {class: "runs", "aria-label": "Invocations"});
 const state = make("p", {role: "status", class: "state"}, "Connecting…");
 const filter = make("input", {
@@ -57,143 +58,138 @@ async function visible() {
 }
 
 function showState() {
-  state.textContent = runs.size ? `Live, ${counted(runs.size, "invocation")}.` : "Live.";
+  state.textContent = invocations.size ? `Live, ${counted(invocations.size, "invocation")}.` : "Live.";
 }
 
+/** @param {import("./timeline.js").LogEntry} entry */
 function take(entry) {
-  let run = runs.get(entry.run);
-  if (!run) {
+  let invocation = invocations.get(entry.invocation);
+  if (!invocation) {
     if (entry.type !== "started") return; // the server no longer keeps its start
-    run = newRun(entry);
-    runs.set(entry.run, run);
-    place(run, entry.run, runs.get(entry.parent));
-    if (runs.size > MAX_RUNS) {
-      const [oldest] = runs.keys();
+    invocation = new Invocation(entry, invocations.get(entry.parent));
+    invocations.set(entry.invocation, invocation);
+    place(invocation, entry.invocation);
+    if (invocations.size > MAX_INVOCATIONS) {
+      const [oldest] = invocations.keys();
       drop(oldest);
     }
   }
-  run.take(entry);
-  nothing.hidden = runs.size > 0;
+  invocation.take(entry);
+  nothing.hidden = invocations.size > 0;
   showState();
   applyFilter();
 }
 
-// Puts the newest run first. Inner runs follow their outer run in the order in which they started.
-function place(run, id, outer) {
-  if (!outer) {
-    list.prepend(run.element);
+// Puts the newest invocation first. Inner ones follow their outer one in the order in which they started.
+function place(invocation, id) {
+  if (!invocation.outer) {
+    list.prepend(invocation.element);
     return;
   }
-  let last = outer;
-  while (last.inner.length) last = runs.get(last.inner.at(-1));
-  outer.inner.push(id);
-  last.element.after(run.element);
+  let last = invocation.outer;
+  while (last.inner.length) last = invocations.get(last.inner.at(-1));
+  invocation.outer.inner.push(id);
+  last.element.after(invocation.element);
 }
 
 function drop(id) {
-  for (const each of runs.get(id).inner) drop(each);
-  runs.get(id).element.remove();
-  runs.delete(id);
-}
-
-function open(run) {
-  run.element.hidden = false;
-  run.element.firstChild.open = true;
-  run.element.querySelector("summary").focus();
+  for (const each of invocations.get(id).inner) drop(each);
+  invocations.get(id).element.remove();
+  invocations.delete(id);
 }
 
 function applyFilter() {
   const wanted = filter.value.trim().toLowerCase();
-  for (const run of runs.values()) run.element.hidden = wanted !== "" && !run.text.toLowerCase().includes(wanted);
+  for (const each of invocations.values())
+    each.element.hidden = wanted !== "" && !each.text.toLowerCase().includes(wanted);
 }
 
-function newRun(started) {
-  const timeline = new Timeline();
-  const outer = runs.get(started.parent);
-  const inside = started.parent && `in ${outer?.where ?? "another invocation"}`;
-  const mark = make("span", {class: "mark"}, "running");
-  const took = make("span", {class: "time"}),
-    calls = make("span", {class: "calls"});
-  const answer = make("div", {class: "answer"}),
-    remembered = make("p", {class: "about"});
-  const element = make(
-    "li",
-    {class: "run running"},
-    make(
-      "details",
+// One call of a service method, from its first entry to its end.
+class Invocation {
+  /** @param {import("./timeline.js").StartedEntry} started @param {Invocation} [outer] */
+  constructor(started, outer) {
+    const inside = started.parent && `in ${outer?.where ?? "another invocation"}`;
+    this.outer = outer;
+    this.where = started.where;
+    /** @type {number} */
+    this.depth = outer ? outer.depth + 1 : started.parent ? 1 : 0;
+    /** @type {string[]} the ids of the invocations that this one made */
+    this.inner = [];
+    // What the filter searches.
+    this.text = `${started.where} ${inside ?? ""} ${started.user_message ?? ""} ${started.memory_id ?? ""}`;
+    this.timeline = new Timeline();
+    this.timeline.begin(started.at);
+    this.mark = make("span", {class: "mark"}, "running");
+    this.took = make("span", {class: "time"});
+    this.calls = make("span", {class: "calls"});
+    this.answer = make("div", {class: "answer"});
+    this.remembered = make("p", {class: "about"});
+    this.element = this.makeElement(started, inside);
+    this.element.classList.toggle("inner", this.depth > 0);
+    this.element.style.setProperty("--depth", this.depth);
+  }
+
+  makeElement(started, inside) {
+    const summary = make(
+      "summary",
       {},
-      make(
-        "summary",
-        {},
-        mark,
-        make("span", {class: "name"}, started.where, inside && make("span", {class: "about"}, ` ${inside}`)),
-        make("span", {class: "said"}, started.user_message ?? ""),
-        calls,
-        took,
-        make("span", {class: "when"}, clock(started.at)),
-      ),
-      make(
-        "div",
-        {class: "inside"},
-        make(
-          "dl",
-          {class: "facts"},
-          [
-            started.user_message && [make("dt", {}, "Asked"), make("dd", {}, block(started.user_message, "Asked"))],
-            started.memory_id !== null && [make("dt", {}, "Memory id"), make("dd", {}, started.memory_id)],
-            started.parent && [
-              make("dt", {}, "Called by"),
-              make(
-                "dd",
-                {},
-                outer
-                  ? make("button", {type: "button", class: "small quiet", onclick: () => open(outer)}, outer.where)
-                  : "another invocation",
-              ),
-            ],
-          ]
-            .filter(Boolean)
-            .flat(),
-        ),
-        timeline.element,
-        answer,
-        remembered,
-      ),
-    ),
-  );
-  timeline.begin(started.at);
-  const depth = outer ? outer.depth + 1 : started.parent ? 1 : 0;
-  element.classList.toggle("inner", depth > 0);
-  element.style.setProperty("--depth", depth);
-  const run = {
-    element,
-    depth,
-    inner: [],
-    where: started.where,
-    text: `${started.where} ${inside ?? ""} ${started.user_message ?? ""} ${started.memory_id ?? ""}`,
-    take(entry) {
-      if (feed(timeline, entry, entry.run)) run.text += ` ${entry.name ?? ""}`;
-      calls.textContent = timeline.count ? counted(timeline.count, "tool call") : "";
-      if (entry.type === "memory")
-        remembered.replaceChildren(`The conversation now has ${counted(entry.messages, "message")}.`);
-      if (entry.type !== "ended") return;
-      timeline.end(entry.at);
-      element.classList.remove("running");
-      const stopped = entry.failure?.kind === "CancelledError";
-      element.classList.toggle("failed", Boolean(entry.failure) && !stopped);
-      mark.textContent = entry.waits ? "waits" : stopped ? "stopped" : entry.failure ? "failed" : "done";
-      took.textContent = duration(entry.duration);
-      if (stopped) answer.replaceChildren(make("p", {class: "about"}, "Cancelled, or the client disconnected."));
-      else if (entry.failure)
-        answer.replaceChildren(make("p", {class: "bad"}, `${entry.failure.kind}: ${entry.failure.message}`));
-      else if (entry.answer && entry.answer.value !== null)
-        answer.replaceChildren(
-          block(
-            typeof entry.answer.value === "string" ? entry.answer.value : JSON.stringify(entry.answer.value, null, 2),
-            "Answer",
-          ),
-        );
-    },
-  };
-  return run;
+      this.mark,
+      make("span", {class: "name"}, started.where, inside && make("span", {class: "about"}, ` ${inside}`)),
+      make("span", {class: "said"}, started.user_message ?? ""),
+      this.calls,
+      this.took,
+      make("span", {class: "when"}, clock(started.at)),
+    );
+    const facts = [
+      started.user_message && [make("dt", {}, "Asked"), make("dd", {}, block(started.user_message, "Asked"))],
+      started.memory_id !== null && [make("dt", {}, "Memory id"), make("dd", {}, started.memory_id)],
+      started.parent && [make("dt", {}, "Called by"), make("dd", {}, this.caller())],
+    ];
+    const inner = make(
+      "div",
+      {class: "inside"},
+      make("dl", {class: "facts"}, facts.filter(Boolean).flat()),
+      this.timeline.element,
+      this.answer,
+      this.remembered,
+    );
+    return make("li", {class: "run running"}, make("details", {}, summary, inner));
+  }
+
+  caller() {
+    if (!this.outer) return "another invocation";
+    return make("button", {type: "button", class: "small quiet", onclick: () => this.outer.open()}, this.outer.where);
+  }
+
+  open() {
+    this.element.hidden = false;
+    this.element.firstChild.open = true;
+    this.element.querySelector("summary").focus();
+  }
+
+  /** @param {import("./timeline.js").LogEntry} entry */
+  take(entry) {
+    if (feed(this.timeline, entry, entry.invocation)) {
+      if ("name" in entry) this.text += ` ${entry.name}`;
+      this.calls.textContent = this.timeline.count ? counted(this.timeline.count, "tool call") : "";
+    } else if (entry.type === "memory")
+      this.remembered.replaceChildren(`The conversation now has ${counted(entry.messages, "message")}.`);
+    else if (entry.type === "ended") this.end(entry);
+  }
+
+  /** @param {import("./timeline.js").EndedEntry} entry */
+  end(entry) {
+    this.timeline.end(entry.at);
+    this.element.classList.remove("running");
+    const stopped = entry.failure?.kind === "CancelledError";
+    this.element.classList.toggle("failed", Boolean(entry.failure) && !stopped);
+    this.mark.textContent = entry.waits ? "waits" : stopped ? "stopped" : entry.failure ? "failed" : "done";
+    this.took.textContent = duration(entry.duration);
+    if (stopped) this.answer.replaceChildren(make("p", {class: "about"}, "Cancelled, or the client disconnected."));
+    else if (entry.failure)
+      this.answer.replaceChildren(make("p", {class: "bad"}, `${entry.failure.kind}: ${entry.failure.message}`));
+    else if (entry.answer && entry.answer.value !== null) this.answer.replaceChildren(shown(entry.answer.value));
+  }
 }
+
+const shown = value => block(typeof value === "string" ? value : JSON.stringify(value, null, 2), "Answer");

@@ -3,6 +3,15 @@
 
 import {block, clock, duration, make, pretty, visible} from "./dom.js";
 
+// The entries of the log, as `journal.py` describes them. `at` is in milliseconds, `duration` in seconds.
+/** @typedef {{type: "started", invocation: string, at: number, where: string, parent: string, user_message: string, memory_id: string}} StartedEntry */
+/** @typedef {{type: "ended", invocation: string, at: number, duration: number, answer: any, failure: any, waits: boolean}} EndedEntry */
+/** @typedef {{type: "model_started" | "tool_started", invocation: string, at: number, call: number, name: string, sent?: string, arguments?: string}} CallStartedEntry */
+/** @typedef {{type: "model" | "tool", invocation: string, at: number, call: number, duration: number, result: string, is_error: boolean, usage?: any, thread?: string}} CallEndedEntry */
+/** @typedef {{type: "guardrail" | "usage" | "connection", invocation: string, at: number, call: string, name: string, duration: number, result: string, refused: boolean}} MomentEntry */
+/** @typedef {{type: "memory", invocation: string, at: number, messages: number}} MemoryEntry */
+/** @typedef {StartedEntry | EndedEntry | CallStartedEntry | CallEndedEntry | MomentEntry | MemoryEntry} LogEntry */
+
 function facts(row) {
   const parts = [];
   const add = (title, content) => content && parts.push(make("dt", {}, title), make("dd", {}, content));
@@ -117,13 +126,23 @@ export class Timeline {
   }
 }
 
-// Adds a log entry to a timeline; returns false if the entry is not for a timeline. `root` is the timeline's run.
+// Adds a log entry to a timeline; returns false if the entry is not for a timeline. `root` is the timeline's invocation.
+/** @param {LogEntry} entry @returns {entry is CallStartedEntry | CallEndedEntry | MomentEntry} */
 export function feed(timeline, entry, root) {
-  const [kind, started] = (entry.type ?? "").split("_");
-  if (!["tool", "model", "guardrail", "usage", "connection"].includes(kind) || (started && started !== "started"))
-    return false;
-  const {run, call, ...facts} = entry;
-  delete facts.type;
-  timeline.set(`${run} ${call}`, run === root ? kind : `${kind} inner`, facts);
-  return true;
+  switch (entry.type) {
+    case "model_started":
+    case "tool_started":
+    case "model":
+    case "tool":
+    case "guardrail":
+    case "usage":
+    case "connection": {
+      const {type, invocation, call, ...facts} = entry;
+      const kind = type.replace("_started", "");
+      timeline.set(`${invocation} ${call}`, invocation === root ? kind : `${kind} inner`, facts);
+      return true;
+    }
+    default:
+      return false;
+  }
 }
