@@ -99,21 +99,27 @@ async def test_a_database_keeps_what_the_model_said_before_the_run_was_cancelled
         assert (await said_in(here, run.id))[0] == "Hello, I am a model."
 
 
+class KnowsNoWishes(InMemoryRunStore):
+    """As a store of a program's own, from before wishes."""
+
+    supports = frozenset()
+
+
 @pytest.mark.parametrize("service", [Speaker, Careful])
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-async def test_only_a_run_that_another_process_took_is_logged_as_taken_over(
-    service: Any, is_elsewhere: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", [InMemoryRunStore, KnowsNoWishes])
+async def test_only_a_run_that_is_taken_from_its_process_is_logged_as_taken_over(
+    kind: type[InMemoryRunStore], service: Any, is_elsewhere: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, model = InMemoryRunStore(lease=0.2), Talking(for_ever=True)
+    store, model = kind(lease=6), Talking(for_ever=True)
     async with program(service, model, store) as here, program(service, Talking(), store) as there:
         run = await here.runs.start(service.speak, "Speak!")
         await asyncio.wait_for(model.has_said.wait(), 60)
         await (there if is_elsewhere else here).runs.cancel(run.id)
-        async with asyncio.timeout(60):
-            while is_elsewhere and not warnings_in(caplog):  # noqa: ASYNC110 - a log has no event
-                await asyncio.sleep(0.01)
+        await here.runs.follow_clock()
 
-    assert warnings_in(caplog) == ([f"another process has taken over run {run.id}"] if is_elsewhere else [])
+    is_taken = is_elsewhere and kind is KnowsNoWishes
+    assert warnings_in(caplog) == ([f"another process has taken over run {run.id}"] if is_taken else [])
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:

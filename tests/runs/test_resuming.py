@@ -211,7 +211,7 @@ async def test_who_waits_for_a_run_that_is_cancelled_elsewhere_gets_its_cancella
         await elsewhere.runs.cancel(run_id, "changed our minds")
         for _ in range(3):  # a second cancellation of the task would reach the caller
             await skip_time(here, timedelta(seconds=1))
-        assert store.refused == 3
+        assert store.refused >= 3
         slow.cleans_up.set()
         with pytest.raises(RunCancelledError, match="changed our minds"):
             await waiting

@@ -16,9 +16,12 @@ from toolbox.runs.store import StoredRecord, StoredRun
 from toolbox.store_checks.run_stores import (
     RunStoreCheck,
     a_store_can_be_opened_again,
+    a_wish_reaches_the_owner,
+    a_wish_stays_until_the_run_ends,
     an_id_is_used_once,
     each_write_can_set_and_remove_the_time_of_the_oldest_call,
     ids_of_runs_never_collide,
+    only_a_run_with_an_owner_takes_a_wish,
     purging_deletes_old_runs_that_have_ended,
     waiting_runs_are_found_by_their_oldest_call,
 )
@@ -117,9 +120,41 @@ class CutsIds(UsesFileNames):
         return run_id[:199]
 
 
+class ForgetsWishes(InMemoryRunStore):
+    """It keeps a wish with the lease."""
+
+    async def release(self, run_id: str, generation: int) -> None:
+        await super().release(run_id, generation)
+        self._runs[run_id].wish = None
+
+
+class KeepsWishes(InMemoryRunStore):
+    def _change(self, kept: Any, changes: RunChanges, *, by_owner: bool) -> None:
+        wish = kept.wish
+        super()._change(kept, changes, by_owner=by_owner)
+        kept.wish = wish
+
+
+class TakesAllWishes(InMemoryRunStore):
+    async def add_wish(self, run_id: str, wish: str) -> bool:
+        await super().add_wish(run_id, wish)
+        return True
+
+
+class TakesLastWish(InMemoryRunStore):
+    async def add_wish(self, run_id: str, wish: str) -> bool:
+        if (kept := self._runs.get(run_id)) is not None:
+            kept.wish = None
+        return await super().add_wish(run_id, wish)
+
+
 @pytest.mark.parametrize(
     ("store", "check"),
     [
+        (ForgetsWishes, a_wish_stays_until_the_run_ends),
+        (KeepsWishes, a_wish_stays_until_the_run_ends),
+        (TakesAllWishes, only_a_run_with_an_owner_takes_a_wish),
+        (TakesLastWish, a_wish_reaches_the_owner),
         (DropsTimeOfOwner, each_write_can_set_and_remove_the_time_of_the_oldest_call),
         (NeverRemovesTime, each_write_can_set_and_remove_the_time_of_the_oldest_call),
         (PurgesWaitingRuns, purging_deletes_old_runs_that_have_ended),

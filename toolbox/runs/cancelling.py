@@ -1,25 +1,25 @@
-"""`Cancelling`: cancels a run, and has its tools undone where the service asks for it.
+"""`Cancelling`: asks the owner of a run to end it, or ends a run that nobody executes.
 
-Not here: compensation itself (`services.compensation`).
+Not here: what the owner does (`run_execution`), compensation itself (`services.compensation`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 from ..errors import RunIncompatibleError
 from ..safe_text import printable
-from ..services.inner_plans import services_below
-from .documents import RunDocument
+from .documents import RunDocument, cancellation_to_json, with_cancellation
 from .event_log import EVENT_PAUSE
 from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
-from .store import ENDED, RunChanges, StoredRun
-from .stored_runs import RunsHost, StoredRuns, read_document
+from .store import ENDED, RunChanges, StoredRun, supported_by
+from .stored_runs import StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -27,14 +27,17 @@ logger = logging.getLogger("toolbox.runs")
 class Cancelling:
     """Cancels the runs of a host."""
 
-    def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
-        self._host, self._runs, self._preparing, self._execution = host, runs, preparing, execution
+    def __init__(self, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
+        self._runs, self._preparing, self._execution = runs, preparing, execution
 
     async def cancel_run(self, run_id: str, reason: str | None, by: Any) -> StoredRun:
         """Cancel a run, undo its tools, and return it when it has ended. An ended run stays as it is."""
-
-        store, reason, name = await self._runs.open(), None if reason is None else printable(reason), history_name(by)
-        has_waited = False
+        # Only the owner can write what the call has said and done, so it is asked first. An owner that does not answer
+        # in the time of a lease is gone, stands still or knows no wishes: the run is taken from it, as from one whose
+        # lease has ended.
+        reason = None if reason is None else printable(reason)
+        entry = HistoryEntry(await self._runs.now(), history_name(by), None, None, "cancel", reason)
+        has_asked = False
         while True:
             stored = await self._runs.load(run_id)
             if stored.status in ENDED:
@@ -43,35 +46,48 @@ class Cancelling:
                 document = read_document(stored)
             except RunIncompatibleError:  # of another version of the program; what it says is dropped
                 document = RunDocument()
-            if document.cancels:  # by another caller, or before a crash
+            if document.cancels:  # its owner undoes its tools, or was interrupted
                 await self._execution.execute_or_wait(run_id, None)
-                continue
-            if document.follows and stored.owner not in (None, self._runs.owner) and not has_waited:
-                has_waited = True
-                await asyncio.sleep(2 * EVENT_PAUSE)  # the other process writes what its model has said so often
-                continue
-            entry = HistoryEntry(await self._runs.now(), name, None, None, "cancel", reason)
-            changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
-            must_undo = self._must_undo(stored)
-            if must_undo:  # it ends when its tools are undone; after a crash another process continues
-                document = changed.changed(cancels=True)
-                changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
+            elif stored.owner is not None and not has_asked:
+                has_asked = True
+                await self._ask_owner(stored, document, entry)
             else:
-                changes = RunChanges(status="cancelled", document=changed.to_json())
-            async with self._execution.leases.taking(run_id):
-                if (taken := await store.change(run_id, stored.version, changes)) is None:
-                    continue
-                self._execution.leases.lose(run_id)
-            self._runs.looks.announce(run_id)
-            if not must_undo:
-                return taken
-            await asyncio.shield(self._execution.spawn(run_id, self._undo(taken, by)))
+                await self._take(stored, document, entry, by)
+
+    async def _ask_owner(self, stored: StoredRun, document: RunDocument, entry: HistoryEntry) -> None:
+        """Ask the owner of a run to end it, and wait at most one lease until nobody executes it."""
+        store, run_id = await self._runs.open(), stored.id
+        if "wishes" in supported_by(store):
+            if not await store.add_wish(run_id, cancellation_to_json(entry)):
+                return
+        elif stored.owner != self._runs.owner:
+            if document.follows:
+                await asyncio.sleep(2 * EVENT_PAUSE)  # the other process writes what its model has said so often
+            return
+        self._execution.leases.grant(run_id, entry)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(store.lease):
+                await self._execution.until_free(run_id)
+
+    async def _take(self, stored: StoredRun, document: RunDocument, entry: HistoryEntry, by: Any) -> None:
+        """End a run that nobody executes, or take it to undo its tools; do nothing if it has changed meanwhile."""
+        changed, must_undo = with_cancellation(document, entry), self._must_undo(stored)
+        if must_undo:  # it ends when its tools are undone; after a crash another process continues
+            text = changed.changed(cancels=True).to_json()
+            changes = RunChanges(status="running", document=text, owner=self._runs.owner)
+        else:
+            changes = RunChanges(status="cancelled", document=changed.to_json())
+        taken = await (await self._runs.open()).change(stored.id, stored.version, changes)
+        if taken is None:
+            return
+        self._execution.leases.lose(stored.id)
+        self._runs.looks.announce(stored.id)
+        if must_undo:
+            await asyncio.shield(self._execution.spawn(stored.id, self._undo(taken, by)))
 
     def _must_undo(self, stored: StoredRun) -> bool:
         """Return True if tools of this run may have to be undone when it is cancelled."""
-        own = [plan for methods in self._host.plans.values() for plan in methods.values()]
-        everything = [*own, *(inner for plan in own for inner in services_below(plan))]
-        if not any(each.options.compensate_on_failure for each in everything):
+        if not self._preparing.undoes_tools():
             return False
         try:
             self._preparing.prepare(stored)

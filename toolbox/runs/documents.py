@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from secrets import token_hex
@@ -142,7 +142,7 @@ def _answer_from_dict(written: Any) -> Any:
     return {**written, "answer": written} if isinstance(written, Mapping) else written
 
 
-def _entry_to_dict(entry: HistoryEntry, to_dict: SerializerFunctionWrapHandler) -> dict[str, Any]:
+def _entry_to_dict(entry: HistoryEntry, to_dict: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     return {**to_dict(entry), "at": entry.at.isoformat()}
 
 
@@ -249,6 +249,25 @@ class RunDocument:
         except TranscriptError as error:
             place = f"{error.path}: " if error.path else ""
             raise UnreadableDocumentError(f"invalid document of a run: {place}{error.what}") from error
+
+
+def with_cancellation(document: RunDocument, entry: HistoryEntry) -> RunDocument:
+    """Return the document of a run that is cancelled; `entry` says who wants it, and why."""
+    return document.changed(waiting=(), reason=entry.reason, history=(*document.history, entry))
+
+
+def cancellation_to_json(entry: HistoryEntry) -> str:
+    """Write the wish that the owner of a run ends it as cancelled."""
+    return json.dumps({"version": VERSION, **_entry_to_dict(entry, fields_to_dict)})
+
+
+def cancellation_from_json(text: str) -> HistoryEntry | None:
+    """Read a wish that `cancellation_to_json` wrote; None for one that only a later release knows."""
+    try:
+        entry = fields_from_dict(HistoryEntry, read_stored_json(text))
+    except (UnreadableDocumentError, TranscriptError):
+        return None
+    return entry if entry.answer == "cancel" else None
 
 
 def _name_of(identity: Mapping[str, Any] | None) -> str | None:

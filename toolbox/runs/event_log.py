@@ -24,7 +24,8 @@ from ..services.stored_forms import execution_from_dict, execution_to_dict, resp
 from ..transcripts import Json, read_json, request_from_dict, request_to_dict, write_json
 from .documents import call_from_dict, stored_call_to_dict
 from .run_looks import RunLooks
-from .store import RunStore
+from .run_records import RunRecords
+from .store import StoredEvent
 
 T = TypeVar("T")
 
@@ -89,23 +90,25 @@ class EventLog:
     `flush`. Close it when the execution ends.
     """
 
-    def __init__(self, store: RunStore, run_id: str, generation: int, looks: RunLooks) -> None:
-        self._store, self._run_id, self._generation, self._looks = store, run_id, generation, looks
+    def __init__(self, run: RunRecords, looks: RunLooks) -> None:
+        assert run.generation is not None
+        self._run, self._generation, self._looks = run, run.generation, looks
         self._ready: list[str] = []
         self._seen: list[str] = []  # written by an earlier owner in the round that continues now
         self._writing: asyncio.Task[None] | None = None
-        self._is_urgent, self._has_written = asyncio.Event(), asyncio.Event()
-        self._taken = self._written = 0  # the numbers of events
+        self._is_urgent = asyncio.Event()
 
     async def open(self) -> None:
-        """Read which events of the current round an earlier owner has written."""
-        if self._generation <= 1:
-            return
-        after = 0
-        while found := await self._store.events(self._run_id, after):
-            after = found[-1].number
+        """Read which events of the current round an earlier execution has written."""
+        found: list[StoredEvent] = []
+        while True:
+            with self._run.using_store() as store:
+                found = await store.events(self._run.id, found[-1].number if found else 0)
+            if not found:
+                return
             for each in found:
-                event = event_from_json(each.data)
+                with self._run.reading():
+                    event = event_from_json(each.data)
                 if isinstance(event, IntermediateResponse):
                     self._seen.clear()
                 elif not isinstance(event, _PIECES):
@@ -120,7 +123,6 @@ class EventLog:
                 return
             self._is_urgent.set()
         self._ready.append(event_to_json(event))
-        self._taken += 1
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(_read_error)
@@ -133,27 +135,14 @@ class EventLog:
             self._is_urgent.clear()
             ready, self._ready = self._ready, []
             try:
-                await self._store.add_events(self._run_id, self._generation, ready)
+                with self._run.using_store() as store:
+                    await store.add_events(self._run.id, self._generation, ready)
             except LeaseLostError:
                 return
             except BaseException:
                 self._ready[:0] = ready
                 raise
-            self._written += len(ready)
-            self._has_written.set()
-            self._looks.announce(self._run_id)
-
-    async def catch_up(self) -> None:
-        """Wait until the events so far are written, or cannot be. Does not wait for later ones."""
-        until = self._taken
-        while self._written < until and self._writing is not None and not self._writing.done():
-            self._is_urgent.set()
-            self._has_written.clear()
-            waiting = asyncio.ensure_future(self._has_written.wait())
-            try:
-                await asyncio.wait({waiting, self._writing}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
+            self._looks.announce(self._run.id)
 
     async def flush(self) -> None:
         """Wait until all events are written. Raises the store's errors."""

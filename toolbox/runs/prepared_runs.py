@@ -18,7 +18,7 @@ from ..di.scopes import RequestScope
 from ..errors import RunIncompatibleError, ScopeNotActiveError
 from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
-from ..services.inner_plans import plan_behind
+from ..services.inner_plans import plan_behind, services_below
 from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import tools_added
 from ..services.toolsets import Toolset
@@ -140,6 +140,12 @@ class PreparedRuns:
         if tool is None and not plan.providers:
             raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
         return tool
+
+    def undoes_tools(self) -> bool:
+        """Return True if a service of this program undoes tools when a call fails."""
+        own = [plan for methods in self._host.plans.values() for plan in methods.values()]
+        everything = [*own, *(inner for plan in own for inner in services_below(plan))]
+        return any(each.options.compensate_on_failure for each in everything)
 
     async def admit(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
         """Return a run with the identity under which it continues. Raises `ForbiddenError` if the loader refuses it.

@@ -32,12 +32,14 @@ from ..services.loop import Finish, Suspend
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..tools.failures import message_of
+from .documents import with_cancellation
 from .event_log import EventLog
 from .new_documents import read_user_message
 from .prepared_runs import PreparedRun, PreparedRuns
 from .program_values import write_details, write_value
 from .record_contents import type_name_of
-from .run_leases import HeldRun, RunLeases, TakenHereError
+from .run_answers import HistoryEntry
+from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
 from .store import RunLook, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
@@ -131,7 +133,7 @@ class RunExecution:
             task = self.spawn(run_id, self._take(stored, put, person))
             if (found := await wait_unless_lost(task, run_id)) is not None:
                 return found
-            seen, stored = await self._until_free(run_id, seen), None
+            seen, stored = await self.until_free(run_id, seen), None
 
     async def _take(self, stored: StoredRun, put: PutEvent | None, person: Any) -> Result[Any] | None:
         """Continue a run that no process runs; None while another process runs it."""
@@ -161,7 +163,7 @@ class RunExecution:
                 raise RunBusyError(run_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    seen = await self._until_free(run_id, seen)
+                    seen = await self.until_free(run_id, seen)
 
     async def _execute_if_free(self, run_id: str) -> bool:
         """Take a run and execute it; False if it is not runnable."""
@@ -173,7 +175,7 @@ class RunExecution:
         self._starters.pop(run_id, None)  # kept after an error: the run goes on here, perhaps
         return owned is not None
 
-    async def _until_free(self, run_id: str, seen: RunLook | None) -> RunLook:
+    async def until_free(self, run_id: str, seen: RunLook | None = None) -> RunLook:
         """Wait for a look after `seen` at which no process executes the run, and return it."""
         while True:
             seen = await self._runs.looks.after(run_id, seen)
@@ -199,8 +201,7 @@ class RunExecution:
             await self.continue_run(owned, person=person)
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
-                if not isinstance(error, TakenHereError):
-                    logger.warning("another process has taken over run %s", owned.id)
+                logger.warning("another process has taken over run %s", owned.id)
             elif leaves_run_unchanged(error, owned.id) or await self._is_still_running(owned):
                 raise
             else:
@@ -275,54 +276,84 @@ class RunExecution:
         # store does not answer, this program does not fit, or the token of the run's user is needed, who is not there.
         # What really happened is then in the store, and the next owner continues from there. Writing an end would
         # overwrite it with a guess.
-        run, document, store = held.run, prepared.document, await self._runs.open()
-        session = RunSession.of(run, document, records, store)
+        #
+        # An error of the store is known by its type, so everything between here and the end uses the store through the
+        # session: another error would be taken for one of the method.
+        session = RunSession.of(held.run, prepared.document, records, await self._runs.open())
         session.wants_result = True
         session.is_without_user = prepared.is_without_user
-        log = None
-        if document.follows:
-            log = EventLog(store, run.id, run.generation, self._runs.looks)
-            with session.reading():
-                await log.open()
-            session.write_events, held.write_events = log.flush, log.catch_up
+        session.leave = held.leave
+        log = EventLog(session, self._runs.looks) if prepared.document.follows else None
         try:
-            async with self._preparing.open_scope(prepared) as session.scope:
-                message = read_user_message(run.id, document)
-                invocation = Invocation(
-                    prepared.plan, self._host, prepared.arguments, place=session.root, message=message
-                )
-                invocation.is_input_checked = document.is_checked
-                if document.cancels:
-                    invocation.before_end = session.refuse_end
-                if self._host.listeners is not None:
-                    # An owner that died before its first effect has started nothing. It may have chosen the model.
-                    has_begun = any(each.kind != "model" for each in records) or document.answers or document.cancels
-                    event = RunResumedEvent if has_begun else RunStartedEvent
-                    self._host.listeners.tell(event(invocation.context, run.id, document.trace))
-                result = await self._run_method(invocation, log, put)
-            written = None if isinstance(invocation.end, Suspend) else _write_result(prepared.plan, result)
-        except Exception as error:
-            if session.has_left:  # it is suspended; then something around it failed, such as a bean that is closed
+            if log is not None:
+                session.write_events = log.flush
+                if records or held.run.generation > 1:
+                    await log.open()
+            held.begin()
+            return await self._run_method(session, prepared, log, put)
+        except (Exception, asyncio.CancelledError) as error:
+            # If it has left, it is suspended; then something around it failed, such as a bean that is closed.
+            if session.has_left or session.stays_after(error):
                 raise
-            if session.stays_after(error):
+            if held.wish is None:
+                if isinstance(error, Exception):
+                    await self._write_failure(session, error)
                 raise
-            if document.cancels:
-                if not isinstance(error, RunCancelledError):
-                    logger.error("run %s was cancelled, but not all its tools are undone", run.id, exc_info=error)
-                await session.write_end("cancelled", cancels=False)
-                raise RunCancelledError(run.id, document.reason) from None
-            await session.write_end("failed", error_type=type_name_of(error), error_text=message_of(error))
-            raise
-        else:
-            if written is not None:
-                await session.write_end("completed", **written)
-            return result
+            if (wish := await held.take_wish()) is None:
+                raise
+            prepared = await self._cancel(session, prepared, wish)
         finally:
             held.has_left = session.has_left
             if log is not None:
                 await log.close()
+        store = await self._runs.open()
+        return await self._execute_held(held, prepared, await store.records(session.id), None)
 
-    async def _run_method(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
+    async def _cancel(self, session: RunSession, prepared: PreparedRun, wish: HistoryEntry) -> PreparedRun:
+        """End a run for a wish, with what was said until then. Raises `RunCancelledError`.
+
+        Returns what to execute next, in place of the method, if the tools of the run are to be undone.
+        """
+        document = with_cancellation(prepared.document, wish)
+        if not self._preparing.undoes_tools():
+            await session.write_end("cancelled", reason=document.reason, history=document.history)
+            raise RunCancelledError(session.id, document.reason) from None
+        document = document.changed(cancels=True)
+        await session.write_document(document)
+        return await self._preparing.admit(session.id, replace(prepared, document=document), prepared.identity)
+
+    async def _write_failure(self, session: RunSession, error: Exception) -> None:
+        """Write that a run ends with an error. Raises `RunCancelledError` for one that was cancelled, and is undone."""
+        document = session.document
+        if document is not None and document.cancels:
+            if not isinstance(error, RunCancelledError):
+                logger.error("run %s was cancelled, but not all its tools are undone", session.id, exc_info=error)
+            await session.write_end("cancelled", cancels=False)
+            raise RunCancelledError(session.id, document.reason) from None
+        await session.write_end("failed", error_type=type_name_of(error), error_text=message_of(error))
+
+    async def _run_method(
+        self, session: RunSession, prepared: PreparedRun, log: EventLog | None, put: PutEvent | None
+    ) -> Result[Any]:
+        """Call the method of a run in its own scope, and write that it has completed, unless it is suspended."""
+        run_id, document = session.id, prepared.document
+        async with self._preparing.open_scope(prepared) as session.scope:
+            message = read_user_message(run_id, document)
+            invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root, message=message)
+            invocation.is_input_checked = document.is_checked
+            if document.cancels:
+                invocation.before_end = session.refuse_end
+            if self._host.listeners is not None:
+                # An owner that died before its first effect has started nothing. It may have chosen the model.
+                has_begun = session.has_effects or document.answers or document.cancels
+                event = RunResumedEvent if has_begun else RunStartedEvent
+                self._host.listeners.tell(event(invocation.context, run_id, document.trace))
+            result = await self._await_method(invocation, log, put)
+        if not isinstance(invocation.end, Suspend):
+            await session.write_end("completed", **_write_result(prepared.plan, result))
+        return result
+
+    async def _await_method(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
         if log is None and put is None:
             value = await run(invocation)
         else:

@@ -1,14 +1,14 @@
-"""`RunLeases`: which runs this process executes, and the renewal of their leases.
+"""`RunLeases`: which runs this process executes, the renewal of their leases, and what others wish for them.
 
 A run has one owner at a time, which renews its lease. Not here: executing a run (`run_execution`), taking over
-runs whose owner is gone (`take_over`).
+runs whose owner is gone (`take_over`), writing a wish (`cancelling`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass
@@ -16,38 +16,75 @@ from typing import Any
 
 from ..errors import LeaseLostError
 from ..execution.cancellation import CancellationsHere
-from .store import RenewsApart, RunStore, StoredRun
+from .documents import cancellation_from_json
+from .run_answers import HistoryEntry
+from .store import RenewsApart, RunStore, StoredRun, supported_by
 from .stored_runs import StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
 
 _RENEWALS = 3  # per lease
-
-
-class TakenHereError(LeaseLostError):
-    """This process itself has taken the run from the task that executes it, to cancel it."""
+_BETWEEN_LOOKS = 1.0  # seconds between two looks for wishes
 
 
 @dataclass(slots=True, eq=False)
 class HeldRun:
-    """A run that a task of this process executes. `has_left` is True if its last write has ended the lease.
+    """A run that a task of this process executes, with its lease. `has_left`: its last write has ended the lease.
 
-    `is_taken_here` is True if this process itself takes the run from the task. `write_events` waits until the events so
-    far are stored; None if they are not.
+    `wish` is the cancellation for which the task was cancelled.
     """
 
     run: StoredRun
-    task: asyncio.Task[Any]
+    cancellations: CancellationsHere
     has_left: bool = False
     is_lost: bool = False
-    is_taken_here: bool = False
-    write_events: Callable[[], Awaitable[None]] | None = None
+    wish: HistoryEntry | None = None
+    _takes_wishes: bool = False
+
+    @property
+    def task(self) -> asyncio.Task[Any]:
+        """The task that executes the run."""
+        assert self.cancellations.task is not None
+        return self.cancellations.task
 
     def lose(self) -> None:
         """Cancel the task, once: a tool that takes long to end must not be cancelled again by the next renewal."""
         if not self.is_lost:
             self.is_lost = True
+            if self.wish is None:
+                self.task.cancel()
+
+    # A wish is granted between `begin` and `leave`. Before, nothing of the run is here that could be ended well. After,
+    # the write that suspends or ends the run is under way, and nobody knows if it happens when its task is cancelled:
+    # the owner would write a second end over the first one, which others may have seen.
+
+    def begin(self) -> None:
+        """Grant wishes from now on."""
+        self._takes_wishes = True
+
+    def leave(self) -> None:
+        """Grant no wishes from now on. Raises `CancelledError` if one was granted, and other code caught the error."""
+        if self.wish is not None:
+            raise asyncio.CancelledError
+        self._takes_wishes = False
+
+    def grant(self, wish: HistoryEntry) -> None:
+        """Cancel the task for a wish, once; do nothing outside of `begin` and `leave`."""
+        if self._takes_wishes and not self.is_lost:
+            self.wish, self._takes_wishes = wish, False
             self.task.cancel()
+
+    async def take_wish(self) -> HistoryEntry | None:
+        """Return the wish for which the task was cancelled, and take its cancellation back.
+
+        None if the run was lost meanwhile, or others have cancelled the task too: then somebody else grants the wish.
+        """
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # the code of the run may have ended before the cancellation came
+        if self.is_lost or not self.cancellations.take_back():
+            return None
+        wish, self.wish = self.wish, None
+        return wish
 
 
 class RunLeases:
@@ -56,7 +93,7 @@ class RunLeases:
     def __init__(self, runs: StoredRuns) -> None:
         self._runs = runs
         self._held: set[HeldRun] = set()
-        self._renewing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def hold(self, run: StoredRun) -> AsyncIterator[HeldRun]:
@@ -69,20 +106,16 @@ class RunLeases:
         # a cancellation by its own caller: so exactly this one is taken back, and becomes an error.
         cancellations = CancellationsHere()
         assert cancellations.task is not None
-        held = HeldRun(run, cancellations.task)
+        held = HeldRun(run, cancellations)
         self._held.add(held)
-        if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.get_running_loop().create_task(self._renew(), context=Context())
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.get_running_loop().create_task(self._keep(), context=Context())
         try:
             yield held
         except asyncio.CancelledError:
             if not held.is_lost or not cancellations.take_back():
                 raise
-            raise (TakenHereError if held.is_taken_here else LeaseLostError)(run.id) from None
-        except LeaseLostError as error:  # noticed by a write
-            if held.is_taken_here and error.run_id == run.id:
-                raise TakenHereError(run.id) from None
-            raise
+            raise LeaseLostError(run.id) from None
         finally:
             self._held.discard(held)
             try:
@@ -95,23 +128,11 @@ class RunLeases:
         """Return the ids of the runs that this process executes."""
         return {each.run.id for each in self._held}
 
-    @asynccontextmanager
-    async def taking(self, run_id: str) -> AsyncIterator[None]:
-        """Take a run inside the block, perhaps from a task of this process. What it has sent so far is stored before.
-
-        Nothing that the task writes later is stored.
-        """
-        held = [each for each in self._held if each.run.id == run_id]
-        for each in held:
-            if each.write_events is not None:
-                with suppress(Exception):  # the task gets the error as well
-                    await each.write_events()
-            each.is_taken_here = True
-        try:
-            yield
-        finally:
-            for each in held:
-                each.is_taken_here = each.is_lost
+    def grant(self, run_id: str, wish: HistoryEntry) -> None:
+        """End the execution of a run here as cancelled, at once; do nothing if it is not executed here."""
+        for each in self._held:
+            if each.run.id == run_id:
+                each.grant(wish)
 
     def lose(self, run_id: str) -> list[asyncio.Task[Any]]:
         """Cancel the execution of a run that was taken from here now, not at the next renewal. Returns its tasks."""
@@ -140,13 +161,31 @@ class RunLeases:
             await asyncio.wait([releasing], timeout=1.0)
             raise
 
-    async def _renew(self) -> None:
-        """Renew all leases until there are none."""
+    async def _keep(self) -> None:
+        """Renew all leases and grant all wishes until there are no leases."""
         store = await self._runs.open()
         while self._held:
             # Tools can take all connections of a pool, so a store may renew on others, and close them afterwards.
             async with store.renewing() if isinstance(store, RenewsApart) else nullcontext():
-                await self._renew_until_idle(store)
+                looking = asyncio.create_task(self._look_for_wishes(store))
+                try:
+                    await self._renew_until_idle(store)
+                finally:
+                    looking.cancel()
+                    await asyncio.gather(looking, return_exceptions=True)
+
+    async def _look_for_wishes(self, store: RunStore) -> None:
+        """Look for the wishes of other processes, in one query for all runs that are executed here."""
+        while "wishes" in supported_by(store):
+            await asyncio.sleep(min(_BETWEEN_LOOKS, store.lease / _RENEWALS))
+            try:
+                wishes = await store.wishes(self.held_ids())
+            except Exception as error:  # whoever wants something takes the run when its lease has ended
+                logger.warning("cannot look for the wishes for runs: %s: %s", type(error).__name__, error)
+                continue
+            for run_id, text in wishes.items():
+                if (wish := cancellation_from_json(text)) is not None:
+                    self.grant(run_id, wish)
 
     async def _renew_until_idle(self, store: RunStore) -> None:
         """Renew all leases. A renewal that has to wait does not delay the others."""
@@ -185,6 +224,6 @@ class RunLeases:
 
     async def stop(self) -> None:
         """Stop renewing."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)

@@ -111,8 +111,8 @@ class Restored:
 class RunSession(RunRecords):
     """One run while this process executes it. `tools` records its tool calls.
 
-    `scope` is the request scope of the run; None while the run is part of another request. `has_left` is True after the
-    write that suspends or ends the stored run: it has also ended the lease.
+    `scope` is the request scope of the run; None while the run is part of another request. `leave` is called before the
+    write that suspends or ends the stored run, and `has_left` is True after it: it has also ended the lease.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -123,6 +123,7 @@ class RunSession(RunRecords):
         self.has_left = False
         self.scope: RequestScope | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
+        self.leave: Callable[[], None] = lambda: None
 
     @classmethod
     def of(
@@ -135,6 +136,14 @@ class RunSession(RunRecords):
             for each in records:
                 session.add_record(each)
         return session
+
+    @property
+    def has_effects(self) -> bool:
+        """True if something of the run has begun: more is recorded than the choice of a model."""
+        return any(
+            place.result or place.starts or place.replies or place.snapshots or place.failure
+            for place in self.places.values()
+        )
 
     # --- invocations
 
@@ -399,6 +408,7 @@ class RunSession(RunRecords):
     async def _store_suspension(self, run: StoredRun | None) -> None:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
         assert self.document is not None
+        self.leave()
         await self.flush_events()
         waiting = tuple(with_outer_calls(each, self) for each in collect_waiting(self).values())
         document = self.document = self.document.changed(waiting=waiting, trace=current_trace())
@@ -442,11 +452,20 @@ class RunSession(RunRecords):
         assert self.generation is not None
         # An owner that suspends its run keeps the generation: the store would let it overwrite the pending calls.
         assert not self.has_left
+        self.leave()
         await self.flush_events()
         changes = RunChanges(status=status, document=self.document.changed(waiting=(), **facts).to_json())
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)
         self.has_left = True
+
+    async def write_document(self, document: RunDocument) -> None:
+        """Write all events, and another document; the run goes on."""
+        assert self.generation is not None
+        await self.flush_events()
+        with self.using_store() as store:
+            await store.append(self.id, self.generation, [], RunChanges(document=document.to_json()))
+        self.document = document
 
 
 def _find_refused_calls(replied: ModelReplied, invocation: Invocation) -> list[int]:

@@ -51,7 +51,7 @@ class Runs:
         self._take_over = TakeOver(host, self._stored, self._execution)
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._resuming = Resuming(host, self._stored, preparing, self._execution)
-        self._cancelling = Cancelling(host, self._stored, preparing, self._execution)
+        self._cancelling = Cancelling(self._stored, preparing, self._execution)
 
     # --- reading
 

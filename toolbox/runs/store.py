@@ -1,13 +1,15 @@
 """Stored runs as plain values, and stores of runs: the protocol `RunStore`, and `InMemoryRunStore`.
 
 A run has one header (`StoredRun`) and records (`StoredRecord`). Every write of an owner names its generation, so that a
-process that has lost the run writes nothing more. Not here: what documents and records contain (`documents`,
+process that has lost the run writes nothing more. A run of a durable service, or one that `runs.start` began, is stored
+before its first effect; a call that is neither becomes a stored run when it is suspended, with what it has done until
+then, and nobody owns it. Not here: what documents and records contain (`documents`,
 `record_contents`), runs as callers see them (`run_answers`), stores in databases (`toolbox.sql`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -33,7 +35,8 @@ class StoredRun:
     - `id` has 1 to 200 characters, none of them NUL or half a surrogate. It often comes from a client, and is compared
       exactly: ids that differ only in case are two runs.
     - `service` is the qualified name `module.Class`.
-    - `generation` increases each time a process takes the run; it is the token that every write of the owner must name.
+    - `generation` is the token that every write of the owner must name. It increases whenever a process takes the run,
+      also one that then cannot execute it, so it counts neither executions nor crashes.
     - `version` increases with each change of the header. A writer that does not own the run names the version that it
       has read, and reads again if that has changed: two answers, or an answer and a cancellation, do not overwrite each
       other.
@@ -175,7 +178,8 @@ class RunStore(Protocol):
 
     Methods are awaited on the event loop: a store does blocking work in a thread, for example with `asyncio.to_thread`.
     Derive a store from this class: later releases may add methods that have a default, as `look` does, and keywords
-    that have one, as `find` did.
+    that have one, as `find` did. `supports` names what a store does of what came later: `"wishes"` (`add_wish` and
+    `wishes`); without it, the owner of a run that is cancelled elsewhere does not learn of it in time.
 
     A store can also have these, which the container uses if they exist:
 
@@ -191,6 +195,7 @@ class RunStore(Protocol):
 
     persistent: bool
     lease: float
+    supports: frozenset[str] = frozenset()
 
     async def open(self) -> None:
         """Prepare the store, for example create or migrate its tables. Called at start; may be called again."""
@@ -287,6 +292,18 @@ class RunStore(Protocol):
         """Return the ids of at most `limit` runnable runs, oldest first."""
         ...
 
+    async def add_wish(self, run_id: str, wish: str) -> bool:
+        """Leave a wish for the owner of a run; one that is there already stays. Returns False for a run without owner.
+
+        Changes nothing else: not the header, nor the lease. A wish stays when another process takes the run, and when
+        it is suspended; the change that ends the run removes it.
+        """
+        return False
+
+    async def wishes(self, run_ids: Collection[str]) -> dict[str, str]:
+        """Return the wishes for these runs, by their ids. An owner asks once a second for all that it executes."""
+        return {}
+
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """Add events, numbered 1, 2, … in each run. Raises `LeaseLostError` as `append` does."""
         ...
@@ -302,6 +319,11 @@ class RunStore(Protocol):
     async def purge(self, before: datetime) -> int:
         """Delete the ended runs whose last change is before `before` (with a time zone). Returns their number."""
         ...
+
+
+def supported_by(store: RunStore) -> frozenset[str]:
+    """Return what a store does of what came after the first release; nothing if it is not derived from `RunStore`."""
+    return getattr(store, "supports", frozenset())
 
 
 @runtime_checkable
@@ -323,6 +345,7 @@ class StoredRunState:
 
     run: StoredRun
     lease_until: float = 0.0
+    wish: str | None = None
     records: dict[str, StoredRecord] = field(default_factory=dict)
     events: list[StoredEvent] = field(default_factory=list)
 
@@ -341,6 +364,15 @@ class StoredRunState:
         self.run = replace(run, **changes.values, generation=generation, version=run.version + 1, updated_at=now)
         if after.owner is not KEEP:
             self.set_owner(after.owner, lease_until)
+        if self.run.status in ENDED:
+            self.wish = None
+
+    def add_wish(self, wish: str) -> bool:
+        """Keep the first wish for the owner. Returns False without an owner."""
+        if self.run.owner is None:
+            return False
+        self.wish = self.wish or wish
+        return True
 
     def set_owner(self, owner: str | None, lease_until: float) -> None:
         """Begin a lease of this owner, or end the lease; the rest of the header stays, `updated_at` as well."""
@@ -365,6 +397,7 @@ class InMemoryRunStore(RunStore):
     """Stores runs in the memory of this process. This is the default store; runs end with the process."""
 
     persistent = False
+    supports = frozenset({"wishes"})
 
     def __init__(self, lease: float = 15.0) -> None:
         """`lease` is the duration of a lease in seconds. Raises `ValueError` unless it is above 0."""
@@ -501,6 +534,18 @@ class InMemoryRunStore(RunStore):
         with self._lock:
             now = self.clock.monotonic()
             return [run_id for run_id, kept in self._runs.items() if kept.is_runnable(now)][:limit]
+
+    async def add_wish(self, run_id: str, wish: str) -> bool:
+        """Leave a wish for the owner of a run, unless there is one. Returns False for a run without owner."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            return kept is not None and kept.add_wish(wish)
+
+    async def wishes(self, run_ids: Collection[str]) -> dict[str, str]:
+        """Return the wishes for these runs, by their ids."""
+        with self._lock:
+            found = {each: self._runs[each].wish for each in run_ids if each in self._runs}
+            return {run_id: wish for run_id, wish in found.items() if wish is not None}
 
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """Add events, numbered from 1 in each run. Raises `LeaseLostError` for another generation."""

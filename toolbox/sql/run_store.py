@@ -7,7 +7,7 @@ the lease. Not here: the tables (`run_tables`), executing runs (`toolbox.runs`),
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
@@ -45,7 +45,6 @@ from ..runs.documents import reduced_document, shown_document
 from ..runs.store import (
     ENDED,
     KEEP,
-    Keep,
     Ownership,
     Position,
     RunChanges,
@@ -64,7 +63,7 @@ from .migrations import StoreTables
 from .outages import retried
 from .run_tables import INDEXED, RunTables, beginning_of
 
-_AT_ONCE = 500  # runs that `purge` deletes in one transaction
+_AT_ONCE = 500  # runs that `purge` deletes in one transaction, and that one statement names
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORTEST_LIMIT = 30.0  # seconds for one try of a statement on PostgreSQL, which takes at most two leases
 
@@ -88,6 +87,7 @@ class SqlRunStore(RunStore):
     """
 
     persistent = True
+    supports = frozenset({"wishes"})
 
     def __init__(
         self,
@@ -182,8 +182,7 @@ class SqlRunStore(RunStore):
     async def load(self, run_id: str) -> StoredRun | None:
         """Return the header, or None for an unknown id."""
         async with self._reading() as connection:
-            row = (await connection.execute(self._select_headers().where(self._tables.runs.c.id == run_id))).first()
-            return None if row is None else _read_run(row, row.owner)
+            return await self._read_header(connection, run_id)
 
     @retried
     async def look(self, run_id: str) -> RunLook | None:
@@ -227,7 +226,7 @@ class SqlRunStore(RunStore):
             longest = waiting_longer_than // timedelta(milliseconds=1)
             found = found.where(runs.c.status == "suspended", since < self._now() - longest)
         async with self._reading() as connection:
-            return [_read_run(row, row.owner) for row in await connection.execute(found)]
+            return [_read_run(row) for row in await connection.execute(found)]
 
     @retried
     async def suspended_in(self, conversation: str) -> str | None:
@@ -242,21 +241,20 @@ class SqlRunStore(RunStore):
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
     ) -> StoredRun | None:
         """Change the header and add records. Returns the new header, or None if it has another version."""
-        runs, leases, after = self._tables.runs, self._tables.leases, ownership_after(changes, by_owner=False)
+        runs, after = self._tables.runs, ownership_after(changes, by_owner=False)
         mine = and_(runs.c.id == run_id, runs.c.version == version)
-        changed = update(runs).where(mine).values(self._new_values(changes, after)).returning(*self._header_columns())
+        changed = update(runs).where(mine).values(self._new_values(changes, after))
         async with self._writing() as connection:
-            if (row := (await connection.execute(changed)).first()) is None:
+            if not await _write_row(connection, changed):
                 return None
-            await self._change_lease(connection, run_id, after)
+            await self._change_lease(connection, run_id, changes, after)
             await self._add_records(connection, run_id, records)
             await self._delete_ended(connection, run_id, changes)
-            owner = after.owner
-            if isinstance(owner, Keep):
-                owner = await connection.scalar(select(leases.c.owner).where(leases.c.run_id == run_id))
-            return _read_run(row, owner)
+            return await self._read_header(connection, run_id)
 
-    async def _change_lease(self, connection: AsyncConnection, run_id: str, after: Ownership) -> None:
+    async def _change_lease(
+        self, connection: AsyncConnection, run_id: str, changes: RunChanges, after: Ownership
+    ) -> None:
         """End the lease, or begin one of a new owner. The row of the lease has the generation as well."""
         leases, owner = self._tables.leases, after.owner
         if owner is KEEP:
@@ -264,6 +262,8 @@ class SqlRunStore(RunStore):
         values: dict[str, Any] = {"owner": owner, "until": 0 if owner is None else self._end_of_lease()}
         if after.raises_generation:
             values["generation"] = leases.c.generation + 1
+        if changes.status in ENDED:
+            values["wish"] = None
         await connection.execute(update(leases).where(leases.c.run_id == run_id).values(values))
 
     @retried
@@ -337,7 +337,7 @@ class SqlRunStore(RunStore):
             if events:
                 await self._add_events(connection, run_id, generation, events)
             if changes is not None and after is not None:
-                await self._change_lease(connection, run_id, after)
+                await self._change_lease(connection, run_id, changes, after)
                 await self._delete_ended(connection, run_id, changes)
 
     async def _delete_ended(self, connection: AsyncConnection, run_id: str, changes: RunChanges) -> None:
@@ -460,15 +460,14 @@ class SqlRunStore(RunStore):
         taken = {"generation": generation + 1, "owner": owner, "until": self._end_of_lease()}
         taking = RunChanges(owner=owner)
         values = self._new_values(taking, ownership_after(taking, by_owner=False))
-        changed = update(runs).where(mine).values(values).returning(*self._header_columns())
         async with self._writing() as connection:
-            if (row := (await connection.execute(changed)).first()) is None:
+            if not await _write_row(connection, update(runs).where(mine).values(values)):
                 return None
             same = and_(leases.c.run_id == run_id, leases.c.generation == generation, free)
             if not await _write_row(connection, update(leases).where(same).values(taken)):
                 await connection.rollback()  # its owner has just renewed it
                 return None
-            return _read_run(row, owner)
+            return await self._read_header(connection, run_id)
 
     def _has_ended(self) -> ColumnElement[bool]:
         return has_ended(self._tables.leases.c.until, 2 * self._lease_milliseconds, self.clock)
@@ -511,6 +510,29 @@ class SqlRunStore(RunStore):
         )
         async with self._reading() as connection:
             return list(await connection.scalars(found))
+
+    @retried
+    async def add_wish(self, run_id: str, wish: str) -> bool:
+        """Leave a wish for the owner of a run, unless there is one. Returns False for a run without owner."""
+        # In the row of the lease: the header waits for the transactions of tools, and its document is the owner's.
+        leases = self._tables.leases
+        owned = and_(leases.c.run_id == run_id, leases.c.owner.is_not(None))
+        left = update(leases).where(owned).values(wish=func.coalesce(leases.c.wish, wish))
+        async with self._writing(single=True) as connection:
+            return await _write_row(connection, left)
+
+    @retried
+    async def wishes(self, run_ids: Collection[str]) -> dict[str, str]:
+        """Return the wishes for these runs, by their ids."""
+        leases, wished = self._tables.leases, dict[str, str]()
+        ids = [*run_ids]
+        # As renewals do: the tools of these runs can take all connections of the engine.
+        async with self._reading(self._separate.engine) as connection:
+            for first in range(0, len(ids), _AT_ONCE):
+                some = leases.c.run_id.in_(ids[first : first + _AT_ONCE])
+                found = select(leases.c.run_id, leases.c.wish).where(some, leases.c.wish.is_not(None))
+                wished |= {row.run_id: row.wish for row in await connection.execute(found)}
+        return wished
 
     # --- in a tool's transaction
 
@@ -594,16 +616,17 @@ class SqlRunStore(RunStore):
     def _end_of_lease(self) -> ColumnElement[int]:
         return self._now() + self._lease_milliseconds
 
-    def _header_columns(self, document: ColumnElement[Any] | None = None) -> list[ColumnElement[Any]]:
-        """Return the columns of a header, without its owner; `document` may be a shorter one."""
-        columns = self._tables.runs.c
-        others = [each for each in columns if each.name not in ("document", "shown", "shown_version")]
-        return [*others, columns.document if document is None else document.label("document")]
-
     def _select_headers(self, document: ColumnElement[Any] | None = None) -> Select[Any]:
+        """Return the statement that reads whole headers: what `_read_run` needs. `document` may be a shorter one."""
         runs, leases = self._tables.runs, self._tables.leases
-        found = select(*self._header_columns(document), leases.c.owner)
-        return found.join_from(runs, leases, leases.c.run_id == runs.c.id)
+        others = [each for each in runs.c if each.name not in ("document", "shown", "shown_version")]
+        shown = runs.c.document if document is None else document.label("document")
+        return select(*others, shown, leases.c.owner).join_from(runs, leases, leases.c.run_id == runs.c.id)
+
+    async def _read_header(self, connection: AsyncConnection, run_id: str) -> StoredRun | None:
+        """Return a header with what the row of its lease has of it: also after each write that returns one."""
+        row = (await connection.execute(self._select_headers().where(self._tables.runs.c.id == run_id))).first()
+        return None if row is None else _read_run(row)
 
     def _new_values(self, changes: RunChanges, after: Ownership) -> dict[str, Any]:
         """Return the new values of a header."""
@@ -623,9 +646,9 @@ class SqlRunStore(RunStore):
         return values
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+    async def _reading(self, engine: AsyncEngine | None = None) -> AsyncIterator[AsyncConnection]:
         await self.store_tables.prepare()  # no start has opened a store that is used without a container
-        async with self._single.connect() as connection:
+        async with (engine or self._single).connect() as connection:
             yield connection
 
     @asynccontextmanager
@@ -674,14 +697,14 @@ def _record_values(run_id: str, record: StoredRecord, **others: Any) -> dict[str
     return {"run_id": run_id, "key": record.key, "kind": record.kind, "data": record.data, **others}
 
 
-def _read_run(row: Row[Any], owner: str | None) -> StoredRun:
+def _read_run(row: Row[Any]) -> StoredRun:
     return StoredRun(
         id=row.id,
         service=row.service,
         method=row.method,
         status=row.status,
         generation=row.generation,
-        owner=owner,
+        owner=row.owner,
         version=row.version,
         conversation=row.conversation,
         created_at=_read_time(row.created_at),

@@ -115,6 +115,7 @@ class RunTables(FirstRunTables):
         for each in ("shown_version", "waiting_since"):
             self.runs.append_column(Column(each, BigInteger))
         Index(f"{name}_started_by", beginning_of(self.runs.c.started_by), self.runs.c.created_at)
+        self.leases.append_column(Column("wish", Text))  # version 3
 
     def steps(self) -> tuple[Step, ...]:
         """Return the migration steps."""
@@ -129,7 +130,11 @@ class RunTables(FirstRunTables):
             indexed = f"substr(started_by, 1, {INDEXED}), created_at"
             connection.execute(text(f"CREATE INDEX {index} ON {table} ({indexed})"))
 
-        return (*super().steps(), add_columns_of_lists)
+        def add_wishes(connection: Connection) -> None:
+            quote = connection.dialect.identifier_preparer.quote
+            connection.execute(text(f"ALTER TABLE {quote(self.leases.name)} ADD COLUMN wish TEXT"))
+
+        return (*super().steps(), add_columns_of_lists, add_wishes)
 
 
 def beginning_of(started_by: ColumnElement[Any]) -> ColumnElement[str]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from ..errors import LeaseLostError
-from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
+from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supported_by
 from ..store_clock import own_clock_of, skip
 from . import DISTINCT_TEXTS, PATIENCE
 
@@ -486,6 +486,68 @@ async def an_owner_keeps_its_run_when_something_else_changes(new_store: NewRunSt
     await store.append(run.id, 1, [StoredRecord("0", "result", "a")])
 
 
+async def a_wish_reaches_the_owner(new_store: NewRunStore) -> None:
+    """The first one stays, and nothing else changes: the owner may be writing the header. Of stores with `"wishes"`."""
+    store, other = await _open_two(new_store)
+    if "wishes" not in supported_by(store):
+        return
+    wished, another = _new_run(), _new_run()
+    for each in (wished, another):
+        await store.create(each, owner="one")
+    before = await _load_run(store, wished)
+
+    assert await other.add_wish(wished.id, '{"text": "ä 🦜"}')
+    assert await other.add_wish(wished.id, "a later one")
+
+    assert await store.wishes([another.id, wished.id, "an unknown run"]) == {wished.id: '{"text": "ä 🦜"}'}
+    assert await store.wishes([]) == {}
+    assert await _load_run(store, wished) == before
+    await store.append(wished.id, 1, [StoredRecord("0", "result", "a")])
+
+
+async def only_a_run_with_an_owner_takes_a_wish(new_store: NewRunStore) -> None:
+    """Others are changed by whoever wants something of them. An owner that is late may still answer."""
+    store, _ = await _open_two(new_store, SHORT)
+    if "wishes" not in supported_by(store):
+        return
+    late, *others = _new_run(), _new_run(), _new_run("suspended"), _new_run("completed")
+    await store.create(late, owner="one")
+    for each in others:
+        await store.create(each)
+    await _wait_until_lapsed(store, late)
+
+    assert [await store.add_wish(each.id, "a wish") for each in others] == [False, False, False]
+    assert not await store.add_wish("an unknown run", "a wish")
+    assert await store.add_wish(late.id, "a wish")
+
+
+async def a_wish_stays_until_the_run_ends(new_store: NewRunStore) -> None:
+    """Also when another process takes the run, and while it is suspended. A run that begins again has no wish."""
+    store, other = await _open_two(new_store)
+    if "wishes" not in supported_by(store):
+        return
+    runs = [_new_run(), _new_run()]
+    for run in runs:
+        await store.create(run, owner="one")
+        await store.add_wish(run.id, "a wish")
+        await store.release(run.id, 1)
+        assert await other.acquire(run.id, "other") is not None
+        assert await other.wishes([run.id]) == {run.id: "a wish"}
+        await other.append(run.id, 2, [], RunChanges(status="suspended"))
+        assert await store.change(
+            run.id, (await _load_run(store, run)).version, RunChanges(status="running", owner="one")
+        )
+        assert await store.wishes([run.id]) == {run.id: "a wish"}
+    by_owner, by_another = [await _load_run(store, run) for run in runs]
+
+    await store.append(by_owner.id, by_owner.generation, [], RunChanges(status="failed"))
+    await other.change(by_another.id, by_another.version, RunChanges(status="cancelled"))
+
+    for run in runs:
+        await store.change(run.id, (await _load_run(store, run)).version, RunChanges(status="running", owner="one"))
+    assert await store.wishes([run.id for run in runs]) == {}
+
+
 async def events_are_numbered_in_each_run(new_store: NewRunStore) -> None:
     """From 1, and any process reads them."""
     store, other = await _open_two(new_store)
@@ -727,6 +789,9 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     a_change_of_the_status_fences_the_owner,
     a_run_can_lose_its_owner,
     an_owner_keeps_its_run_when_something_else_changes,
+    a_wish_reaches_the_owner,
+    only_a_run_with_an_owner_takes_a_wish,
+    a_wish_stays_until_the_run_ends,
     events_are_numbered_in_each_run,
     the_next_owner_continues_the_numbers_of_events,
     events_written_at_once_have_separate_numbers,
