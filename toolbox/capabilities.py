@@ -56,7 +56,7 @@ class Late(Enum):
     APPROVAL_WITHOUT_A_RUN = "toolbox.runs.run_layers:without_approval"
     RECORDING_OF_JUDGEMENTS = "toolbox.runs.run_layers:judging"
     RECORDING_OF_RESULTS = "toolbox.runs.run_layers:recording"
-    A_NEW_RUN = "toolbox.runs.run_session:RunSession"
+    A_NEW_RUN = "toolbox.runs.service_calls:new_place"
     RUNS = "toolbox.runs.runs_bean:Runs"
     RUN_STORE = "toolbox.runs.store:RunStore"
     RUN_STORE_IN_MEMORY = "toolbox.runs.store:InMemoryRunStore"

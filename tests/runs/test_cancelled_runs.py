@@ -23,8 +23,10 @@ class Desk:
     """A tool that works until it is cancelled, and then cleans up."""
 
     def __init__(self) -> None:
-        self.begun, self.may_end, self.steps = asyncio.Event(), asyncio.Event(), list[str]()
+        self.begun, self.steps = asyncio.Event(), list[str]()
+        self.may_end, self.may_undo = asyncio.Event(), asyncio.Event()
         self.may_end.set()
+        self.may_undo.set()
 
     @tool
     async def book(self) -> str:
@@ -33,6 +35,7 @@ class Desk:
 
     @compensate_for(book)
     async def unbook(self) -> None:
+        await self.may_undo.wait()
         self.steps.append("undone")
 
     @tool
@@ -116,6 +119,34 @@ async def test_two_who_cancel_a_run_at_once_cancel_it_once() -> None:
 
     assert [each.status for each in both] == ["cancelled", "cancelled"]
     assert [len(each.history) for each in both] == [1, 1]
+    assert desk.steps == ["booked", "cleaned up", "undone"]
+
+
+class Watched(InMemoryRunStore):
+    """Notes the looks for wishes after the first that found one."""
+
+    def __init__(self) -> None:
+        super().__init__(lease=0.6)
+        self.found, self.looked_again = 0, asyncio.Event()
+
+    async def wishes(self, run_ids: Collection[str]) -> dict[str, str]:
+        wishes = await super().wishes(run_ids)
+        self.found += bool(wishes)
+        if self.found > 2:
+            self.looked_again.set()
+        return wishes
+
+
+async def test_a_wish_does_not_interrupt_what_it_has_begun() -> None:
+    """It stays in the store until the run ends."""
+    store, desk = Watched(), Desk()
+    desk.may_undo = store.looked_again
+    async with program(Careful, store, desk, "book", "work") as here, program(Careful, store, Desk()) as there:
+        run = await here.runs.start(Careful.do, "x")
+        await soon(desk.begun)
+        cancelled = await asyncio.wait_for(there.runs.cancel(run.id), 30)
+
+    assert cancelled.status == "cancelled"
     assert desk.steps == ["booked", "cleaned up", "undone"]
 
 

@@ -19,7 +19,6 @@ from toolbox.events import (
 from toolbox.models import ModelRouter
 from toolbox.runs import InMemoryRunStore, RunEngine, RunId, RunSuspended, StoredRecord, approve
 from toolbox.runs.event_log import event_from_json
-from toolbox.runs.record_contents import model_to_json
 from toolbox.testing import tool_call
 
 from .approved_refunds import REFUND, Desk, container, refund
@@ -86,7 +85,9 @@ async def test_a_run_whose_first_owner_died_before_its_first_effect_is_started_b
         owned = await store.acquire(run.id, "a process that dies")
         assert owned is not None
         if is_routed:
-            await store.append(run.id, owned.generation, [StoredRecord("#model", "model", model_to_json("default"))])
+            await store.append(
+                run.id, owned.generation, [StoredRecord("#model", "model", '{"version": 1, "model": "default"}')]
+            )
         await store.release(run.id, owned.generation)
         await here.runs.execute(run.id)
         kinds = [type(each) for each in seen.events]

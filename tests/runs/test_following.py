@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,8 +28,10 @@ from toolbox import (
 )
 from toolbox.errors import RunNotFoundError, TranscriptError
 from toolbox.runs import InMemoryRunStore, PendingCall, RunChanges, RunSuspended
+from toolbox.runs.documents import RunDocument
 from toolbox.runs.event_log import EventLog, event_from_json, event_to_json
 from toolbox.runs.run_events import RunEnded, RunEvents, number_after
+from toolbox.runs.run_session import RunSession
 
 from .one_run import events_of, store_with_a_run, stored_in
 
@@ -155,8 +158,16 @@ def test_other_positions_are_rejected(after: Any, error: type[Exception]) -> Non
         number_after(after)
 
 
+async def log_of(store: InMemoryRunStore, generation: int) -> EventLog:
+    """The log of an owner with this generation."""
+    stored = await store.load("run")
+    assert stored is not None
+    owned = replace(stored, generation=generation)
+    return EventLog(RunSession.of(owned, RunDocument(), [], store), stored_in(store).looks)
+
+
 async def test_pieces_are_written_together_and_nothing_is_lost(store: InMemoryRunStore) -> None:
-    log = EventLog(store, "run", 1, stored_in(store).looks)
+    log = await log_of(store, 1)
     await log.open()
 
     for number in range(100):
@@ -170,7 +181,7 @@ async def test_pieces_are_written_together_and_nothing_is_lost(store: InMemoryRu
 
 async def test_the_next_owner_does_not_repeat_the_events_of_a_round(store: InMemoryRunStore) -> None:
     other = ToolExecutionRequest("c2", "add", "{}")
-    first = EventLog(store, "run", 1, stored_in(store).looks)
+    first = await log_of(store, 1)
     await first.open()
     done = [IntermediateResponse(RESPONSE), BeforeToolExecution(REQUEST), EVENTS[6], BeforeToolExecution(other)]
     for event in done:
@@ -179,7 +190,7 @@ async def test_the_next_owner_does_not_repeat_the_events_of_a_round(store: InMem
     await store.release("run", 1)
     await store.acquire("run", "other")
 
-    second = EventLog(store, "run", 2, stored_in(store).looks)
+    second = await log_of(store, 2)
     await second.open()
     again = [*done[1:], ToolExecuted(ToolExecution(other, "4", 4, False, NOW, 0.5))]
     for event in again:
@@ -191,7 +202,7 @@ async def test_the_next_owner_does_not_repeat_the_events_of_a_round(store: InMem
 
 
 async def test_an_event_log_of_a_lost_run_writes_nothing(store: InMemoryRunStore) -> None:
-    log = EventLog(store, "run", 0, stored_in(store).looks)
+    log = await log_of(store, 0)
     log.put(PartialResponse("a"))
     await log.flush()
 
@@ -226,7 +237,7 @@ class Slow(InMemoryRunStore):
 async def test_a_closed_event_log_uses_the_store_no_more() -> None:
     store = Slow()
     await store_with_a_run(store)
-    log = EventLog(store, "run", 1, stored_in(store).looks)
+    log = await log_of(store, 1)
     log.put(BeforeToolExecution(REQUEST))
     await store.writes.wait()
 
@@ -242,7 +253,7 @@ async def test_events_are_written_again_after_an_error_of_the_store_which_asynci
     store = Slow()
     store.fails = 1
     await store_with_a_run(store)
-    log = EventLog(store, "run", 1, stored_in(store).looks)
+    log = await log_of(store, 1)
     log.put(BeforeToolExecution(REQUEST))
     await store.failed.wait()
     await asyncio.sleep(0)  # the writer has ended

@@ -55,9 +55,7 @@ from toolbox.runs.documents import (
 )
 from toolbox.runs.event_log import event_from_json, event_to_json
 from toolbox.runs.record_contents import (
-    failure_to_json,
     has_run_in,
-    model_to_json,
     reply_from_dict,
     reply_to_json,
     result_from_dict,
@@ -68,6 +66,7 @@ from toolbox.runs.record_contents import (
 from toolbox.runs.run_answers import Answer, HistoryEntry
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
+from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, RecordedFailure
 from toolbox.services.state import PendingToolCall, State
 from toolbox.tools.results import EncodedInFull
 from toolbox.tools.tool_calls import ToolOutcome
@@ -226,10 +225,10 @@ RESULT = EncodedInFull(
 RECORDS = {
     "reply": reply_to_json(FULL_STATE, None, REPLIED, {"model_calls": 1}, [1]),
     "reply.after": reply_to_json(FULL_STATE, BEFORE, REPLIED),
-    "model": model_to_json("strong"),
+    "model": json.dumps({"version": 1, **MODEL_CHOICE.write("strong")}),
     "snapshot": snapshot_to_json(FULL_STATE, 3, 1.5, {"limits": {"a": 1}}, {"model_calls": 1}),
     "snapshot.new": snapshot_to_json(STATES["new"], 0, None, {}),
-    "failure": failure_to_json(ValueError("no"), [{"position": 0}]),
+    "failure": json.dumps({"version": 1, **FAILURE.write(RecordedFailure.of(ValueError("no"), [{"position": 0}]))}),
     "result": result_to_json(RESULT, {"amount": 4}, has_run=True, is_judged=True),
     "result.error": result_to_json(ValueError("no\ud800"), has_run=False),
     "result.retry": result_to_json(ToolRetry("again"), has_run=False),

@@ -143,7 +143,7 @@ class ServiceHosting(ABC, Generic[Models]):
 
     def new_run(self, run_id: str | None) -> PlaceInRun:
         """Return the place of the outermost invocation of a new run; without an id, it gets one."""
-        place: PlaceInRun = load(Late.A_NEW_RUN)(run_id).root
+        place: PlaceInRun = load(Late.A_NEW_RUN)(run_id)
         return place
 
     def bound_call(

@@ -27,10 +27,11 @@ from ..tools.written_arguments import change_arguments
 from .documents import WaitingCall
 from .persons import person_name
 from .places import invocation_of
-from .prepared_runs import PreparedRun, PreparedRuns
+from .prepared_runs import PreparedRuns
 from .program_values import json_value, reason_of
 from .run_answers import KINDS, Answer, AnswerKind
-from .run_session import RunPlace, RunSession
+from .run_session import RunSession
+from .service_calls import PreparedRun, RunPlace, ServiceCall
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, shortened
 
@@ -155,14 +156,15 @@ class AnswerChecks:
         """Ask the tool providers of the call that waits for a tool. Returns None if they do not offer it now."""
         store = await self._runs.open()
         session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
-        plan, place = prepared.plan, session.root
+        plan, body = prepared.plan, ServiceCall(session)
+        place = body.root
         arguments: Mapping[str, Any] = prepared.arguments
         if waiting.outer:
             found = self._decode_inner_call(stored.id, prepared, waiting)
             if found is None:
                 return None
             path = invocation_of(waiting.call.id)
-            (plan, arguments), place = found, RunPlace(session, path, path)
+            (plan, arguments), place = found, RunPlace(body, path, path)
         async with self._preparing.open_scope(await self._preparing.admit(stored.id, prepared)):
             invocation = Invocation(plan, self._host, arguments, place=place)
             await open_invocation(invocation)

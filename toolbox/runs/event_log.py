@@ -24,7 +24,7 @@ from ..services.stored_forms import execution_from_dict, execution_to_dict, resp
 from ..transcripts import Json, read_json, request_from_dict, request_to_dict, write_json
 from .documents import call_from_dict, stored_call_to_dict
 from .run_looks import RunLooks
-from .run_records import RunRecords
+from .run_session import RunSession
 from .store import StoredEvent
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class EventLog:
     `flush`. Close it when the execution ends.
     """
 
-    def __init__(self, run: RunRecords, looks: RunLooks) -> None:
+    def __init__(self, run: RunSession, looks: RunLooks) -> None:
         assert run.generation is not None
         self._run, self._generation, self._looks = run, run.generation, looks
         self._ready: list[str] = []

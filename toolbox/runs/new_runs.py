@@ -23,9 +23,9 @@ from ..services.tools_of_blocks import place_of_added_tools
 from .documents import are_arguments_of, make_comparable
 from .new_documents import describe_run, new_header, with_message
 from .persons import current_identity
-from .prepared_runs import PreparedRun
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
+from .service_calls import PreparedRun
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, is_storable, read_document
 

@@ -5,10 +5,12 @@ A place is a text, so that it can be the id of a pending call. Not here: what a 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 RecordedFact: TypeAlias = Literal["", "start", "outside", "model", "r", "s", "failed"]
+"""What a record can say about a place. A new kind of effect adds one; earlier releases refuse to read its records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class RecordKey:
 
     place: str
     fact: RecordedFact = ""
-    number: int = 0
+    number: int = 1
 
     def __str__(self) -> str:
         match self.fact:
@@ -48,29 +50,23 @@ class RecordKey:
                 return self.place
             case "r" | "s":
                 return f"{self.place}#{self.fact}{self.number}"
-            case "start" if self.number > 1:
-                return f"{self.place}#start.{self.number}"
             case _:
-                return f"{self.place}#{self.fact}"
+                number = f".{self.number}" if self.number > 1 else ""
+                return f"{self.place}#{self.fact}{number}"
 
     @classmethod
     def read(cls, text: str) -> RecordKey:
         """Read a key. Raises `ValueError` for other texts."""
-        place, mark, fact = text.partition("#")
-        match fact:
-            case "" if not mark:
-                return cls(place)
-            case "outside" | "model" | "failed":
-                return cls(place, fact)
-            case "start":
-                return cls(place, "start", 1)
-        if fact.startswith("start."):
-            return cls(place, "start", int(fact.removeprefix("start.")))
-        if fact[:1] == "r":
-            return cls(place, "r", int(fact[1:]))
-        if fact[:1] == "s":
-            return cls(place, "s", int(fact[1:]))
-        raise ValueError(f"unknown key of a record: {text!r}")
+        place, mark, written = text.partition("#")
+        if not mark:
+            return cls(place)
+        found = _FACT.fullmatch(written)
+        if found is None or found["fact"] not in get_args(RecordedFact):
+            raise ValueError(f"unknown key of a record: {text!r}")
+        return cls(place, cast("RecordedFact", found["fact"]), int(found["number"] or 1))
+
+
+_FACT = re.compile(r"(?P<fact>[rs](?=\d)|[a-z]{2,}(?=\.\d|$))\.?(?P<number>\d*)")  # such as r0, s1, failed, start.2
 
 
 def place_below(place: str, position: int) -> str:

@@ -6,9 +6,9 @@ Not here: executing it (`run_execution`), checking answers (`answer_checks`).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any, Protocol
 
@@ -23,10 +23,11 @@ from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import tools_added
 from ..services.toolsets import Toolset
 from ..tools.tool_calls import Tool
-from .documents import RunDocument, WaitingCall
+from .documents import WaitingCall
 from .persons import is_same_person, read_identity, with_token_of
 from .places import invocation_of
 from .program_values import output_fingerprint, qualified, read_arguments, read_seeds
+from .service_calls import PreparedRun
 from .store import StoredRun
 from .stored_calls import find_fault
 from .stored_runs import RunsHost, read_document
@@ -44,23 +45,6 @@ class IdentityLoader(Protocol):
     def load(self, identity: Any) -> Any:
         """Return the current identity of this person; None if it may no longer act."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint.
-
-    `identity` is the one under which it is executed; None until `PreparedRuns.admit`. `is_without_user` is True if the
-    run has a user, but no person makes it go on.
-    """
-
-    plan: MethodPlan
-    arguments: Mapping[str, Any]
-    seeds: Mapping[Any, Any]
-    document: RunDocument
-    added: Sequence[Tool] = ()
-    identity: Any = None
-    is_without_user: bool = False
 
 
 class PreparedRuns:

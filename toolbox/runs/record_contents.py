@@ -1,6 +1,7 @@
-"""The contents of records as versioned JSON: states, replies of models, results of tools, failures.
+"""The contents of records as versioned JSON: states, replies of models, results of tools.
 
-Not here: which record is written when (`run_session`, `tool_records`), the fields of a state (`services.state`).
+Not here: which record is written when (`service_calls`, `tool_records`), the fields of a state (`services.state`), what
+services declare themselves (`services.recording_needs`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..chat import ToolExecutionResultMessage
-from ..errors import EndsInvocation, ToolRetry
+from ..errors import ToolRetry
 from ..services.loop import ModelReplied
+from ..services.recording_needs import RecordedToolError, type_name_of
 from ..services.state import State
 from ..tools.failures import message_of
 from ..tools.results import Encoded, EncodedInFull, json_values
@@ -78,11 +80,6 @@ def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
     return ModelReplied(reply.response, reply.messages, sent=reply.sent)
 
 
-def model_to_json(name: str) -> str:
-    """Write the name of the model that a router has chosen for an invocation."""
-    return json.dumps({"version": VERSION, "model": name})
-
-
 def snapshot_to_json(
     state: State,
     replies: int,
@@ -98,38 +95,7 @@ def snapshot_to_json(
     return f'{{"version":{VERSION},"about":{about},"state":{state_to_json(state, None)}}}'
 
 
-# --- results of tools and failures
-
-
-class _RecordedError(Exception):
-    """An exception that was recorded, with the same text. `.type_name` is the name of the original exception's type."""
-
-    def __init__(self, type_name: str, text: str) -> None:
-        super().__init__(type_name, text)
-        self.type_name, self.text = type_name, text
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class RecordedToolError(_RecordedError):
-    """The exception of a tool call that was recorded; error handlers get it after a restart."""
-
-
-class RecordedFailureError(_RecordedError, EndsInvocation):
-    """An error that had ended an invocation and all outer ones when it was recorded."""
-
-
-def type_name_of(error: BaseException) -> str:
-    """Return the name of an exception's type, or of the recorded type that it replaces."""
-    return error.type_name if isinstance(error, _RecordedError) else type(error).__name__
-
-
-def failure_to_json(error: Exception, undo: list[dict[str, Any]]) -> str:
-    """Write the error that ends an invocation, and the executions to undo."""
-    ends = isinstance(error, EndsInvocation)
-    facts = {"error": type_name_of(error), "text": message_of(error), "ends": ends, "undo": undo}
-    return json.dumps({"version": VERSION, **facts})
+# --- results of tools
 
 
 def result_to_json(

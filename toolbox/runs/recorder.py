@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from ..errors import ToolDeferred, TransactionRolledBackError
 from ..tools.results import Encoded
 from ..tools.tool_calls import ToolCall
-from ..transaction_recorder import TransactionRecorder
+from ..transaction_recorder import TransactionRecorder, current_recorder
 from .exactly_once import transactional_function
 from .places import RecordKey
-from .run_records import RunRecords
+from .run_session import RunSession
 from .store import StoredRecord
 
 logger = logging.getLogger("toolbox.runs")
@@ -40,15 +41,31 @@ class RecorderInTransaction(TransactionRecorder):
     """
 
     def __init__(
-        self, records: RunRecords, call: ToolCall, place: str, function: Any, encode_result: ResultEncoding
+        self, session: RunSession, call: ToolCall, place: str, function: Any, encode_result: ResultEncoding
     ) -> None:
-        assert records.generation is not None
-        self._records, self._call, self._place, self._function = records, call, place, function
+        assert session.generation is not None
+        self._session, self._call, self._place, self._function = session, call, place, function
         self._encode_result = encode_result
-        self._store: Any = records.store
-        self._owner = records.id, records.generation
+        self._owner = session.id, session.generation
+        with session.using_store() as store:
+            # Errors of the database inside of the tool's transaction are errors of the tool.
+            self._store: Any = store
         self._loop = asyncio.get_running_loop()
         self.has_begun = self.is_written = self._is_closed = False
+
+    @property
+    def tool_name(self) -> str:
+        """The name of the tool."""
+        return self._call.tool.name
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Let the transaction of the tool find this recorder inside the block."""
+        token = current_recorder.set(self)
+        try:
+            yield
+        finally:
+            current_recorder.reset(token)
 
     def belongs_to(self, function: object) -> bool:
         """Return True for the function of the tool: only its own transaction has the record."""
@@ -61,7 +78,7 @@ class RecorderInTransaction(TransactionRecorder):
     async def outside(self) -> None:
         """Record that the tool uses a transaction which cannot contain its result."""
         warn_of_lost_record(self._call, "its session has another engine than the RunStore, or the program began it")
-        await self._records.write_record(RecordKey(self._place, "outside"), "outside", _OUTSIDE)
+        await self._session.write_record(RecordKey(self._place, "outside"), "outside", _OUTSIDE)
 
     def outside_waiting(self) -> None:
         """Do the same on a thread without an event loop."""
@@ -72,7 +89,7 @@ class RecorderInTransaction(TransactionRecorder):
         record = StoredRecord(str(RecordKey(self._place, "outside")), "outside", _OUTSIDE)
         self._store.note_in(connection, *self._owner, record)
         self._raise_if_closed()
-        self._records.add_record(record)
+        self._session.add_record(record)
 
     def record_in(self, connection: Any, value: Any) -> None:
         """Record what the tool returned, or its `ToolDeferred`, as the last statement before the commit."""
@@ -94,7 +111,7 @@ class RecorderInTransaction(TransactionRecorder):
 
         Raises `LeaseLostError` and `RunStoreError`.
         """
-        with self._records.using_store():
+        with self._session.using_store():
             found: StoredRecord | None = await self._store.committed(*self._owner, self._place)
             return found
 
@@ -115,18 +132,18 @@ def warn_of_lost_record(call: ToolCall, reason: str) -> None:
 
 
 def recorder_of(
-    records: RunRecords, call: ToolCall, place: str, encode_result: ResultEncoding
+    session: RunSession, call: ToolCall, place: str, encode_result: ResultEncoding
 ) -> RecorderInTransaction | None:
     """Return the recorder of a tool whose transaction can contain the record of its result; None for others."""
     function = transactional_function(call.tool)
     if function is None:
         return None
-    store = records.store
-    if not hasattr(store, "record_in"):
-        if store is not None and store.persistent:
-            warn_of_lost_record(call, f"{type(store).__name__} cannot record in transactions")
-        return None
+    with session.using_store() as store:
+        if not hasattr(store, "record_in"):
+            if store.persistent:
+                warn_of_lost_record(call, f"{type(store).__name__} cannot record in transactions")
+            return None
     if call.tool.execution.is_non_blocking and call.environment.runner.is_for_loop:
         warn_of_lost_record(call, "it blocks the event loop, on which the store writes")
         return None
-    return RecorderInTransaction(records, call, place, function, encode_result)
+    return RecorderInTransaction(session, call, place, function, encode_result)

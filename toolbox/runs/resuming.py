@@ -20,9 +20,10 @@ from ..services.outputs import Result
 from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall
 from .persons import history_name, person_name, write_person
-from .prepared_runs import PreparedRun, PreparedRuns
+from .prepared_runs import PreparedRuns
 from .run_answers import Answer, HistoryEntry
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
+from .service_calls import PreparedRun
 from .store import RunChanges
 from .stored_runs import RunsHost, StoredRuns
 

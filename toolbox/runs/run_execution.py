@@ -2,7 +2,8 @@
 
 Every execution is one task. What differs is who waits for it: `settle` and `wait_unless_lost` leave it running when
 their caller leaves; `execute_or_wait` cancels it, so that another process can continue the run. Not here: becoming the
-owner with an answer (`resuming`), making the header of a new run (`new_runs`), recording (`run_session`).
+owner with an answer (`resuming`), making the header of a new run (`new_runs`), what it does (`service_calls`),
+recording it (`run_session`).
 """
 
 from __future__ import annotations
@@ -25,22 +26,16 @@ from ..errors import (
     RunCancelledError,
     leaves_run_unchanged,
 )
-from ..events import RunResumedEvent, RunStartedEvent
-from ..services.driver import run, stream
-from ..services.invocation import Invocation
-from ..services.loop import Finish, Suspend
-from ..services.outputs import Result, Shape
-from ..services.plans import MethodPlan
+from ..services.outputs import Result
+from ..services.recording_needs import type_name_of
 from ..tools.failures import message_of
 from .documents import with_cancellation
 from .event_log import EventLog
-from .new_documents import read_user_message
-from .prepared_runs import PreparedRun, PreparedRuns
-from .program_values import write_details, write_value
-from .record_contents import type_name_of
+from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
+from .service_calls import PreparedRun, execute
 from .store import RunLook, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
 
@@ -280,7 +275,6 @@ class RunExecution:
         # An error of the store is known by its type, so everything between here and the end uses the store through the
         # session: another error would be taken for one of the method.
         session = RunSession.of(held.run, prepared.document, records, await self._runs.open())
-        session.wants_result = True
         session.is_without_user = prepared.is_without_user
         session.leave = held.leave
         log = EventLog(session, self._runs.looks) if prepared.document.follows else None
@@ -289,7 +283,8 @@ class RunExecution:
                 session.write_events = log.flush
                 if records or held.run.generation > 1:
                     await log.open()
-            held.begin()
+            if not prepared.document.cancels:
+                held.begin()
             return await self._run_method(session, prepared, log, put)
         except (Exception, asyncio.CancelledError) as error:
             # If it has left, it is suspended; then something around it failed, such as a bean that is closed.
@@ -336,52 +331,19 @@ class RunExecution:
         self, session: RunSession, prepared: PreparedRun, log: EventLog | None, put: PutEvent | None
     ) -> Result[Any]:
         """Call the method of a run in its own scope, and write that it has completed, unless it is suspended."""
-        run_id, document = session.id, prepared.document
+
+        async def send(event: ServiceEvent) -> None:
+            if log is not None and not isinstance(event, RunSuspended):
+                log.put(event)
+            if put is not None:
+                await put(event)
+
+        is_followed = log is not None or put is not None
         async with self._preparing.open_scope(prepared) as session.scope:
-            message = read_user_message(run_id, document)
-            invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root, message=message)
-            invocation.is_input_checked = document.is_checked
-            if document.cancels:
-                invocation.before_end = session.refuse_end
-            if self._host.listeners is not None:
-                # An owner that died before its first effect has started nothing. It may have chosen the model.
-                has_begun = session.has_effects or document.answers or document.cancels
-                event = RunResumedEvent if has_begun else RunStartedEvent
-                self._host.listeners.tell(event(invocation.context, run_id, document.trace))
-            result = await self._await_method(invocation, log, put)
-        if not isinstance(invocation.end, Suspend):
-            await session.write_end("completed", **_write_result(prepared.plan, result))
+            result, completed = await execute(self._host, session, prepared, send if is_followed else None)
+        if completed is not None:
+            await session.write_end("completed", **completed)
         return result
-
-    async def _await_method(self, invocation: Invocation, log: EventLog | None, put: PutEvent | None) -> Result[Any]:
-        if log is None and put is None:
-            value = await run(invocation)
-        else:
-
-            async def send(event: ServiceEvent) -> None:
-                if log is not None and not isinstance(event, RunSuspended):
-                    log.put(event)
-                if put is not None:
-                    await put(event)
-
-            invocation.yields_suspension = True
-            await stream(invocation, send)
-            value = invocation.value()
-        if isinstance(value, Result):
-            return value
-        end = invocation.end
-        assert isinstance(end, Finish)
-        output = invocation.plan.output
-        reply = end.response.ai_message
-        if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
-            value = output.structure.read(reply.text or "").value
-        return invocation.state.result(value, end.finish_reason)
-
-
-def _write_result(plan: MethodPlan, result: Result[Any]) -> dict[str, Any]:
-    """Return what the document of a completed run has of its result."""
-    details = write_details(result) if plan.output.shape is Shape.RESULT else None
-    return {"result": write_value(plan, result.content), "details": details}
 
 
 async def wait_unless_lost(task: asyncio.Task[Result[Any] | None], run_id: str) -> Result[Any] | None:

@@ -1,6 +1,6 @@
 """The layers of a run: around model requests and tool calls, what is recorded and what a person approves.
 
-`capabilities` puts them into the order of all layers. Not here: what they do (`run_session`, `tool_records`).
+`capabilities` puts them into the order of all layers. Not here: what they do (`service_calls`, `tool_records`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..tools.results import Encoded, EncodedInFull
 from ..tools.specification import given_or_default
 from ..tools.tool_calls import Tool, ToolCall, ToolLayer, ToolStep
 from .persons import read_person
-from .run_session import RunPlace, RunSession
+from .service_calls import RunPlace
 from .tool_records import EditedCall
 
 logger = logging.getLogger("toolbox.runs")
@@ -36,12 +36,11 @@ def in_run(perform: Perform) -> Perform:
     """Return the layer of effects: model requests are recorded, tool calls get their places."""
 
     def performing(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
-        assert invocation.place is not None
-        session = cast("RunSession", invocation.place.session)
-        session.check_fits(invocation)
+        body = cast("RunPlace", invocation.place).body  # nothing else gives places
+        body.check_fits(invocation)
         if isinstance(effect, RunTool):
-            return session.run_call(effect, invocation, perform)
-        return session.ask_or_replay(effect, invocation, perform)
+            return body.run_call(effect, invocation, perform)
+        return body.ask_or_replay(effect, invocation, perform)
 
     return performing
 
@@ -66,7 +65,7 @@ async def _give(reply: ModelReplied) -> ModelReplied:
 
 def run_place_of(call: ToolCall) -> RunPlace | None:
     """Return the place of a call in its run, or None outside of runs."""
-    return cast("RunPlace | None", call.context.place)  # nothing else gives places
+    return cast("RunPlace | None", call.context.place)
 
 
 def answered(step: ToolStep, tool: Tool) -> ToolStep:
@@ -79,7 +78,7 @@ def answered(step: ToolStep, tool: Tool) -> ToolStep:
         place = run_place_of(call)
         if place is None:
             return await step(call)
-        tools = place.session.tools
+        tools = place.body.tools
         if (rejection := tools.find_rejection(place.call)) is not None:
             return EncodedInFull(printable(rejection.reason or ""), is_error=True)
         if place.is_recorded:
@@ -95,7 +94,7 @@ def unless_run(checked: ToolStep, step: ToolStep) -> ToolStep:
 
     async def run(call: ToolCall) -> Encoded:
         place = run_place_of(call)
-        has_run = place is not None and place.session.next_record(place.call) is not None
+        has_run = place is not None and place.body.tools.next_record(place.call) is not None
         return await (step if has_run else checked)(call)
 
     return run
@@ -132,7 +131,7 @@ def approval(step: ToolStep, tool: Tool, guardrails: ToolLayer) -> ToolStep:
     async def run_if_approved(call: ToolCall) -> Encoded:
         place = run_place_of(call)
         assert place is not None
-        tools = place.session.tools
+        tools = place.body.tools
         given = tools.find_approval(call)
         if given is not None and given.answer.arguments is not None:
             return await run_edited(tools.edit(call, given))
@@ -149,10 +148,10 @@ def approval(step: ToolStep, tool: Tool, guardrails: ToolLayer) -> ToolStep:
     async def run(call: ToolCall) -> Encoded:
         place = run_place_of(call)
         assert place is not None
-        if place.session.at(place.call).edits:
-            given = place.session.tools.find_approval(call)
+        if place.body.tools.at(place.call).edits:
+            given = place.body.tools.find_approval(call)
             if given is not None and given.answer.arguments is not None:
-                return await run_edited(place.session.tools.edit(call, given))
+                return await run_edited(place.body.tools.edit(call, given))
         return await guarded(call)
 
     return run
@@ -192,7 +191,7 @@ def judging(guarded: ToolStep, step: ToolStep) -> ToolStep:
         place = run_place_of(call)
         if place is None:
             return await guarded(call)
-        tools = place.session.tools
+        tools = place.body.tools
         if place.is_recorded and tools.is_judged(place.call):
             return await step(call)
         return await tools.judge(guarded, call)
@@ -207,6 +206,6 @@ def recording(step: ToolStep, tool: Tool) -> ToolStep:
         place = run_place_of(call)
         if place is None:
             return await step(call)
-        return await place.session.tools.run_once(step, call)
+        return await place.body.tools.run_once(step, call)
 
     return run

@@ -1,129 +1,68 @@
-"""One run while this process executes it: its invocations, their model requests and tool calls, and its suspension.
+"""`RunSession`: one run while this process executes it: what is recorded at its places, and everything it writes.
 
-Without a stored run a session only remembers results, until the run is suspended; with one it writes each record before
-the next effect starts. Not here: continuing runs (`run_execution`), what is recorded of a tool (`tool_records`).
+Without a stored run a session only remembers results, until the run is suspended. Not here: which process may execute
+the run (`run_leases`), what an effect records (`effects`), what the run does (`service_calls`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
+from uuid import uuid4
 
-from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest
 from ..di.scopes import RequestScope
-from ..errors import RunConflictError, RunIncompatibleError
-from ..limits import Account, UsageLimits, narrowest, remaining
-from ..safe_text import printable
-from ..services.invocation import Invocation, Perform
-from ..services.loop import CallModel, Finish, ModelReplied, RunTool
-from ..services.state import PendingToolCall, State
-from ..settings import settings_key
-from ..store_clock import clock_of
-from ..tools.results import Encoded, EncodedInFull
-from ..tools.tool_calls import Tool, ToolCall, ToolStep
-from .documents import RunDocument
-from .event_log import event_to_json
-from .new_documents import StoringHost, current_trace, describe_run, new_header, with_message
-from .places import RecordKey, calls_around, is_within, place_below, place_to_undo
-from .record_contents import (
-    RecordedFailureError,
-    RecordedToolError,
-    failure_to_json,
-    model_to_json,
-    reply_from_dict,
-    reply_to_json,
-    state_from_dict,
+from ..errors import (
+    LeaseLostError,
+    RunConflictError,
+    RunIncompatibleError,
+    RunStoreError,
+    TranscriptError,
+    leaves_run_unchanged,
 )
-from .run_records import OpenReply, RunRecords, read_usage, write_usage
+from ..security import UnauthenticatedError
+from .documents import GivenAnswer, RunDocument, read_stored_json
+from .places import RecordedFact, RecordKey, is_attempt_of
 from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
-from .stored_calls import find_fault, find_misfit, find_other_origin, find_stored_tool, origin_of, tool_that_gives
-from .suspensions import collect_unstored_results, collect_waiting, make_snapshots, with_outer_calls
-from .tool_records import CancelledInsideError, ToolRecords
 
 
-class RunPlace:
-    """The place of a tool call, or of a service called as a tool, in its run.
+@dataclass(frozen=True)
+class Recorded:
+    """A record that is stored."""
 
-    `call` is the place of the call, such as `0/1`. `path` is that of the attempt that runs now, such as `0/1.2`: the
-    context of a call is shared by its attempts.
-    """
+    kind: str
+    data: str
 
-    __slots__ = ("call", "path", "session")
-
-    def __init__(self, session: RunSession, call: str, path: str) -> None:
-        self.session, self.call, self.path = session, call, path
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run."""
-        return self.session.id
-
-    @property
-    def is_entered(self) -> bool:
-        """True if a service already runs as the tool at this place."""
-        return self.session.at(self.path).is_entered
-
-    @property
-    def is_recorded(self) -> bool:
-        """True if the next attempt of this call has a recorded result, so that the tool does not run."""
-        return self.session.next_record(self.call) == "result"
-
-    def enter(self) -> RunPlace | None:
-        """Return the place of a service that runs as the tool here; None if it is taken.
-
-        It is taken if a tool's own code called the service, in addition to the call that the model made.
-        """
-        state = self.session.at(self.path)
-        if state.is_entered:
-            return None
-        state.is_entered = True
-        return RunPlace(self.session, self.call, self.path)  # it stays in this attempt
-
-    def to_undo(self, position: int) -> RunPlace:
-        """Return the place of the compensation of a tool call of this invocation."""
-        place = place_to_undo(place_below(self.path, position))
-        return RunPlace(self.session, place, place)
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """The JSON object, read once. A program's own code may change what it gets, so it gets nothing of this."""
+        return read_stored_json(self.data)
 
 
-def path_of(invocation: Invocation) -> str:
-    """Return the place of an invocation that is part of a run."""
-    assert invocation.place is not None
-    return invocation.place.path
+class RunSession:
+    """One run while this process executes it. `document` is its header's, once there is one.
 
-
-class Restored:
-    """An invocation as it was stored: its state, the seconds until its deadline, and its notes."""
-
-    __slots__ = ("notes", "remaining", "state", "usage")
-
-    def __init__(
-        self, state: State, remaining: float | None, notes: Mapping[str, Any], usage: Mapping[str, Any] | None
-    ) -> None:
-        self.state, self.remaining, self.notes, self.usage = state, remaining, notes, usage
-
-    def account_for(self, account: Account) -> None:
-        """Let an account with limits continue with the usage of the invocation so far."""
-        if self.usage is not None and account.limits is not None:
-            account.usage = read_usage(self.usage)
-
-
-class RunSession(RunRecords):
-    """One run while this process executes it. `tools` records its tool calls.
-
-    `scope` is the request scope of the run; None while the run is part of another request. `leave` is called before the
-    write that suspends or ends the stored run, and `has_left` is True after it: it has also ended the lease.
+    `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
+    None while the run is part of another request. `leave` is called before the write that suspends or ends the stored
+    run, and `has_left` is True after it: it has also ended the lease. `has_new_records` is True after the first record
+    that this process has written. `unstored` are the results that are stored if the run is suspended. `is_without_user`
+    is that of `PreparedRun`.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
-        super().__init__(run_id)
-        self.tools = ToolRecords(self)
-        self.pending: tuple[PendingCall, ...] = ()
-        self.wants_result = False
-        self.has_left = False
+        self.id = run_id or uuid4().hex
+        self.generation: int | None = None
+        self.document: RunDocument | None = None
         self.scope: RequestScope | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
+        self.has_left = self.has_new_records = self.is_without_user = False
+        self.unstored: dict[str, StoredRecord] = {}
+        self._store: RunStore | None = None
+        self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
+        self._counted: list[RecordKey] = []
 
     @classmethod
     def of(
@@ -131,320 +70,188 @@ class RunSession(RunRecords):
     ) -> RunSession:
         """Return the session of a stored run that this process owns."""
         session = cls(stored.id)
-        session.store, session.generation, session.document = store, stored.generation, document
+        session._store, session.generation, session.document = store, stored.generation, document
         with session.reading():
             for each in records:
                 session.add_record(each)
         return session
 
     @property
-    def has_effects(self) -> bool:
-        """True if something of the run has begun: more is recorded than the choice of a model."""
-        return any(
-            place.result or place.starts or place.replies or place.snapshots or place.failure
-            for place in self.places.values()
-        )
-
-    # --- invocations
+    def is_stored(self) -> bool:
+        """True if this process owns a stored run, so that each record is written before the next effect."""
+        return self.generation is not None
 
     @property
-    def root(self) -> RunPlace:
-        """The place of the run itself."""
-        return RunPlace(self, "", "")
+    def cancels(self) -> bool:
+        """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
+        return self.document is not None and self.document.cancels
 
-    def restored(self, path: str) -> Restored | None:
-        """Return the stored state of the invocation at this place; None if it begins now."""
-        # Resuming runs no code of the invocation again. Its last snapshot, if it was ever suspended, has the whole
-        # state. Each reply since then is recorded with what the state had gained before it: the results of the tools.
-        # The last reply is not part of the state: it stays open, and `ask` gives it again, so that its calls run, or
-        # are read from their own records.
-        place = self.places.get(path)
-        if place is None or not (place.snapshots or place.replies):
-            return None
-        state: State | None = None
-        left, notes, usage, number = None, {}, None, 0
+    def waits_for_user(self, error: BaseException) -> bool:
+        """Return True if the token of the run's user is missing, and only that user can help, who may be gone.
+
+        A run that goes on after an interruption or a suspension, or in another process, is kept for its user, with its
+        answers. One that was cancelled ends: anyone who may cancel it can end it.
+        """
+        is_continued = self.is_without_user or bool(self.answers) or (self.generation or 0) > 1
+        lacks_token = isinstance(error, UnauthenticatedError) and error.lacks_token
+        return lacks_token and is_continued and not self.cancels
+
+    def stays_after(self, error: BaseException) -> bool:
+        """Return True for an error after which the run stays as it is, so that it can be continued."""
+        return leaves_run_unchanged(error, self.id) or self.waits_for_user(error)
+
+    # --- answers
+
+    @property
+    def answers(self) -> Sequence[GivenAnswer]:
+        """All answers so far, oldest first."""
+        return self.document.answers if self.document is not None else ()
+
+    def answers_at(self, place: str) -> list[GivenAnswer]:
+        """Return the answers to the call with this id, oldest first."""
+        return [each for each in self.answers if each.call_id == place]
+
+    def answers_to(self, call: str) -> list[GivenAnswer]:
+        """Return the answers to a call and its attempts, oldest first."""
+        return [each for each in self.answers if is_attempt_of(each.call_id, call)]
+
+    # --- what is recorded
+
+    def recorded(self, key: RecordKey) -> Recorded | None:
+        """Return the record with this key, or None."""
+        return self._recorded.get(key.place, {}).get(key)
+
+    def numbered(self, place: str, fact: RecordedFact) -> dict[int, Recorded]:
+        """Return all records of one fact about a place, by their numbers."""
+        found = self._recorded.get(place, {})
+        return {key.number: record for key, record in found.items() if key.fact == fact}
+
+    def has_result(self, call: str) -> bool:
+        """Return True if a call, or an attempt of it, has a recorded result."""
+        for place in self._recorded:
+            if is_attempt_of(place, call):
+                record = self.recorded(RecordKey(place))
+                if record is not None and record.kind == "result":
+                    return True
+        return False
+
+    @property
+    def has_begun(self) -> bool:
+        """True if something of the run has happened: more is recorded than the choice of a model."""
+        return any(key.fact != "model" for records in self._recorded.values() for key in records)
+
+    def add_record(self, record: StoredRecord) -> None:
+        """Take in a record that was read from the store."""
+        self._add(RecordKey.read(record.key), Recorded(record.kind, record.data))
+
+    def _add(self, key: RecordKey, record: Recorded) -> None:
+        self._recorded.setdefault(key.place, {})[key] = record
+        if key.fact in ("r", "s"):
+            self._counted.append(key)
+
+    def keys_after(self, place: str) -> Sequence[RecordKey]:
+        """Return the keys of the replies and states that were stored after the last one of an invocation."""
+        own = [position for position, key in enumerate(self._counted) if key.place == place]
+        return self._counted[own[-1] + 1 :] if own else ()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read records inside the block. Raises `RunIncompatibleError` for those of another version of the program."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, TranscriptError) as error:
+            raise RunIncompatibleError(self.id, f"its records cannot be read: {error}") from error
+
+    def read_record(self, record: Recorded) -> dict[str, Any]:
+        """Return the content of a record, for a program's code. Raises `RunIncompatibleError`."""
         with self.reading():
-            if place.snapshots:
-                written = self.read_record(place.snapshots[-1])
-                state, about = state_from_dict(written["state"], None), written["about"]
-                number, left, notes, usage = about["replies"], about["remaining"], about["notes"], about["usage"]
-            place.next_reply, last = number, None
-            while (record := place.replies.get(number)) is not None:
-                last = self.read_record(record)
-                state, usage = state_from_dict(last["before"], state), last["usage"]
-                place.next_reply = number
-                number += 1
-            if last is not None:
-                place.open_reply = OpenReply(replace(reply_from_dict(last), is_replayed=True), last.get("unfit", ()))
-        if state is None:
-            return None
-        place.written = state
-        return Restored(self._with_answered(path, state), left, notes, usage)
+            return read_stored_json(record.data)
 
-    def _with_answered(self, path: str, state: State) -> State:
-        """Return the state in which the answered calls wait to be run."""
-        pending = list(state.pending)
-        for index, call in enumerate(pending):
-            place = place_below(path, state.position_of(index))
-            if call.status == "suspended" and any(is_within(each.call_id, place) for each in self.answers):
-                pending[index] = PendingToolCall(call.request)
-        return state.changed(pending=tuple(pending))
+    def facts_of(self, record: Recorded) -> Mapping[str, Any]:
+        """Return the content of a record, for questions about it. Raises `RunIncompatibleError`."""
+        with self.reading():
+            return record.facts
 
-    def model_at(self, path: str) -> str | None:
-        """Return the recorded name of the model that a router has chosen for the invocation at this place."""
-        place = self.places.get(path)
-        return None if place is None or place.model is None else str(self.facts_of(place.model)["model"])
+    # --- writing
 
-    async def record_model(self, path: str, name: str) -> None:
-        """Record the model that a router has chosen; before the run is stored, the state has its name."""
-        await self.write_record(RecordKey(path, "model"), "model", model_to_json(name))
+    @contextmanager
+    def using_store(self) -> Iterator[RunStore]:
+        """Use the store inside the block. Raises `LeaseLostError`, and `RunStoreError` for errors of the store.
 
-    def failure_at(self, path: str) -> dict[str, Any] | None:
-        """Return the recorded failure of the invocation at this place, with the executions to undo."""
-        place = self.places.get(path)
-        return None if place is None or place.failure is None else self.read_record(place.failure)
-
-    async def record_failure(self, path: str, error: Exception, undo: list[dict[str, Any]]) -> None:
-        """Record that the invocation at this place fails, before its tools are undone."""
-        await self.write_record(RecordKey(path, "failed"), "failed", failure_to_json(error, undo))
-
-    def raise_failure(self, path: str) -> None:
-        """Raise the recorded failure of the invocation at this place, if there is one."""
-        if (failure := self.failure_at(path)) is not None:
-            kind = RecordedFailureError if failure["ends"] else RecordedToolError
-            raise kind(failure["error"], failure["text"])
-
-    def replies_within(self, path: str) -> Iterator[tuple[ChatResponse, str | None]]:
-        """Yield the replies that services within an invocation got after its own last record, with their models' names.
-
-        Not those that are replayed. The recorded usage of the invocation does not contain them.
+        There is no other way to the store of a session: after any other error the run would be written as failed.
         """
-        for key in self.keys_after(path):
-            if key.fact != "r" or (path and not is_within(key.place, path)):
-                continue
-            replies = self.places[key.place].replies
-            has_ended = any(self.result_at(call) is not None for call in calls_around(key.place))
-            if has_ended or key.number < max(replies):
-                written = self.read_record(replies[key.number])
-                with self.reading():
-                    yield reply_from_dict(written).response, written["before"]["state"].get("model")
+        assert self._store is not None
+        try:
+            yield self._store
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
+            cause = None if _error_of_database(error) is not None else error
+            raise RunStoreError(self.id, describe_store_error(error)) from cause
 
-    def _make_cancelled_error(self) -> CancelledInsideError:
-        """Return the error that ends the invocations of a cancelled run."""
-        return CancelledInsideError(self.id, None if self.document is None else self.document.reason)
+    def keeps(self, key: RecordKey) -> bool:
+        """Return True if a record with this key is written, or remembered until the run is suspended."""
+        # The first suspension stores the states of all invocations, which have everything but the results inside of
+        # the calls that are suspended.
+        return self.is_stored or key.fact == ""
 
-    def refuse_end(self, _: Finish) -> None:
-        """Raise the error of a cancelled run, although all calls beside its answer are recorded."""
-        raise self._make_cancelled_error()
+    async def write_record(self, key: RecordKey, kind: str, data: str, *, replaces: bool = False) -> None:
+        """Write a record; before the run is stored, remember a result for a suspension.
 
-    def limits_of(self, path: str, own: UsageLimits | None) -> UsageLimits | None:
-        """Return the limits of the invocation at a place: its own, for the outermost one also those of the run."""
-        return own if path or self.document is None else narrowest(own, self.document.limits)
-
-    # --- effects
-
-    async def ask_or_replay(
-        self, effect: CallModel, invocation: Invocation, perform: Callable[..., Any]
-    ) -> ModelReplied:
-        """Return the recorded reply to a model request; else ask the model, and record its reply."""
-        path = path_of(invocation)
-        place = self.at(path)
-        number, opened = place.next_reply, place.open_reply
-        place.next_reply, place.open_reply = number + 1, None
-        if opened is not None:
-            recorded = opened.replied
-            if not self.cancels:
-                # Interceptors see it again; the record has what they returned, and calls that have happened.
-                await perform(CallModel(effect.request, recorded), invocation)
-                return recorded
-            if invocation.tool_calls_in(recorded.response):
-                return recorded
-        if self.cancels:
-            raise self._make_cancelled_error()
-        usage = write_usage(invocation)
-        replied: ModelReplied = await perform(effect, invocation)
-        if self.is_stored:
-            await self.flush_events()  # after a crash, only events since the last reply are produced again
-            state = invocation.state
-            data = reply_to_json(state, place.written, replied, usage, _find_refused_calls(replied, invocation))
-            await self.write_record(RecordKey(path, "r", number), "reply", data)
-            place.written = state
-        return replied
-
-    def run_call(self, effect: RunTool, invocation: Invocation, perform: Perform) -> Awaitable[Any]:
-        """Run one tool call at its place."""
-        self._raise_if_elsewhere(invocation)
-        path = place_below(path_of(invocation), invocation.state.position_of(effect.index))
-        place = self.at(path)
-        if self.next_record(path) is None:  # else they were used for the recorded attempt
-            place.edits = self.tools.find_edits(path)
-        environment = invocation.environment
-        context = replace(environment.context, place=RunPlace(self, path, path))
-        tools, listeners, name = environment.tools, environment.listeners, effect.request.name
-        if self.next_record(path) == "result":
-            tools, listeners = {name: self._find_recorded_tool(effect.request, path, invocation)}, None
-        elif name not in tools and (refusal := self._refusal_of(path)) is not None:
-            tools = {name: tool_that_gives(lambda _: refusal, name)}
-        elif place.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
-            tools = {name: tool, **tools}
-        environment = replace(environment, context=context, tools=tools, listeners=listeners)
-        return perform(replace(effect, environment=environment), invocation)
-
-    def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Encoded]:
-        """Return the recorded result of a tool; else run it, and record its result."""
-        return self.tools.run_once(step, call)
-
-    def _refusal_of(self, call: str) -> Encoded | None:
-        """Return the result of a call that a person rejected or failed; None for others.
-
-        The model reads it also if the identity of the run may not call the tool any more.
+        Raises `LeaseLostError` and `RunStoreError`.
         """
-        given = self.answers_to(call)
-        if not given or given[-1].answer.kind not in ("reject", "fail"):
-            return None
-        answer = given[-1].answer
-        return EncodedInFull(printable(answer.reason or ""), is_error=True, failed=answer.kind == "fail")
-
-    def _find_recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Invocation) -> Tool:
-        """Return the tool of a call with a recorded result, for every identity.
-
-        If this program no longer has it, or it takes other arguments, the tool only gives the result.
-        """
-        tool = find_stored_tool(request.name, invocation)
-        if tool is not None and find_fault(tool, request) is None:
-            return tool if tool.access is None else replace(tool, access=None)
-
-        def give(call: ToolCall) -> Encoded:
-            record = self.last_result(place)
-            self.tools.restore_attempt(call, record)
-            return self.tools.read_result(record)
-
-        return tool_that_gives(give, request.name)
-
-    # --- stored calls that this program cannot run
-
-    def _raise_if_elsewhere(self, invocation: Invocation) -> None:
-        """Raise `RunIncompatibleError` if an answered call would run on another server than its person saw.
-
-        A name says nothing about a tool of an MCP server: while the call waited, the server can have gone, another one
-        can have its name or list a tool of that name, or the server can have changed the tool. All calls of the reply
-        are checked before one of them runs. The answer stays, for a worker that reaches the same tool.
-        """
-        if self.cancels or not self.answers:  # nothing runs any more, or nobody saw a call
+        record = StoredRecord(str(key), kind, data, replaces)
+        if self.generation is None:
+            if self.keeps(key):
+                self.unstored[key.place] = record
             return
-        state, environment = invocation.state, invocation.environment
-        for index, pending in enumerate(state.pending):
-            place = place_below(path_of(invocation), state.position_of(index))
-            given = self.answers_to(place)
-            if not given or given[-1].answer.kind in ("reject", "fail") or self.has_result(place):
-                continue
-            tool, seen = environment.tools.get(pending.request.name), given[-1].origin
-            now = None if tool is None else origin_of(tool, pending.request)
-            reason = find_other_origin(pending.request.name, now, seen)
-            if reason is None:
-                continue
-            server = "" if seen is None else settings_key(seen.mcp_server)
-            away = next((each for each in invocation.unreachable if settings_key(each.server) == server), None)
-            raise RunIncompatibleError(self.id, reason) from away
-
-    def check_fits(self, invocation: Invocation) -> None:
-        """Raise `RunIncompatibleError` if a stored call without a result does not fit this program.
-
-        Called before the first effect of an invocation. While programs are replaced, an older one may get a run with
-        calls that only the newer one knows. If it went on, the model would read that a tool is unknown, and pay again.
-        A call that was refused when the reply came, such as one of a tool that the model made up, is refused again.
-        """
-        path, state = path_of(invocation), invocation.state
-        place = self.at(path)
-        if place.is_checked:
-            return
-        place.is_checked = True
-        if not invocation.is_resumed or self.cancels:
-            return
-        unfit: Sequence[int] = ()
-        requests = {index: each.request for index, each in enumerate(state.pending) if each.status == "waiting"}
-        if (opened := place.open_reply) is not None:
-            unfit = opened.unfit
-            requests = dict(enumerate(invocation.tool_calls_in(opened.replied.response)))
-        for index, request in requests.items():
-            call = place_below(path, state.position_of(index))
-            if index in unfit:
-                continue
-            self.at(call).was_requested_before = True
-            if not self.has_result(call) and (reason := find_misfit(request, invocation, is_stored=True)) is not None:
-                raise RunIncompatibleError(self.id, reason) from next(iter(invocation.unreachable), None)
-
-    # --- suspending
-
-    async def suspend(self, invocation: Any) -> None:
-        """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
-        # A suspended call does not stop the other calls of its round, nor those of the rounds around it. So an inner
-        # invocation only leaves its state here, and the outermost one, which is the last, stores all of them with the
-        # pending calls in one transaction. Nobody can answer a call of a run that still works.
-        if self.cancels:
-            raise self._make_cancelled_error()
-        self.at(path_of(invocation)).suspended = invocation
-        if not path_of(invocation):
-            if self.scope is not None:
-                await self.scope.settle()
-            await self._store_suspension(await self._describe_run(invocation) if self.document is None else None)
-            self.has_left = True
-
-    async def _describe_run(self, invocation: Any) -> StoredRun:
-        """Make the header of a run that was not stored so far."""
-        host: StoringHost = invocation.host
-        self.store = await host.run_store()
-        plan, account = invocation.plan, invocation.account
-        left = None
-        if account is not None:  # the blocks around the call have ended when the run continues
-            left = remaining(account.outer, account.usage if account.limits is not None else None)
-        attributes = invocation.context.attributes
-        described = await describe_run(plan, host, invocation.arguments, attributes, invocation.added_by, left)
-        self.document = described.document
-        if invocation.has_other_message:
-            self.document = with_message(self.document, plan, invocation.arguments, invocation.user_message)
-        return new_header(self.id, plan, invocation.memory_key, self.document, clock_of(self.store).now())
-
-    async def _store_suspension(self, run: StoredRun | None) -> None:
-        """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
-        assert self.document is not None
-        self.leave()
-        await self.flush_events()
-        waiting = tuple(with_outer_calls(each, self) for each in collect_waiting(self).values())
-        document = self.document = self.document.changed(waiting=waiting, trace=current_trace())
-        self.pending = document.pending
-        records = make_snapshots(self)
+        # Fencing: a process can be paused for minutes between two statements, and wake up after another one has taken
+        # the run. Neither its clock nor its lease tells it so. Therefore taking a run raises the generation in the
+        # header, and each write names the generation that its process took: the store refuses a late owner. The next
+        # effect begins only after this returns.
         with self.using_store() as store:
-            if self.generation is not None:
-                text, since = document.to_json(), document.waiting_since
-                changes = RunChanges(status="suspended", document=text, waiting_since=since)
-                await store.append(self.id, self.generation, records, changes, [event_to_json(self.suspension)])
-                return
-            assert run is not None
-            run = replace(run, status="suspended", document=document.to_json())
-            if await store.create(run, [*collect_unstored_results(self), *records]):
-                return
-            # A connection that was lost after the commit has let the store try again, and find the run of the first
-            # try. No other call has the same document: its digest has a random salt.
-            found = await store.load(self.id)
-        if found is None or found.document != run.document:
-            raise RunConflictError(self.id, "another call")
-
-    def pending_below(self, path: str) -> tuple[PendingCall, ...]:
-        """Return the pending calls of the invocation at a place, and of services within."""
-        waiting = collect_waiting(self)
-        return tuple(each.call for place, each in waiting.items() if not path or is_within(place, path))
-
-    @property
-    def suspension(self) -> RunSuspended:
-        """The event of the suspension."""
-        return RunSuspended(self.id, self.pending)
+            await store.append(self.id, self.generation, [record])
+        self._add(key, Recorded(kind, data))
+        self.has_new_records = True
 
     async def flush_events(self) -> None:
         """Wait until all events so far are stored. Raises `LeaseLostError` and `RunStoreError`."""
         if self.write_events is not None:
-            with self.using_store():
-                await self.write_events()
+            await self.write_events()
+
+    async def write_document(self, document: RunDocument) -> None:
+        """Write all events, and another document; the run goes on."""
+        assert self.generation is not None
+        await self.flush_events()
+        with self.using_store() as store:
+            await store.append(self.id, self.generation, [], RunChanges(document=document.to_json()))
+        self.document = document
+
+    async def write_suspension(self, records: Sequence[StoredRecord], event: str) -> None:
+        """Write that the run waits, with the calls in its document, in one transaction. The lease ends with it."""
+        assert self.document is not None
+        assert self.generation is not None
+        self.leave()
+        await self.flush_events()
+        text, since = self.document.to_json(), self.document.waiting_since
+        changes = RunChanges(status="suspended", document=text, waiting_since=since)
+        with self.using_store() as store:
+            await store.append(self.id, self.generation, records, changes, [event])
+        self.has_left = True
+
+    async def create_suspended(self, store: RunStore, run: StoredRun, records: Sequence[StoredRecord]) -> None:
+        """Store a run that was not stored so far, and waits. Raises `RunConflictError` if its id exists."""
+        self._store, run, found = store, replace(run, status="suspended"), None
+        with self.using_store():
+            is_new = await store.create(run, records)
+            if not is_new:
+                # A connection that was lost after the commit has let the store try again, and find the run of the first
+                # try. No other call has the same document: its digest has a random salt.
+                found = await store.load(self.id)
+        if not is_new and (found is None or found.document != run.document):
+            raise RunConflictError(self.id, "another call")
+        self.has_left = True
 
     async def write_end(self, status: RunStatus, **facts: Any) -> None:
         """Write the end of the run into its header, with these facts, and all events. The lease ends with it."""
@@ -459,20 +266,15 @@ class RunSession(RunRecords):
             await store.append(self.id, self.generation, [], changes)
         self.has_left = True
 
-    async def write_document(self, document: RunDocument) -> None:
-        """Write all events, and another document; the run goes on."""
-        assert self.generation is not None
-        await self.flush_events()
-        with self.using_store() as store:
-            await store.append(self.id, self.generation, [], RunChanges(document=document.to_json()))
-        self.document = document
+
+def describe_store_error(error: BaseException) -> str:
+    """Return the type and the text of an error of a store, without the statement and its values, such as documents."""
+    inner = _error_of_database(error)
+    # PostgreSQL's error continues with a detail, which can be a whole row.
+    text = str(error) if inner is None else str(inner).split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}"
 
 
-def _find_refused_calls(replied: ModelReplied, invocation: Invocation) -> list[int]:
-    """Return the positions of the calls of a reply that this program refuses."""
-    sent = replied.sent
-    return [
-        index
-        for index, each in enumerate(invocation.tool_calls_in(replied.response))
-        if (sent is not None and each.name not in sent) or find_misfit(each, invocation) is not None
-    ]
+def _error_of_database(error: BaseException) -> BaseException | None:
+    """Return the error of the database that an error of SQLAlchemy is about; None for other errors."""
+    return getattr(error, "orig", None)

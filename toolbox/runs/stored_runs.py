@@ -32,6 +32,7 @@ from .run_answers import Run
 from .run_engines import RunEngine
 from .run_looks import RunLooks
 from .run_session import RunSession
+from .service_calls import ServiceCall
 from .store import ENDED, RunLook, RunStore, StoredRun
 
 T = TypeVar("T")
@@ -179,7 +180,7 @@ class StoredRuns:
         if stored.status == "suspended":
             store = await self.open()
             session = RunSession.of(stored, document, await store.records(stored.id), store)
-            restored = session.restored(session.root.path)
+            restored = ServiceCall(session).root.restored()
             if restored is None:  # the run has ended since the header was read, and its store has deleted the records
                 changed = await self.load(stored.id)
                 assert changed.version != stored.version, "the suspension is stored with the state"

@@ -1,17 +1,16 @@
-"""Runs a tool once for all processes of a run: records its start and its result, and gives recorded results again.
+"""The tool calls of a run: what their effects record, the answers of persons to them, and what guardrails make of them.
 
-Not here: how records are stored (`run_records`), the layers that call this (`run_layers`), a tool's own transaction
-(`recorder`).
+Not here: recording and replaying an effect (`effects`), the layers that call this (`run_layers`), a tool's own
+transaction (`recorder`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -34,14 +33,14 @@ from ..tools.codec import decode_request
 from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import Tool, ToolAttempt, ToolCall, ToolStep, ToolSuspension
 from ..tools.written_arguments import change_arguments, with_recorded_arguments
-from ..transaction_recorder import current_recorder
 from .documents import GivenAnswer, WaitingCall
+from .effects import Start, effect
 from .places import RecordKey, is_compensation, place_of_attempt
 from .program_values import qualified
 from .record_contents import has_run_in, result_from_dict, result_to_json
-from .recorder import RecorderInTransaction, recorder_of
+from .recorder import recorder_of
 from .run_answers import Answer
-from .run_records import PlaceState, Recorded, RunRecords, Unjudged, describe_store_error
+from .run_session import Recorded, RunSession
 from .stored_calls import json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")
@@ -56,6 +55,16 @@ def place_of(call: ToolCall) -> CallPlace:
     """Return the place of a call that is part of a run."""
     assert call.context.place is not None
     return call.context.place
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """An attempt of a call that output guardrails have not judged. `result` is None if a record has it."""
+
+    place: str
+    arguments: Mapping[str, Any] | None
+    result: Encoded | None
+    has_run: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,159 +88,158 @@ class CancelledInsideError(RunCancelledError, EndsInvocation):
     """Ends an invocation of a cancelled run, past handlers and interceptors."""
 
 
-class ToolRecords:
-    """Records the tool calls of a run. `call.context.place` says which call it is."""
+@dataclass(slots=True)
+class CallState:
+    """What this process knows about one tool call of a run, besides its records."""
 
-    def __init__(self, records: RunRecords) -> None:
-        self._records = records
+    attempts: int = 0
+    as_decoded: ToolCall | None = None
+    """The call with the arguments that the model gave it, to know later whether they were changed."""
+    edits: list[GivenAnswer] = field(default_factory=list)
+    """The approvals that change the arguments of the call, and have not been used."""
+    was_requested_before: bool = False
+    """True if the model made the call before this process continued the run."""
+    is_judged_next: bool = False
+    """True while output guardrails wait for the result, which is then recorded as they let it through."""
+    unjudged: Unjudged | None = None
+
+
+class ToolRecords:
+    """The tool calls of a run. `call.context.place` says which call it is. `waiting` has those that wait for an answer.
+
+    A call and its attempts are different places: `CallState` is of the call.
+    """
+
+    def __init__(self, session: RunSession) -> None:
+        self._session = session
+        self._calls: dict[str, CallState] = {}
+        self.waiting: dict[str, WaitingCall] = {}
+
+    def at(self, call: str) -> CallState:
+        """Return what is known about a call."""
+        if (state := self._calls.get(call)) is None:
+            state = self._calls[call] = CallState()
+        return state
+
+    def next_record(self, call: str) -> str | None:
+        """Return the kind of the record that the next attempt of a call has; None if the tool will run."""
+        record = self._session.recorded(RecordKey(place_of_attempt(call, self.at(call).attempts + 1)))
+        return None if record is None else record.kind
+
+    def last_result(self, call: str) -> Recorded:
+        """Return the record of the last attempt of a call that has a result."""
+        last, number = self._session.recorded(RecordKey(call)), 2
+        assert last is not None
+        while (after := self._session.recorded(RecordKey(place_of_attempt(call, number)))) and after.kind == "result":
+            last, number = after, number + 1
+        return last
 
     # --- running a tool
 
     async def run_once(self, step: ToolStep, call: ToolCall) -> Encoded:
         """Return the recorded result of the next attempt of a call; else run the tool, and record its result."""
-        # A process that continues a run comes here again with each call of the last reply. A recorded result counts:
-        # nothing is asked, checked or run for it. A recorded start without a result means that the tool may have run,
-        # and nobody knows; `_decide_outcome` decides. Only a call without both has certainly not run. So the start
-        # is written before the tool begins, and the result before the model can read it.
-        records, place, call = self._records, place_of(call), call.with_own_attempts()
-        state = records.at(place.call)
+        session, place, call = self._session, place_of(call), call.with_own_attempts()
+        state = self.at(place.call)
         state.attempts += 1
         await self._write_unjudged(state)  # of an earlier attempt
         attempt = place.path = place_of_attempt(place.call, state.attempts)
-        if (record := records.result_at(attempt)) is not None:
-            return await self._give_recorded(step, call, attempt, record)
-        if state.edits and not (records.cancels or records.at(attempt).starts):
-            # What arrives here is not what a person has seen and changed.
-            raise self.suspend(call, place.call, "approval")
-        if call.tool.is_service:  # its own tool calls have records, so it may run again
-            try:
-                return await self._run_and_record(step, call, attempt)
-            except CancelledInsideError:
+        record = session.recorded(RecordKey(attempt))
+        if record is not None and record.kind == "deferred":
+            return await self._continue_deferred(step, call, attempt, session.read_record(record))
+        if record is None:
+            if state.edits and not (session.cancels or session.recorded(RecordKey(attempt, "start"))):
+                # What arrives here is not what a person has seen and changed.
+                raise self.suspend(call, place.call, "approval")
+            if session.cancels and not (call.tool.is_service or is_compensation(place.call)):
+                raise ToolSuspension({"kind": "cancelled"})  # the other calls of the reply are read from their records
+        try:
+            outcome = await self._effect(step, call, attempt)
+        except CancelledInsideError:
+            if call.tool.is_service:
                 raise ToolSuspension({"kind": "cancelled"}) from None
-        if records.cancels and not is_compensation(place.call):
-            raise ToolSuspension({"kind": "cancelled"})  # the other calls of the reply are read from their records
-        if not records.is_stored:
-            return await self._run_and_record(step, call, attempt)
-        if (known := self._decide_outcome(call, attempt)) is not None:
-            start = self._open_starts(attempt)[-1]
-            self._restore_attempt(call, records.read_record(start), has_run=not known.is_error)
-            await self._write_result(attempt, known, call)
-            return known
-        recorder = recorder_of(records, call, attempt, self._encode_result)
-        await self._write_start(attempt, {"atomic": recorder is not None, "arguments": call.written_arguments()})
-        if recorder is None:
-            return await self._run_and_record(step, call, attempt)
-        token = current_recorder.set(recorder)
-        try:
-            return await self._run_and_record(step, call, attempt, recorder)
-        finally:
-            current_recorder.reset(token)
-
-    async def _run_and_record(
-        self, step: ToolStep, call: ToolCall, attempt: str, recorder: RecorderInTransaction | None = None
-    ) -> Encoded:
-        """Run a tool and record its result, unless its transaction or output guardrails do that."""
-        try:
-            encoded = await step(call)
-        except ToolDeferred as deferred:
-            if not call.tool.deferred:
-                raise
-            await self._write_result(attempt, deferred, call)
-            attributes = json_attributes(call.tool, deferred)
-            raise self.suspend(call, attempt, "deferred", deferred.reason, attributes) from None
-        except (Exception, asyncio.CancelledError) as error:
-            if recorder is not None and (record := await self._read_back(recorder, attempt, error)) is not None:
-                logger.warning(
-                    "tool %r of run %s has committed its result, so its error is dropped: %s",
-                    call.tool.name,
-                    self._records.id,
-                    describe_store_error(error),
-                )
-                return await self._give_recorded(step, call, attempt, record)
-            if not isinstance(error, (EndsInvocation, asyncio.CancelledError)):
-                await self._write_result(attempt, error, call)
-            elif self._records.waits_for_user(error) and self._open_starts(attempt):
-                # Else the next owner could not know that the call has ended, and would not run it again.
-                await self._write_start(attempt, {"atomic": True, "ended": True})
             raise
-        if recorder is not None and recorder.is_written:
-            self._note_unjudged(attempt, call, has_run=_has_run(call, encoded))
-        elif self._state_of(call).is_judged_next:
-            self._note_unjudged(attempt, call, encoded, has_run=_has_run(call, encoded))
-        else:
-            await self._write_result(attempt, encoded, call)
-        return encoded
+        if not isinstance(outcome, ToolDeferred):
+            return outcome
+        if not call.tool.deferred:
+            raise outcome
+        attributes = json_attributes(call.tool, outcome)
+        raise self.suspend(call, attempt, "deferred", outcome.reason, attributes)
 
-    async def _read_back(self, recorder: RecorderInTransaction, attempt: str, error: BaseException) -> Recorded | None:
-        """Return the result that a transaction has recorded although its call raised an error; None if it has not.
+    async def _effect(self, step: ToolStep, call: ToolCall, attempt: str) -> Encoded | ToolDeferred:
+        """Run a tool as an effect: what it gives is its result, its exception, or that its result comes later."""
+        state = self._state_of(call)
 
-        Raises `LeaseLostError`, and `RunStoreError` if the store does not answer until the lease has ended: the run
-        then stays as it is.
-        """
-        # A commit can be under way while its call ends: the connection breaks after the COMMIT was sent, or the call is
-        # cancelled while its thread commits. An error then says nothing about what happened. If the tool was undone or
-        # called again on the strength of it, its effect would be there twice, or a record without its effect. So
-        # nobody gets a result before the store has said which of the two it was, and a cancellation waits for it too.
-        recorder.close()
-        if not recorder.has_begun:
-            return None
-        cancelled = error if isinstance(error, asyncio.CancelledError) else None
-        reading = asyncio.ensure_future(recorder.read_back())
-        while not reading.done():
+        async def run() -> Encoded | ToolDeferred:
             try:
-                await asyncio.wait({reading})
-            except asyncio.CancelledError as again:
-                cancelled = again
-        try:
-            record = reading.result()
-        except LeaseLostError:
-            if cancelled is not None:  # for example because the lease was lost
-                raise cancelled from None
-            raise
-        if record is not None:
-            self._records.add_record(record)
-        elif cancelled is not None:
-            raise cancelled
-        return self._records.result_at(attempt)
+                return await step(call)
+            except ToolDeferred as deferred:
+                if not call.tool.deferred:
+                    raise
+                return deferred
 
-    def _decide_outcome(self, call: ToolCall, attempt: str) -> Encoded | None:
+        def write(outcome: Encoded | ToolDeferred) -> tuple[str, str] | None:
+            has_run = isinstance(outcome, Encoded) and _has_run(call, outcome)
+            if isinstance(outcome, Encoded) and state.is_judged_next:  # they record what the model reads
+                self._note_unjudged(attempt, call, outcome, has_run=has_run)
+                return None
+            return self._encode_result(outcome, call, has_run)
+
+        def write_error(error: Exception) -> tuple[str, str] | None:
+            if isinstance(error, EndsInvocation):
+                return None
+            self._note_unjudged(attempt, call, has_run=False)
+            return self._encode_result(error, call, has_run=False)
+
+        def read(record: Recorded) -> Encoded | ToolDeferred:
+            if record.kind == "deferred":
+                written = self._session.read_record(record)
+                return ToolDeferred(written["reason"], written["attributes"])
+            self.restore_attempt(call, record)
+            self._note_unjudged(attempt, call, has_run=has_run_in(self._session.facts_of(record)))
+            return self.read_result(record, call.tool)
+
+        start: Start[Encoded | ToolDeferred] | None = None
+        if self._session.is_stored and not call.tool.is_service:  # the tool calls of a service have records themselves
+            start = Start(
+                arguments=call.written_arguments(),
+                when_unknown=lambda starts: self._decide_outcome(call, attempt, starts),
+                transaction=lambda: recorder_of(self._session, call, attempt, self._encode_result),
+            )
+        key = RecordKey(attempt)
+        outcome = await effect(self._session, key, run, write=write, read=read, write_error=write_error, start=start)
+        if isinstance(outcome, Encoded) and (state.unjudged is None or state.unjudged.place != attempt):
+            self._note_unjudged(attempt, call, has_run=_has_run(call, outcome))  # its transaction has recorded it
+        return outcome
+
+    def _decide_outcome(self, call: ToolCall, attempt: str, starts: Sequence[Recorded]) -> Encoded | None:
         """Return the result of a call that an earlier process has started; None to run the tool.
 
         Raises `ToolSuspension` to ask a person.
         """
-        state, starts = self._records.at(attempt), self._open_starts(attempt)
-        if not starts:
-            return None
-        if self._records.facts_of(starts[-1])["atomic"] and not state.is_outside:
-            return None  # its transaction contains the record, so it did not happen
-        answers = [each.answer for each in self._records.answers_at(attempt)]
+        answers = [each.answer for each in self._session.answers_at(attempt)]
         supplied = [each for each in answers if each.kind in ("respond", "fail")]
-        if supplied:
-            encoded = _encode_answer(call.tool, supplied[-1])
-            # For compensation, a person's word that the call failed is a failure of the tool.
-            return EncodedInFull(encoded.text, is_error=True, failed=True) if supplied[-1].kind == "fail" else encoded
         retries = [each for each in answers if each.kind == "retry"]
         decision = call.tool.on_unknown_outcome or call.environment.on_unknown_outcome
-        if decision == "retry" or len(retries) >= len(starts):
+        if supplied:
+            known = _encode_answer(call.tool, supplied[-1])
+            # For compensation, a person's word that the call failed is a failure of the tool.
+            if supplied[-1].kind == "fail":
+                known = EncodedInFull(known.text, is_error=True, failed=True)
+        elif decision == "retry" or len(retries) >= len(starts):
             return None
-        if decision == "ask":
+        elif decision == "ask":
             raise self.suspend(call, attempt, "unknown_outcome")
-        return EncodedInFull(UNKNOWN.format(tool=call.tool.name), is_error=True)
+        else:
+            known = EncodedInFull(UNKNOWN.format(tool=call.tool.name), is_error=True)
+        self._restore_attempt(call, self._session.read_record(starts[-1]), has_run=not known.is_error)
+        return known
 
     # --- recorded results
-
-    async def _give_recorded(self, step: ToolStep, call: ToolCall, attempt: str, record: Recorded) -> Encoded:
-        """Return the recorded result of a call. Raises `ToolSuspension` while a deferred one has no answer."""
-        if record.kind == "deferred":
-            return await self._continue_deferred(step, call, attempt, self._records.read_record(record))
-        self.restore_attempt(call, record)
-        self._note_unjudged(attempt, call, has_run=has_run_in(self._records.facts_of(record)))
-        return self.read_result(record, call.tool)
 
     def restore_attempt(self, call: ToolCall, record: Recorded) -> None:
         """Note the attempt of a call whose result is recorded, with its arguments, if the tool ran."""
         self._restore_attempt(
-            call, self._records.read_record(record), has_run=has_run_in(self._records.facts_of(record))
+            call, self._session.read_record(record), has_run=has_run_in(self._session.facts_of(record))
         )
 
     def _restore_attempt(self, call: ToolCall, written: Mapping[str, Any], *, has_run: bool) -> None:
@@ -260,7 +268,7 @@ class ToolRecords:
     ) -> Encoded:
         """Return the answer to a deferred call, or run the tool again with it. Raises `ToolSuspension` without one."""
         recorded = written.get("arguments")
-        for each in reversed(self._records.answers_at(attempt)):
+        for each in reversed(self._session.answers_at(attempt)):
             if each.answer.kind == "respond" and getattr(call.tool.function, TAKES_ANSWERS, False):
                 token = current_answer.set(DeferredAnswer(written["attributes"], each.answer.value))
                 try:
@@ -277,8 +285,8 @@ class ToolRecords:
 
     def read_result(self, record: Recorded, tool: Tool | None = None) -> Encoded:
         """Return the result in a record, in the type of `tool`. Raises a recorded error."""
-        written = self._records.read_record(record)
-        with self._records.reading():
+        written = self._session.read_record(record)
+        with self._session.reading():
             result = result_from_dict(written)
         if isinstance(result, Exception):
             raise result
@@ -292,16 +300,15 @@ class ToolRecords:
         They see the arguments that the tool had. What they return counts, unless the record has what output guardrails
         let the model read.
         """
-        records, place = self._records, place_of(call)
-        state = records.at(place.call)
-        last, first = records.last_result(place.call), state.result
+        session, place = self._session, place_of(call)
+        last, first = self.last_result(place.call), session.recorded(RecordKey(place.call))
         assert first is not None
-        if records.facts_of(first).get("arguments") is not None:
+        if session.facts_of(first).get("arguments") is not None:
             try:
-                call = with_recorded_arguments(call, records.read_record(first)["arguments"])
+                call = with_recorded_arguments(call, session.read_record(first)["arguments"])
             except ToolArgumentsError:
                 return self.read_result(last, call.tool)
-        state.as_decoded = call
+        self.at(place.call).as_decoded = call
         if not self.is_judged(place.call):
             return await step(call)
         try:
@@ -314,31 +321,9 @@ class ToolRecords:
 
     def is_judged(self, call: str) -> bool:
         """Return True if the record of a call has what output guardrails let the model read."""
-        return bool(self._records.facts_of(self._records.last_result(call)).get("judged", False))
+        return bool(self._session.facts_of(self.last_result(call)).get("judged", False))
 
     # --- recording
-
-    async def _write_start(self, attempt: str, facts: Mapping[str, Any]) -> None:
-        """Record that a tool starts, or with `ended` that the last start has ended with an error, and no result."""
-        key = RecordKey(attempt, "start", len(self._records.at(attempt).starts) + 1)
-        await self._records.write_record(key, "start", json.dumps({"version": 1, **facts}))
-
-    def _open_starts(self, attempt: str) -> list[Recorded]:
-        """Return the starts of an attempt of which nobody knows how they ended."""
-        starts: list[Recorded] = []
-        for each in self._records.at(attempt).starts:
-            if self._records.facts_of(each).get("ended", False):
-                del starts[-1:]
-            else:
-                starts.append(each)
-        return starts
-
-    async def _write_result(self, attempt: str, result: Encoded | Exception | ToolDeferred, call: ToolCall) -> None:
-        """Record a result."""
-        has_run = isinstance(result, Encoded) and _has_run(call, result)
-        if not isinstance(result, ToolDeferred):
-            self._note_unjudged(attempt, call, has_run=has_run)
-        await self._records.write_record(RecordKey(attempt), *self._encode_result(result, call, has_run))
 
     def _encode_result(
         self, result: Encoded | Exception | ToolDeferred, call: ToolCall, has_run: bool
@@ -361,7 +346,7 @@ class ToolRecords:
             encoded = await guarded(call)
             if (unjudged := state.unjudged) is not None:
                 data = result_to_json(encoded, unjudged.arguments, has_run=unjudged.has_run, is_judged=True)
-                await self._records.write_record(
+                await self._session.write_record(
                     RecordKey(unjudged.place), "result", data, replaces=unjudged.result is None
                 )
             return encoded
@@ -372,13 +357,13 @@ class ToolRecords:
         finally:
             state.is_judged_next, state.unjudged = False, None
 
-    async def _write_unjudged(self, state: PlaceState) -> None:
+    async def _write_unjudged(self, state: CallState) -> None:
         """Record the result of a call that output guardrails have not judged, if there is one."""
         unjudged = state.unjudged
         if unjudged is not None and unjudged.result is not None:
             state.unjudged = replace(unjudged, result=None)
             data = result_to_json(unjudged.result, unjudged.arguments, has_run=unjudged.has_run)
-            await self._records.write_record(RecordKey(unjudged.place), "result", data)
+            await self._session.write_record(RecordKey(unjudged.place), "result", data)
 
     def _note_unjudged(self, attempt: str, call: ToolCall, result: Encoded | None = None, *, has_run: bool) -> None:
         """Remember an attempt whose result output guardrails will judge; `result` is not recorded yet."""
@@ -394,7 +379,7 @@ class ToolRecords:
 
     def find_rejection(self, call: str) -> Answer | None:
         """Return the rejection of a call, if it was not approved with other arguments since."""
-        for each in reversed(self._records.answers_at(call)):
+        for each in reversed(self._session.answers_at(call)):
             if each.answer.kind == "reject":
                 return each.answer
             if each.answer.arguments is not None:
@@ -403,7 +388,7 @@ class ToolRecords:
 
     def find_edits(self, call: str) -> list[GivenAnswer]:
         """Return the approvals of a call that change its arguments, oldest first."""
-        return [each for each in self._records.answers_at(call) if each.answer.arguments is not None]
+        return [each for each in self._session.answers_at(call) if each.answer.arguments is not None]
 
     def find_approval(self, call: ToolCall) -> GivenAnswer | None:
         """Return the last approval of a call with these arguments, as the person saw them; an edit only once.
@@ -414,7 +399,7 @@ class ToolRecords:
         edits = self._state_of(call).edits
         approvals = [
             each
-            for each in self._records.answers_at(place_of(call).call)
+            for each in self._session.answers_at(place_of(call).call)
             if each.answer.kind == "approve" and (each.answer.arguments is None or each in edits)
         ]
         if not approvals:
@@ -439,7 +424,7 @@ class ToolRecords:
 
     def note_used(self, call: ToolCall, given: GivenAnswer) -> None:
         """Note that an approval is used. It voids the edits before it, whose arguments have not come again."""
-        state, answers = self._state_of(call), self._records.answers_at(place_of(call).call)
+        state, answers = self._state_of(call), self._session.answers_at(place_of(call).call)
         last = max(number for number, each in enumerate(answers) if each == given)
         state.edits = [each for each in state.edits if each in answers[last + 1 :]]
 
@@ -453,7 +438,7 @@ class ToolRecords:
             edited, names = change_arguments(call.tool, call.request, seen.arguments or {}, shown, sent)
         except ToolArgumentsError as error:
             reason = f"the tool {call.tool.name!r} no longer accepts the arguments of an approval: {error}"
-            raise RunIncompatibleError(self._records.id, reason) from error
+            raise RunIncompatibleError(self._session.id, reason) from error
         return EditedCall(given, call.with_arguments(edited), names)
 
     def suspend(
@@ -479,7 +464,7 @@ class ToolRecords:
             attributes,
             call_id=call.request.id,
         )
-        self._records.at(place).waiting = WaitingCall(
+        self.waiting[place] = WaitingCall(
             call=pending,
             method=context.method,
             approvers=tool.approvers,
@@ -489,8 +474,8 @@ class ToolRecords:
         )
         return ToolSuspension({"kind": kind})
 
-    def _state_of(self, call: ToolCall) -> PlaceState:
-        return self._records.at(place_of(call).call)
+    def _state_of(self, call: ToolCall) -> CallState:
+        return self.at(place_of(call).call)
 
 
 def _as_asked(call: ToolCall, given: GivenAnswer) -> ToolCall:

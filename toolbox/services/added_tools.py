@@ -118,12 +118,12 @@ async def _ask_provider(
     except (McpError, OAuthError, UnauthenticatedError) as error:
         if not invocation.is_resumed or place is None:
             raise
-        if place.session.cancels:  # its tools are undone, and none of the server's is called
+        if place.cancels:  # its tools are undone, and none of the server's is called
             return ()
         if not isinstance(error, McpError):
             raise
         # A server that is away for a minute must not end a run that waited for a day.
-        raise RunIncompatibleError(place.session.id, str(error)) from error
+        raise RunIncompatibleError(place.run_id, str(error)) from error
     tools = provided
     if isinstance(provided, ToolProviderResult):
         tools = provided.tools

@@ -37,7 +37,7 @@ from ..tools.tool_calls import Tool, ToolCall, ToolStep, call_options_problems, 
 from ..tools.written_arguments import with_recorded_arguments
 from .invocation import Invocation
 from .outputs import Compensation
-from .recording_needs import PlaceInRun
+from .recording_needs import FAILURE, PlaceInRun, RecordedFailure
 from .state import State, identity_of
 from .stored_forms import StoredExecution, fields_from_dict, fields_to_dict
 
@@ -228,7 +228,7 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
         yield
     except BaseException as error:
         # After a suspension is stored, the run waits for its answer, whatever the layers inside raise then.
-        is_suspended = invocation.place is not None and invocation.place.session.has_left
+        is_suspended = invocation.place is not None and invocation.place.is_suspended
         if invocation.has_begun and not is_suspended:
             # The caller of a cancelled method may have left, so its thread cannot run anything.
             caller_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
@@ -242,18 +242,23 @@ async def _undo_failed(invocation: Invocation, error: BaseException, caller_left
     In a run the failure and the tools are recorded first, so that the invocation cannot succeed after a crash.
     """
     place = invocation.place
-    if place is None or place.session.generation is None:
+    if place is None or not place.is_stored:
         await _undo(invocation, _to_undo(invocation), caller_left)
         return
     error = _error_to_record(error, invocation)
-    if isinstance(error, Exception) and not place.session.stays_after(error):
-        written = place.session.failure_at(place.path)
-        if written is not None:
-            await _undo(invocation, [fields_from_dict(_Undo, each) for each in written["undo"]], caller_left)
-        elif listed := _to_undo(invocation):
-            undo = [fields_to_dict(each) for each in listed]
-            await place.session.record_failure(place.path, error, undo)
-            await _undo(invocation, listed, caller_left)
+    if not isinstance(error, Exception) or place.stays_after(error):
+        return
+    listed, stored = _to_undo(invocation), invocation.stored
+    if not listed and (stored is None or stored.failure is None):
+        return
+    failure = RecordedFailure.of(error, [fields_to_dict(each) for each in listed])
+
+    async def fail() -> RecordedFailure:
+        return failure
+
+    if (recorded := await place.effect(FAILURE, fail)) is not failure:
+        listed = [fields_from_dict(_Undo, each) for each in recorded.undo]
+    await _undo(invocation, listed, caller_left)
 
 
 def _error_to_record(error: BaseException, invocation: Invocation) -> BaseException:
@@ -353,7 +358,7 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
         try:
             await _call(compensation, each, invocation, caller_left, _place_of(position, invocation))
         except Exception as error:
-            if invocation.place is not None and invocation.place.session.stays_after(error):
+            if invocation.place is not None and invocation.place.stays_after(error):
                 raise  # another process continues the run
             failure = error
             logger.error(
@@ -417,7 +422,7 @@ async def _call(
     copied.run(current_invocation.set, context)
     call = ToolCall(compensation, request, _arguments(compensation, undo, invocation), context, environment)
     run = run_tool if environment.listeners is None else _with_event(environment.listeners, undo)
-    step = run(call) if place is None else place.session.run_tool(run, call)
+    step = run(call) if place is None else place.run_tool(run, call)
     await asyncio.create_task(_awaiting(step), context=copied)
 
 

@@ -162,7 +162,7 @@ async def _end(effect: Effect, invocation: Invocation) -> None:
         invocation.before_end(effect)
     invocation.end = effect
     if isinstance(effect, Suspend) and invocation.place is not None:
-        await invocation.place.session.suspend(invocation)
+        await invocation.place.suspend(invocation)
 
 
 # --- performing one effect

@@ -22,7 +22,7 @@ from ..chat import (
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
 from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
-from ..limits import Account, current_account
+from ..limits import Account, current_account, narrowest
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
 from .call_messages import last_user_message
 from .host_needs import ServiceHost
@@ -110,10 +110,10 @@ class Invocation(ModelCall):
             place = _find_place(plan, host, outer if as_tool else None, arguments)
         restored = None
         if place is not None:
-            plan, restored = plan.in_run, place.session.restored(place.path)
+            plan, restored = plan.in_run, place.restored()
         self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
         self.where = plan.where
-        self.stored_state = None if restored is None else restored.state
+        self.stored, self.stored_state = restored, None if restored is None else restored.state
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         self.runner = self._make_runner(caller_waits)
@@ -154,12 +154,13 @@ class Invocation(ModelCall):
         """Return the account that counts the usage, if this invocation or one around it has limits."""
         around, limits = current_account.get(), self.plan.options.limits
         if self.place is not None:
-            limits = self.place.session.limits_of(self.place.path, limits)
+            # They become one, so a refusal does not tell whether the limit was the invocation's own.
+            limits = narrowest(limits, self.place.limits)
         if around is None and limits is None:
             return None
         account = Account(limits, around, self)
-        if restored is not None:
-            restored.account_for(account)
+        if restored is not None and restored.usage is not None and account.limits is not None:
+            account.usage = restored.usage
         return account
 
     def restart_clock(self) -> Invocation:
@@ -205,7 +206,7 @@ class Invocation(ModelCall):
     @property
     def is_recorded(self) -> bool:
         """True if the call is part of a run that is stored already."""
-        return self.place is not None and self.place.session.generation is not None
+        return self.place is not None and self.place.is_stored
 
     @property
     def starts_early(self) -> bool:
@@ -260,12 +261,12 @@ class Invocation(ModelCall):
 
     def _suspended_value(self, place: PlaceInRun) -> Any:
         """Return a `Result` with the pending calls, or raise the error that has them."""
-        session = place.session
         if place.path:
             raise ToolSuspension({"kind": "service"})
-        if self.plan.output.shape is not Shape.RESULT and not session.wants_result:
-            raise RunSuspendedError(session.id, session.pending)
-        return self.state.result_while_suspended(session.pending, session.id)
+        # Whoever executes a stored run wants it as a `Result`, whatever the method returns.
+        if self.plan.output.shape is not Shape.RESULT and not place.is_stored:
+            raise RunSuspendedError(place.run_id, place.pending)
+        return self.state.result_while_suspended(place.pending, place.run_id)
 
 
 # --- the place in a run

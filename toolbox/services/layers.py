@@ -67,7 +67,7 @@ def _may_be_written(invocation: Invocation) -> bool:
     # It had recorded all replies and results by then. Equal messages alone do not tell: a conversation can contain the
     # same words twice, and model servers repeat the ids of calls.
     place = invocation.place
-    return invocation.is_resumed and not (place is not None and place.session.has_new_records)
+    return invocation.is_resumed and not (place is not None and place.has_new_records)
 
 
 @asynccontextmanager
@@ -199,9 +199,8 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
         raise
     end = invocation.end
     if isinstance(end, Suspend) and invocation.place is not None:
-        session, path = invocation.place.session, invocation.place.path
-        taken = perf_counter() - began
-        listeners.tell(ServiceSuspendedEvent(context, session.id, session.pending_below(path), taken))
+        place, taken = invocation.place, perf_counter() - began
+        listeners.tell(ServiceSuspendedEvent(context, place.run_id, place.pending, taken))
     if isinstance(end, Finish):
         state = invocation.state
         executions, taken = tuple(state.executions), perf_counter() - began

@@ -19,6 +19,7 @@ from .added_tools import find_dynamic_tools, find_toolset
 from .answers import restored_result
 from .invocation import Invocation
 from .loop import Effect, Rules, next_effect, request_of
+from .recording_needs import MODEL_CHOICE
 from .state import State
 from .toolsets import Toolset
 
@@ -63,20 +64,20 @@ async def _find_recorded(name: str, invocation: Invocation) -> ChatModel:
     except IllegalConfigurationError as error:
         if invocation.place is None:
             raise
-        raise RunIncompatibleError(invocation.place.session.id, error.problems[0].what) from error
+        raise RunIncompatibleError(invocation.place.run_id, error.problems[0].what) from error
 
 
 async def _route(invocation: Invocation, request: ChatRequest) -> None:
     """Take the model that the router chooses, or has chosen before this process continued the run."""
-    place = invocation.place
-    recorded = None if place is None else place.session.model_at(place.path)
-    if recorded is not None:
-        invocation.model_name, invocation.model = recorded, await _find_recorded(recorded, invocation)
-        return
-    name = await _ask_router(invocation, request)
-    invocation.model_name, invocation.model = name, await invocation.host.models.find(name, invocation.context)
-    if place is not None:
-        await place.session.record_model(place.path, name)
+
+    async def choose() -> str:
+        name = await _ask_router(invocation, request)
+        invocation.model_name, invocation.model = name, await invocation.host.models.find(name, invocation.context)
+        return name
+
+    name = await (choose() if invocation.place is None else invocation.place.effect(MODEL_CHOICE, choose))
+    if not invocation.model_name:
+        invocation.model_name, invocation.model = name, await _find_recorded(name, invocation)
 
 
 async def _ask_router(invocation: Invocation, request: ChatRequest) -> str:
@@ -171,7 +172,7 @@ async def open_invocation(invocation: Invocation) -> None:
 
 async def resume(invocation: Invocation, stored: State) -> Effect:
     """Continue from a stored state. Raises the failure of the invocation that was recorded, if there is one."""
-    toolset, place = invocation.toolset, invocation.place
+    toolset = invocation.toolset
     found = (toolset.stored(name) for name in stored.offered)
     # Those of the stored request come first, and then what only this version of the program has.
     names = [*(tool.name for tool in found if tool is not None), *invocation.rules.names]
@@ -186,8 +187,8 @@ async def resume(invocation: Invocation, stored: State) -> Effect:
     invocation.environment.sent = invocation.state.sent
     if invocation.dynamic_providers:  # the state may use their tools
         await add_dynamic_tools(invocation, [*invocation.state.history, *invocation.state.messages])
-    if place is not None:
-        place.session.raise_failure(place.path)
+    if invocation.stored is not None and invocation.stored.failure is not None:
+        raise invocation.stored.failure.make_error()
     if not invocation.model_name:  # the state is of a version without a router
         await _route(invocation, request_of(invocation.rules, invocation.state))
     return next_effect(invocation.rules, invocation.state)

@@ -1,64 +1,131 @@
-"""What services need from the run that records them, as Protocols; the package `runs` implements them.
+"""What services need from the run that records them: their place in it, and what of a call is stored and comes back.
 
-A call that can be suspended, or is recorded, has a place in a run. Services never ask how or where a run is stored.
+A call that can be suspended, or is recorded, has a place in a run. Services never ask how or where a run is stored; the
+package `runs` implements `PlaceInRun`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..chat import ChatResponse, PendingCall
 from ..context import CallPlace
-from ..limits import Account, UsageLimits
+from ..errors import EndsInvocation
+from ..limits import Usage, UsageLimits
+from ..tools.failures import message_of
 from ..tools.tool_calls import ToolCall, ToolStep
 from .state import State
 
+T = TypeVar("T")
 
-class StoredInvocation(Protocol):
-    """An invocation as a run has stored it: its state, the seconds until its deadline, and its notes."""
+
+@dataclass(frozen=True, slots=True)
+class EffectForm(Generic[T]):
+    """A kind of effect that an invocation has at most once, and the JSON values of what it gave.
+
+    `fact` is its name in the keys of records: a `RecordedFact` of `runs.places`.
+    """
+
+    fact: str
+    write: Callable[[T], Mapping[str, Any]]
+    read: Callable[[Mapping[str, Any]], T]
+
+
+# --- failures
+
+
+class _RecordedError(Exception):
+    """An exception that was recorded, with the same text. `.type_name` is the name of the original exception's type."""
+
+    def __init__(self, type_name: str, text: str) -> None:
+        super().__init__(type_name, text)
+        self.type_name, self.text = type_name, text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RecordedToolError(_RecordedError):
+    """The exception of a tool call that was recorded; error handlers get it after a restart."""
+
+
+class RecordedFailureError(_RecordedError, EndsInvocation):
+    """An error that had ended an invocation and all outer ones when it was recorded."""
+
+
+def type_name_of(error: BaseException) -> str:
+    """Return the name of an exception's type, or of the recorded type that it replaces."""
+    return error.type_name if isinstance(error, _RecordedError) else type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFailure:
+    """The error with which an invocation fails, and the executions to undo, as JSON values."""
+
+    error: str
+    text: str
+    ends: bool
+    undo: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, error: Exception, undo: list[dict[str, Any]]) -> RecordedFailure:
+        """Return the failure with an error."""
+        return cls(type_name_of(error), message_of(error), isinstance(error, EndsInvocation), undo)
+
+    def make_error(self) -> Exception:
+        """Return an error in place of the one that was recorded."""
+        return (RecordedFailureError if self.ends else RecordedToolError)(self.error, self.text)
+
+
+FAILURE: EffectForm[RecordedFailure] = EffectForm(
+    "failed",
+    lambda failure: {"error": failure.error, "text": failure.text, "ends": failure.ends, "undo": failure.undo},
+    lambda written: RecordedFailure(written["error"], written["text"], written["ends"], written["undo"]),
+)
+"""An invocation fails: recorded before the first of its tools is undone, so that it cannot succeed after a crash."""
+
+MODEL_CHOICE: EffectForm[str] = EffectForm("model", lambda name: {"model": name}, lambda written: str(written["model"]))
+"""A router has chosen a model, by its name. Before a run is stored, the state has the name."""
+
+
+# --- the place in a run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredInvocation:
+    """An invocation as a run has stored it.
+
+    `remaining` are the seconds until its deadline; None without one. `notes` are those of the context. `usage` is what
+    it has used so far, if it has limits. That does not contain `inner_replies`, which services within it got after its
+    own last record, with the names of their models, and which are not replayed; they can be read once. `failure` is the
+    one with which it failed.
+    """
+
+    state: State
+    remaining: float | None = None
+    notes: Mapping[str, Any]
+    usage: Usage | None = None
+    inner_replies: Iterable[tuple[ChatResponse, str | None]] = ()
+    failure: RecordedFailure | None = None
+
+
+class PlaceInRun(CallPlace, Protocol):
+    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
 
     @property
-    def state(self) -> State:
-        """The state from which the invocation continues."""
+    def is_stored(self) -> bool:
+        """True if the run is stored, and each effect is recorded before the next one; else its first suspension is."""
         ...
 
     @property
-    def remaining(self) -> float | None:
-        """The seconds until its deadline; None without one."""
+    def is_suspended(self) -> bool:
+        """True after the write that suspends the run: this process no longer owns it."""
         ...
 
-    @property
-    def notes(self) -> Mapping[str, Any]:
-        """`InvocationContext.notes`."""
-        ...
-
-    def account_for(self, account: Account) -> None:
-        """Let an account with limits continue with the usage of the invocation so far."""
-        ...
-
-
-class Recorder(Protocol):
-    """One run while this process executes it. A `path` is that of an invocation; the outermost has ""."""
-
-    @property
-    def id(self) -> str:
-        """The id of the run."""
-        ...
-
-    @property
-    def generation(self) -> int | None:
-        """Counts who took the stored run; None until the run is stored."""
-        ...
-
-    @property
-    def has_left(self) -> bool:
-        """True after the write that suspends or ends the stored run: this process no longer owns it."""
-        ...
-
-    @property
-    def has_new_records(self) -> bool:
-        """True if this process has written a record: then no process before it has reached the end of the run."""
+    def stays_after(self, error: BaseException) -> bool:
+        """Return True for an error after which the run stays as it is, so that it can be continued."""
         ...
 
     @property
@@ -67,76 +134,18 @@ class Recorder(Protocol):
         ...
 
     @property
+    def has_new_records(self) -> bool:
+        """True if this process has written a record: then no process before it has reached the end of the run."""
+        ...
+
+    @property
+    def limits(self) -> UsageLimits | None:
+        """The limits of the run itself, at its outermost invocation."""
+        ...
+
+    @property
     def pending(self) -> tuple[PendingCall, ...]:
-        """The calls that wait for an answer, after the run was suspended."""
-        ...
-
-    @property
-    def wants_result(self) -> bool:
-        """True if the caller gets a suspension as a `Result`, not as an error."""
-        ...
-
-    def restored(self, path: str) -> StoredInvocation | None:
-        """Return the stored invocation; None if it begins now."""
-        ...
-
-    def replies_within(self, path: str) -> Iterable[tuple[ChatResponse, str | None]]:
-        """Yield the replies that services within an invocation got after its own last record, with their models' names.
-
-        Not those that are replayed. The recorded usage of the invocation does not contain them.
-        """
-        ...
-
-    def limits_of(self, path: str, own: UsageLimits | None) -> UsageLimits | None:
-        """Return the limits of an invocation: its own, for the outermost one also those of the run.
-
-        They become one, so a refusal does not tell whether the limit was the invocation's own.
-        """
-        ...
-
-    def pending_below(self, path: str) -> tuple[PendingCall, ...]:
-        """Return the pending calls of an invocation, and of services within."""
-        ...
-
-    async def suspend(self, invocation: Any, /) -> None:
-        """Store the run of an `Invocation` that was suspended; an inner invocation waits for the outermost one."""
-        ...
-
-    def model_at(self, path: str) -> str | None:
-        """Return the recorded name of the model that a router has chosen for an invocation."""
-        ...
-
-    async def record_model(self, path: str, name: str) -> None:
-        """Record the model that a router has chosen for an invocation, before it is asked."""
-        ...
-
-    def failure_at(self, path: str) -> Mapping[str, Any] | None:
-        """Return the recorded failure of an invocation, with the executions to undo."""
-        ...
-
-    async def record_failure(self, path: str, error: Exception, undo: list[dict[str, Any]]) -> None:
-        """Record that an invocation fails, before its tools are undone."""
-        ...
-
-    def stays_after(self, error: BaseException) -> bool:
-        """Return True for an error after which the run stays as it is, so that it can be continued."""
-        ...
-
-    def raise_failure(self, path: str) -> None:
-        """Raise the recorded failure of an invocation, if there is one."""
-        ...
-
-    def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Any]:
-        """Run a tool at the place in the call's context and record its result, or give the recorded result."""
-        ...
-
-
-class PlaceInRun(CallPlace, Protocol):
-    """The place of a tool call, or of a service called as a tool, in its run."""
-
-    @property
-    def session(self) -> Recorder:
-        """The run."""
+        """The calls of this invocation, and of services within, that wait for an answer."""
         ...
 
     def enter(self) -> PlaceInRun | None:
@@ -145,4 +154,20 @@ class PlaceInRun(CallPlace, Protocol):
 
     def to_undo(self, position: int) -> PlaceInRun:
         """Return the place of the compensation of a tool call of this invocation."""
+        ...
+
+    def restored(self) -> StoredInvocation | None:
+        """Return the invocation as it is stored; None if it begins now."""
+        ...
+
+    async def effect(self, form: EffectForm[T], run: Callable[[], Awaitable[T]]) -> T:
+        """Return the recorded value of an effect of this invocation; else run it, and record its value."""
+        ...
+
+    def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Any]:
+        """Run a tool at the place in the call's context and record its result, or give the recorded result."""
+        ...
+
+    async def suspend(self, invocation: Any, /) -> None:
+        """Store the run of an `Invocation` that was suspended; an inner invocation waits for the outermost one."""
         ...

@@ -137,7 +137,7 @@ class StreamedCall:
             if not invocation.yields_suspension or invocation.place is None:
                 invocation.value()  # raises
             else:
-                await self._send(RunSuspended(invocation.place.run_id, invocation.place.session.pending))
+                await self._send(RunSuspended(invocation.place.run_id, invocation.place.pending))
         if isinstance(end, Finish):
             if invocation.plan.output.shape is Shape.TEXT_STREAM and not end.is_fallback:
                 for text in _immediate_texts(invocation):

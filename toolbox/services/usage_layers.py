@@ -53,11 +53,11 @@ async def in_account(call: ModelCall) -> AsyncIterator[None]:
 async def with_recorded_usage(invocation: Invocation) -> AsyncIterator[None]:
     """Count what services within a resumed invocation have used since its last record, which has its usage so far."""
     # What they still replay is counted then. An inner invocation counts its own part itself.
-    account, place = invocation.account, invocation.place
+    account, stored = invocation.account, invocation.stored
     assert account is not None
-    if place is not None and account.limits is not None:
+    if stored is not None and account.limits is not None:
         estimator = await _estimator(invocation)
-        for response, model in place.session.replies_within(place.path):
+        for response, model in stored.inner_replies:
             cost = cost_of(estimator, model_name(response, None, model), response.token_usage)
             calls = sum(each.name != ANSWER_TOOL for each in response.ai_message.tool_execution_requests)
             account.usage += Usage(1, calls, response.token_usage or NO_TOKENS, cost)

@@ -1,0 +1,632 @@
+"""A call of a service as the body of a run: what its invocations do at their places, and its suspension.
+
+`execute` calls the method, `RunPlace` is what services get of the run. Only this module and the layers know the
+invocations of services. Not here: taking, holding and ending a run (`run_execution`), one tool call (`tool_records`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, Protocol, TypeVar, cast
+
+from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest
+from ..errors import RunIncompatibleError
+from ..events import Listeners, RunResumedEvent, RunStartedEvent
+from ..limits import Usage, UsageLimits, remaining
+from ..safe_text import printable
+from ..services.driver import run, stream
+from ..services.host_needs import ServiceHost
+from ..services.invocation import Invocation, Perform
+from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
+from ..services.outputs import Result, Shape
+from ..services.plans import MethodPlan
+from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation
+from ..services.state import PendingToolCall, State
+from ..services.stored_forms import fields_from_dict, fields_to_dict
+from ..settings import settings_key
+from ..store_clock import clock_of
+from ..tools.results import Encoded, EncodedInFull
+from ..tools.tool_calls import Tool, ToolCall, ToolStep
+from .documents import VERSION, OuterCall, RunDocument, WaitingCall
+from .effects import effect
+from .event_log import event_to_json
+from .new_documents import StoringHost, current_trace, describe_run, new_header, read_user_message, with_message
+from .places import (
+    RecordedFact,
+    RecordKey,
+    calls_around,
+    invocation_of,
+    is_within,
+    place_below,
+    place_order,
+    place_to_undo,
+    position_of,
+    without_attempt,
+)
+from .program_values import qualified, writable_values, write_details, write_value
+from .record_contents import (
+    reply_from_dict,
+    reply_to_json,
+    snapshot_to_json,
+    state_from_dict,
+)
+from .run_session import Recorded, RunSession
+from .store import StoredRecord
+from .stored_calls import find_fault, find_misfit, find_other_origin, find_stored_tool, origin_of, tool_that_gives
+from .tool_records import CancelledInsideError, ToolRecords
+
+T = TypeVar("T")
+
+SendEvent = Callable[[ServiceEvent], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class InvocationState:
+    """What this process knows about one invocation of a run, besides its records."""
+
+    is_entered: bool = False
+    is_checked: bool = False
+    next_reply: int = 0
+    """The number of the next reply; that of a recorded one, if the invocation continues with the calls of a reply."""
+    written: State | None = None
+    """The state in the last record: the next one contains only what is new."""
+    suspended: Invocation | None = None
+
+
+class RunPlace:
+    """The place of a tool call, or of a service called as a tool, in its run: the `PlaceInRun` of services.
+
+    `call` is the place of the call, such as `0/1`. `path` is that of the attempt that runs now, such as `0/1.2`: the
+    context of a call is shared by its attempts.
+    """
+
+    __slots__ = ("body", "call", "path")
+
+    def __init__(self, body: ServiceCall, call: str, path: str) -> None:
+        self.body, self.call, self.path = body, call, path
+
+    @property
+    def session(self) -> RunSession:
+        """The run."""
+        return self.body.session
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.session.id
+
+    @property
+    def is_entered(self) -> bool:
+        """True if a service already runs as the tool at this place."""
+        return self.body.at(self.path).is_entered
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the next attempt of this call has a recorded result, so that the tool does not run."""
+        return self.body.tools.next_record(self.call) == "result"
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the run is stored, and each effect is recorded before the next one."""
+        return self.session.is_stored
+
+    @property
+    def is_suspended(self) -> bool:
+        """True after the write that suspends the run."""
+        return self.session.has_left
+
+    def stays_after(self, error: BaseException) -> bool:
+        """Return True for an error after which the run stays as it is, so that it can be continued."""
+        return self.session.stays_after(error)
+
+    @property
+    def cancels(self) -> bool:
+        """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
+        return self.session.cancels
+
+    @property
+    def has_new_records(self) -> bool:
+        """True if this process has written a record."""
+        return self.session.has_new_records
+
+    @property
+    def limits(self) -> UsageLimits | None:
+        """The limits of the run itself, at its outermost invocation."""
+        document = self.session.document
+        return None if self.path or document is None else document.limits
+
+    @property
+    def pending(self) -> tuple[PendingCall, ...]:
+        """The calls of this invocation, and of services within, that wait for an answer."""
+        return self.body.pending_below(self.path)
+
+    def enter(self) -> RunPlace | None:
+        """Return the place of a service that runs as the tool here; None if it is taken.
+
+        It is taken if a tool's own code called the service, in addition to the call that the model made.
+        """
+        state = self.body.at(self.path)
+        if state.is_entered:
+            return None
+        state.is_entered = True
+        return RunPlace(self.body, self.call, self.path)  # it stays in this attempt
+
+    def to_undo(self, position: int) -> RunPlace:
+        """Return the place of the compensation of a tool call of this invocation."""
+        place = place_to_undo(place_below(self.path, position))
+        return RunPlace(self.body, place, place)
+
+    def restored(self) -> StoredInvocation | None:
+        """Return the invocation as it is stored; None if it begins now."""
+        return self.body.restored(self.path)
+
+    async def effect(self, form: EffectForm[T], run: Callable[[], Awaitable[T]]) -> T:
+        """Return the recorded value of an effect of this invocation; else run it, and record its value."""
+
+        def write(value: T) -> tuple[str, str]:
+            return form.fact, json.dumps({"version": VERSION, **form.write(value)})
+
+        def read(record: Recorded) -> T:
+            return form.read(self.session.read_record(record))
+
+        fact: RecordedFact = cast("RecordedFact", form.fact)
+        return await effect(self.session, RecordKey(self.path, fact), run, write=write, read=read)
+
+    def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Encoded]:
+        """Return the recorded result of a tool; else run it, and record its result."""
+        return self.body.tools.run_once(step, call)
+
+    async def suspend(self, invocation: Any) -> None:
+        """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
+        await self.body.suspend(invocation)
+
+
+def path_of(invocation: Invocation) -> str:
+    """Return the place of an invocation that is part of a run."""
+    assert invocation.place is not None
+    return invocation.place.path
+
+
+def new_place(run_id: str | None) -> RunPlace:
+    """Return the place of the outermost invocation of a run that is not stored; without an id, it gets one."""
+    return ServiceCall(RunSession(run_id)).root
+
+
+class ServiceCall:
+    """The invocations of one run. `tools` has its tool calls."""
+
+    def __init__(self, session: RunSession) -> None:
+        self.session, self.tools = session, ToolRecords(session)
+        self._invocations: dict[str, InvocationState] = {}
+
+    def at(self, path: str) -> InvocationState:
+        """Return what is known about an invocation."""
+        if (state := self._invocations.get(path)) is None:
+            state = self._invocations[path] = InvocationState()
+        return state
+
+    @property
+    def root(self) -> RunPlace:
+        """The place of the run itself."""
+        return RunPlace(self, "", "")
+
+    # --- invocations
+
+    def restored(self, path: str) -> StoredInvocation | None:
+        """Return the stored invocation at this place; None if it begins now."""
+        # Resuming runs no code of the invocation again. Its last snapshot, if it was ever suspended, has the whole
+        # state. Each reply since then is recorded with what the state had gained before it: the results of the tools.
+        # The last reply is not part of the state: `ask` gives it again, so that its calls run, or are read from their
+        # own records.
+        session = self.session
+        snapshots, replies = session.numbered(path, "s"), session.numbered(path, "r")
+        state: State | None = None
+        left, notes, usage, number, place = None, {}, None, 0, self.at(path)
+        with session.reading():
+            if snapshots:
+                written = session.read_record(snapshots[max(snapshots)])
+                state, about = state_from_dict(written["state"], None), written["about"]
+                number, left, notes, usage = about["replies"], about["remaining"], about["notes"], about["usage"]
+            place.next_reply = number
+            while (record := replies.get(number)) is not None:
+                last = session.read_record(record)
+                state, usage = state_from_dict(last["before"], state), last["usage"]
+                place.next_reply = number
+                number += 1
+            if state is None:
+                return None
+            place.written = state
+            failed = session.recorded(RecordKey(path, "failed"))
+            return StoredInvocation(
+                state=self._with_answered(path, state),
+                remaining=left,
+                notes=notes,
+                usage=None if usage is None else _read_usage(usage),
+                inner_replies=self._replies_within(path),
+                failure=None if failed is None else FAILURE.read(session.read_record(failed)),
+            )
+
+    def _with_answered(self, path: str, state: State) -> State:
+        """Return the state in which the answered calls wait to be run."""
+        pending = list(state.pending)
+        for index, call in enumerate(pending):
+            place = place_below(path, state.position_of(index))
+            if call.status == "suspended" and any(is_within(each.call_id, place) for each in self.session.answers):
+                pending[index] = PendingToolCall(call.request)
+        return state.changed(pending=tuple(pending))
+
+    def _replies_within(self, path: str) -> Iterator[tuple[ChatResponse, str | None]]:
+        """Yield the replies that services within an invocation got after its own last record, with their models' names.
+
+        Not those that are replayed.
+        """
+        session = self.session
+        for key in session.keys_after(path):
+            if key.fact != "r" or (path and not is_within(key.place, path)):
+                continue
+            replies = session.numbered(key.place, "r")
+            has_ended = any(session.recorded(RecordKey(call)) is not None for call in calls_around(key.place))
+            if has_ended or key.number < max(replies):
+                written = session.read_record(replies[key.number])
+                with session.reading():
+                    yield reply_from_dict(written).response, written["before"]["state"].get("model")
+
+    def _make_cancelled_error(self) -> CancelledInsideError:
+        """Return the error that ends the invocations of a cancelled run."""
+        document = self.session.document
+        return CancelledInsideError(self.session.id, None if document is None else document.reason)
+
+    def refuse_end(self, _: Finish) -> None:
+        """Raise the error of a cancelled run, although all calls beside its answer are recorded."""
+        raise self._make_cancelled_error()
+
+    # --- effects
+
+    async def ask_or_replay(
+        self, asking: CallModel, invocation: Invocation, perform: Callable[..., Any]
+    ) -> ModelReplied:
+        """Return the recorded reply to a model request; else ask the model, and record its reply."""
+        session, place, path = self.session, self.at(path_of(invocation)), path_of(invocation)
+        number, usage = place.next_reply, _write_usage(invocation)
+        place.next_reply = number + 1
+
+        async def ask() -> ModelReplied:
+            if session.cancels:
+                raise self._make_cancelled_error()
+            replied: ModelReplied = await perform(asking, invocation)
+            await session.flush_events()  # after a crash, only events since the last reply are produced again
+            return replied
+
+        def write(replied: ModelReplied) -> tuple[str, str]:
+            before, place.written = place.written, invocation.state
+            unfit = _find_refused_calls(replied, invocation)
+            return "reply", reply_to_json(invocation.state, before, replied, usage, unfit)
+
+        replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
+        if replied.is_replayed:
+            if not session.cancels:
+                # Interceptors see it again; the record has what they returned, and calls that have happened.
+                await perform(CallModel(asking.request, replied), invocation)
+            elif not invocation.tool_calls_in(replied.response):
+                raise self._make_cancelled_error()
+        return replied
+
+    def _read_reply(self, record: Recorded) -> ModelReplied:
+        written = self.session.read_record(record)
+        with self.session.reading():
+            return replace(reply_from_dict(written), is_replayed=True)
+
+    def run_call(self, effect: RunTool, invocation: Invocation, perform: Perform) -> Awaitable[Any]:
+        """Run one tool call at its place."""
+        self._raise_if_elsewhere(invocation)
+        path = place_below(path_of(invocation), invocation.state.position_of(effect.index))
+        state = self.tools.at(path)
+        if self.tools.next_record(path) is None:  # else they were used for the recorded attempt
+            state.edits = self.tools.find_edits(path)
+        environment = invocation.environment
+        context = replace(environment.context, place=RunPlace(self, path, path))
+        tools, listeners, name = environment.tools, environment.listeners, effect.request.name
+        if self.tools.next_record(path) == "result":
+            tools, listeners = {name: self._find_recorded_tool(effect.request, path, invocation)}, None
+        elif name not in tools and (refusal := self._refusal_of(path)) is not None:
+            tools = {name: tool_that_gives(lambda _: refusal, name)}
+        elif state.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
+            tools = {name: tool, **tools}
+        environment = replace(environment, context=context, tools=tools, listeners=listeners)
+        return perform(replace(effect, environment=environment), invocation)
+
+    def _refusal_of(self, call: str) -> Encoded | None:
+        """Return the result of a call that a person rejected or failed; None for others.
+
+        The model reads it also if the identity of the run may not call the tool any more.
+        """
+        given = self.session.answers_to(call)
+        if not given or given[-1].answer.kind not in ("reject", "fail"):
+            return None
+        answer = given[-1].answer
+        return EncodedInFull(printable(answer.reason or ""), is_error=True, failed=answer.kind == "fail")
+
+    def _find_recorded_tool(self, request: ToolExecutionRequest, place: str, invocation: Invocation) -> Tool:
+        """Return the tool of a call with a recorded result, for every identity.
+
+        If this program no longer has it, or it takes other arguments, the tool only gives the result.
+        """
+        tool = find_stored_tool(request.name, invocation)
+        if tool is not None and find_fault(tool, request) is None:
+            return tool if tool.access is None else replace(tool, access=None)
+
+        def give(call: ToolCall) -> Encoded:
+            record = self.tools.last_result(place)
+            self.tools.restore_attempt(call, record)
+            return self.tools.read_result(record)
+
+        return tool_that_gives(give, request.name)
+
+    # --- stored calls that this program cannot run
+
+    def _raise_if_elsewhere(self, invocation: Invocation) -> None:
+        """Raise `RunIncompatibleError` if an answered call would run on another server than its person saw.
+
+        A name says nothing about a tool of an MCP server: while the call waited, the server can have gone, another one
+        can have its name or list a tool of that name, or the server can have changed the tool. All calls of the reply
+        are checked before one of them runs. The answer stays, for a worker that reaches the same tool.
+        """
+        if self.session.cancels or not self.session.answers:  # nothing runs any more, or nobody saw a call
+            return
+        state, environment = invocation.state, invocation.environment
+        for index, pending in enumerate(state.pending):
+            place = place_below(path_of(invocation), state.position_of(index))
+            given = self.session.answers_to(place)
+            if not given or given[-1].answer.kind in ("reject", "fail") or self.session.has_result(place):
+                continue
+            tool, seen = environment.tools.get(pending.request.name), given[-1].origin
+            now = None if tool is None else origin_of(tool, pending.request)
+            reason = find_other_origin(pending.request.name, now, seen)
+            if reason is None:
+                continue
+            server = "" if seen is None else settings_key(seen.mcp_server)
+            away = next((each for each in invocation.unreachable if settings_key(each.server) == server), None)
+            raise RunIncompatibleError(self.session.id, reason) from away
+
+    def check_fits(self, invocation: Invocation) -> None:
+        """Raise `RunIncompatibleError` if a stored call without a result does not fit this program.
+
+        Called before the first effect of an invocation. While programs are replaced, an older one may get a run with
+        calls that only the newer one knows. If it went on, the model would read that a tool is unknown, and pay again.
+        A call that was refused when the reply came, such as one of a tool that the model made up, is refused again.
+        """
+        path, state = path_of(invocation), invocation.state
+        place = self.at(path)
+        if place.is_checked:
+            return
+        place.is_checked = True
+        if not invocation.is_resumed or self.session.cancels:
+            return
+        unfit: Sequence[int] = ()
+        requests = {index: each.request for index, each in enumerate(state.pending) if each.status == "waiting"}
+        if (record := self.session.recorded(RecordKey(path, "r", place.next_reply))) is not None:
+            unfit = self.session.facts_of(record).get("unfit", ())
+            requests = dict(enumerate(invocation.tool_calls_in(self._read_reply(record).response)))
+        for index, request in requests.items():
+            call = place_below(path, state.position_of(index))
+            if index in unfit:
+                continue
+            self.tools.at(call).was_requested_before = True
+            if (
+                not self.session.has_result(call)
+                and (reason := find_misfit(request, invocation, is_stored=True)) is not None
+            ):
+                raise RunIncompatibleError(self.session.id, reason) from next(iter(invocation.unreachable), None)
+
+    # --- suspending
+
+    async def suspend(self, invocation: Invocation) -> None:
+        """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
+        # A suspended call does not stop the other calls of its round, nor those of the rounds around it. So an inner
+        # invocation only leaves its state here, and the outermost one, which is the last, stores all of them with the
+        # pending calls in one transaction. Nobody can answer a call of a run that still works.
+        session = self.session
+        if session.cancels:
+            raise self._make_cancelled_error()
+        self.at(path_of(invocation)).suspended = invocation
+        if path_of(invocation):
+            return
+        if session.scope is not None:
+            await session.scope.settle()
+        if session.is_stored:
+            self._note_waiting()
+            await session.write_suspension(self._snapshots(), event_to_json(self.suspension))
+        else:
+            await self._create_run(invocation)
+
+    async def _create_run(self, invocation: Invocation) -> None:
+        """Store a run that was not stored so far: with its states, and with results within suspended calls."""
+        session, plan, account = self.session, invocation.plan, invocation.account
+        host = cast("StoringHost", invocation.host)
+        store = await host.run_store()
+        left = None
+        if account is not None:  # the blocks around the call have ended when the run continues
+            left = remaining(account.outer, account.usage if account.limits is not None else None)
+        attributes = invocation.context.attributes
+        described = await describe_run(plan, host, invocation.arguments, attributes, invocation.added_by, left)
+        session.document = described.document
+        if invocation.has_other_message:
+            session.document = with_message(session.document, plan, invocation.arguments, invocation.user_message)
+        self._note_waiting()
+        now = clock_of(store).now()
+        run = new_header(session.id, plan, invocation.memory_key, session.document, now)
+        await session.create_suspended(store, run, [*self._unstored_results(), *self._snapshots()])
+
+    def _note_waiting(self) -> None:
+        """Write the calls that wait into the document."""
+        session = self.session
+        assert session.document is not None
+        waiting = tuple(self._with_outer_calls(each) for each in self._waiting().values())
+        session.document = session.document.changed(waiting=waiting, trace=current_trace())
+
+    def _waiting(self) -> dict[str, WaitingCall]:
+        """Return the calls that wait, those of earlier suspensions too, in the order in which they were made."""
+        document = self.session.document
+        started_by = None if document is None else document.started_by
+        waiting = {each.call.id: each for each in (document.waiting if document is not None else ())}
+        for path, new in self.tools.waiting.items():
+            since = waiting[path].since if path in waiting else None
+            waiting[path] = replace(new, call=replace(new.call, started_by=started_by), since=since)
+        return {place: waiting[place] for place in sorted(waiting, key=place_order)}
+
+    def _with_outer_calls(self, waiting: WaitingCall) -> WaitingCall:
+        """Return a pending call with the calls of services that it is part of."""
+        if waiting.outer:
+            return waiting
+        outer = []
+        for attempt in calls_around(waiting.call.id)[:-1]:
+            invocation = self.at(invocation_of(attempt)).suspended
+            assert invocation is not None
+            request = invocation.state.pending_at(position_of(attempt)).request
+            outer.append(
+                OuterCall(
+                    id=without_attempt(attempt),
+                    service=qualified(invocation.context.service),
+                    method=invocation.context.method,
+                    tool_name=request.name,
+                    arguments=request.arguments,
+                )
+            )
+        return replace(waiting, outer=tuple(outer))
+
+    def _snapshots(self) -> list[StoredRecord]:
+        """Return the states of the invocations that were suspended."""
+        records = []
+        for path, place in self._invocations.items():
+            if (invocation := place.suspended) is None:
+                continue
+            deadline = invocation.deadline
+            left = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
+            notes = writable_values(invocation.context.notes)
+            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, _write_usage(invocation))
+            key = RecordKey(path, "s", len(self.session.numbered(path, "s")) + 1)
+            records.append(StoredRecord(str(key), "snapshot", data))
+        return records
+
+    def _unstored_results(self) -> list[StoredRecord]:
+        """Return the records of results within suspended calls; the states contain all others."""
+        calls = [
+            place_below(path, place.suspended.state.position_of(index))
+            for path, place in self._invocations.items()
+            if place.suspended is not None
+            for index, each in enumerate(place.suspended.state.pending)
+            if each.status == "suspended"
+        ]
+        unstored = self.session.unstored
+        return [record for path, record in unstored.items() if any(is_within(path, call) for call in calls)]
+
+    def pending_below(self, path: str) -> tuple[PendingCall, ...]:
+        """Return the pending calls of the invocation at a place, and of services within."""
+        return tuple(each.call for place, each in self._waiting().items() if not path or is_within(place, path))
+
+    @property
+    def suspension(self) -> RunSuspended:
+        """The event of the suspension."""
+        return RunSuspended(self.session.id, self.pending_below(""))
+
+
+def _find_refused_calls(replied: ModelReplied, invocation: Invocation) -> list[int]:
+    """Return the positions of the calls of a reply that this program refuses."""
+    sent = replied.sent
+    return [
+        index
+        for index, each in enumerate(invocation.tool_calls_in(replied.response))
+        if (sent is not None and each.name not in sent) or find_misfit(each, invocation) is not None
+    ]
+
+
+# --- executing the method
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint.
+
+    `identity` is the one under which it is executed; None until `PreparedRuns.admit`. `is_without_user` is True if the
+    run has a user, but no person makes it go on.
+    """
+
+    plan: MethodPlan
+    arguments: Mapping[str, Any]
+    seeds: Mapping[Any, Any]
+    document: RunDocument
+    added: Sequence[Tool] = ()
+    identity: Any = None
+    is_without_user: bool = False
+
+
+class ExecutingHost(ServiceHost, Protocol):
+    """Hosts the service of a run."""
+
+    listeners: Listeners | None
+
+
+async def execute(
+    host: ExecutingHost, session: RunSession, prepared: PreparedRun, send: SendEvent | None
+) -> tuple[Result[Any], dict[str, Any] | None]:
+    """Call the method of a run, in its open scope. Returns its result, and what the document of a completed run has.
+
+    None in place of that if the run is suspended. `send` gets the events of the call. Raises the errors of the method.
+    """
+    body, document = ServiceCall(session), prepared.document
+    message = read_user_message(session.id, document)
+    invocation = Invocation(prepared.plan, host, prepared.arguments, place=body.root, message=message)
+    invocation.is_input_checked = document.is_checked
+    if document.cancels:
+        invocation.before_end = body.refuse_end
+    if host.listeners is not None:
+        # An owner that died before its first effect has started nothing. It may have chosen the model.
+        has_begun = session.has_begun or document.answers or document.cancels
+        event = RunResumedEvent if has_begun else RunStartedEvent
+        host.listeners.tell(event(invocation.context, session.id, document.trace))
+    if send is None:
+        result = _result_of(invocation, await run(invocation))
+    else:
+        invocation.yields_suspension = True
+        await stream(invocation, send)
+        result = _result_of(invocation, invocation.value())
+    if isinstance(invocation.end, Suspend):
+        return result, None
+    details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
+    return result, {"result": write_value(prepared.plan, result.content), "details": details}
+
+
+def _result_of(invocation: Invocation, value: Any) -> Result[Any]:
+    if isinstance(value, Result):
+        return value
+    end = invocation.end
+    assert isinstance(end, Finish)
+    output = invocation.plan.output
+    reply = end.response.ai_message
+    if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
+        value = output.structure.read(reply.text or "").value
+    return invocation.state.result(value, end.finish_reason)
+
+
+# --- usage
+
+
+def _write_usage(invocation: Invocation) -> dict[str, Any] | None:
+    """Return the usage that an invocation with limits has counted, as JSON values."""
+    account = invocation.account
+    if account is None or account.limits is None:
+        return None
+    usage = account.usage
+    tokens = fields_to_dict(usage.tokens)
+    cost = None if usage.cost is None else str(usage.cost)
+    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
+
+
+def _read_usage(written: Mapping[str, Any]) -> Usage:
+    """Return the usage that `_write_usage` wrote."""
+    cost = None if written["cost"] is None else Decimal(written["cost"])
+    return Usage(written["model_calls"], written["tool_calls"], fields_from_dict(TokenUsage, written["tokens"]), cost)
