@@ -110,7 +110,7 @@ def _stepping(name: str) -> Any:
     return step
 
 
-for _name in ("create", "append", "acquire", "add_events"):
+for _name in ("create", "append", "acquire", "add_events", "add_wish"):
     setattr(SteppingStore, _name, _stepping(_name))
 
 # --- the service

@@ -18,7 +18,7 @@ from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
-from .store import ENDED, RunChanges, StoredRun, supported_by
+from .store import ENDED, RunChanges, StoredRun, supports_of
 from .stored_runs import StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")
@@ -57,7 +57,7 @@ class Cancelling:
     async def _ask_owner(self, stored: StoredRun, document: RunDocument, entry: HistoryEntry) -> None:
         """Ask the owner of a run to end it, and wait at most one lease until nobody executes it."""
         store, run_id = await self._runs.open(), stored.id
-        if "wishes" in supported_by(store):
+        if "wishes" in supports_of(store):
             if not await store.add_wish(run_id, cancellation_to_json(entry)):
                 return
         elif stored.owner != self._runs.owner:

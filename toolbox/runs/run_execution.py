@@ -281,8 +281,7 @@ class RunExecution:
         try:
             if log is not None:
                 session.write_events = log.flush
-                if records or held.run.generation > 1:
-                    await log.open()
+                await log.open()
             if not prepared.document.cancels:
                 held.begin()
             return await self._run_method(session, prepared, log, put)

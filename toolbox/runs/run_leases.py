@@ -18,7 +18,7 @@ from ..errors import LeaseLostError
 from ..execution.cancellation import CancellationsHere
 from .documents import cancellation_from_json
 from .run_answers import HistoryEntry
-from .store import RenewsApart, RunStore, StoredRun, supported_by
+from .store import RenewsApart, RunStore, StoredRun, supports_of
 from .stored_runs import StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
@@ -176,7 +176,9 @@ class RunLeases:
 
     async def _look_for_wishes(self, store: RunStore) -> None:
         """Look for the wishes of other processes, in one query for all runs that are executed here."""
-        while "wishes" in supported_by(store):
+        if "wishes" not in supports_of(store):
+            return
+        while True:
             await asyncio.sleep(min(_BETWEEN_LOOKS, store.lease / _RENEWALS))
             try:
                 wishes = await store.wishes(self.held_ids())

@@ -56,7 +56,7 @@ from .record_contents import (
 )
 from .run_session import Recorded, RunSession
 from .store import StoredRecord
-from .stored_calls import find_fault, find_misfit, find_other_origin, find_stored_tool, origin_of, tool_that_gives
+from .stored_calls import find_fault, find_other_origin, origin_of, tool_that_gives
 from .tool_records import CancelledInsideError, ToolRecords
 
 T = TypeVar("T")
@@ -355,7 +355,7 @@ class ServiceCall:
 
         If this program no longer has it, or it takes other arguments, the tool only gives the result.
         """
-        tool = find_stored_tool(request.name, invocation)
+        tool = _find_stored_tool(request.name, invocation)
         if tool is not None and find_fault(tool, request) is None:
             return tool if tool.access is None else replace(tool, access=None)
 
@@ -418,7 +418,7 @@ class ServiceCall:
             self.tools.at(call).was_requested_before = True
             if (
                 not self.session.has_result(call)
-                and (reason := find_misfit(request, invocation, is_stored=True)) is not None
+                and (reason := _find_misfit(request, invocation, is_stored=True)) is not None
             ):
                 raise RunIncompatibleError(self.session.id, reason) from next(iter(invocation.unreachable), None)
 
@@ -540,8 +540,24 @@ def _find_refused_calls(replied: ModelReplied, invocation: Invocation) -> list[i
     return [
         index
         for index, each in enumerate(invocation.tool_calls_in(replied.response))
-        if (sent is not None and each.name not in sent) or find_misfit(each, invocation) is not None
+        if (sent is not None and each.name not in sent) or _find_misfit(each, invocation) is not None
     ]
+
+
+def _find_stored_tool(name: str, invocation: Invocation) -> Tool | None:
+    """Return the tool of a stored call, also if the identity may no longer call it or a search has not found it."""
+    tool: Tool | None = invocation.environment.tools.get(name)
+    return tool or invocation.toolset.stored(name) or invocation.plan.toolset.stored(name)
+
+
+def _find_misfit(request: ToolExecutionRequest, invocation: Invocation, *, is_stored: bool = False) -> str | None:
+    """Return why a call does not fit this program; None if it fits."""
+    tool = _find_stored_tool(request.name, invocation)
+    if tool is None or (not is_stored and request.name in tool.former_names):
+        return f"{invocation.plan.where} does not offer the tool {request.name!r}"
+    if (fault := find_fault(tool, request)) is not None:
+        return f"the tool {request.name!r} does not accept the arguments of a stored call ({fault})"
+    return None
 
 
 # --- executing the method

@@ -321,9 +321,10 @@ class RunStore(Protocol):
         ...
 
 
-def supported_by(store: RunStore) -> frozenset[str]:
-    """Return what a store does of what came after the first release; nothing if it is not derived from `RunStore`."""
-    return getattr(store, "supports", frozenset())
+def supports_of(store: object) -> frozenset[str]:
+    """Return what a store, or a class of stores, says that it supports; nothing if it does not say it."""
+    supports = getattr(store, "supports", None)
+    return supports if isinstance(supports, frozenset) else frozenset()
 
 
 @runtime_checkable

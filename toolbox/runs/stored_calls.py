@@ -1,4 +1,4 @@
-"""Reads and checks tool calls that are stored: their JSON, and if this program can still run them."""
+"""Reads and checks tool calls that are stored: their JSON, and if their tools are still the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ..deferred_answers import TOOL_ORIGIN, ToolOrigin
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
 from ..execution.markers import COROUTINE
 from ..safe_text import faults_text
-from ..services.invocation import Invocation
 from ..settings import settings_key
 from ..tools.failures import message_of
 from ..tools.results import Encoded
@@ -43,22 +42,6 @@ def tool_that_gives(give: Callable[[ToolCall], Encoded], name: str) -> Tool:
         encode=lambda value: Encoded("", value),
         step=run,
     )
-
-
-def find_stored_tool(name: str, invocation: Invocation) -> Tool | None:
-    """Return the tool of a stored call, also if the identity may no longer call it or a search has not found it."""
-    tool: Tool | None = invocation.environment.tools.get(name)
-    return tool or invocation.toolset.stored(name) or invocation.plan.toolset.stored(name)
-
-
-def find_misfit(request: ToolExecutionRequest, invocation: Invocation, *, is_stored: bool = False) -> str | None:
-    """Return why a call does not fit this program; None if it fits."""
-    tool = find_stored_tool(request.name, invocation)
-    if tool is None or (not is_stored and request.name in tool.former_names):
-        return f"{invocation.plan.where} does not offer the tool {request.name!r}"
-    if (fault := find_fault(tool, request)) is not None:
-        return f"the tool {request.name!r} does not accept the arguments of a stored call ({fault})"
-    return None
 
 
 def find_fault(tool: Tool, request: ToolExecutionRequest) -> str | None:

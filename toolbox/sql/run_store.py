@@ -649,6 +649,8 @@ class SqlRunStore(RunStore):
     async def _reading(self, engine: AsyncEngine | None = None) -> AsyncIterator[AsyncConnection]:
         await self.store_tables.prepare()  # no start has opened a store that is used without a container
         async with (engine or self._single).connect() as connection:
+            if engine is not None and self._is_postgresql:
+                await connection.execution_options(isolation_level="AUTOCOMMIT")
             yield connection
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from ..errors import LeaseLostError
-from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supported_by
+from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supports_of
 from ..store_clock import own_clock_of, skip
 from . import DISTINCT_TEXTS, PATIENCE
 
@@ -489,7 +489,7 @@ async def an_owner_keeps_its_run_when_something_else_changes(new_store: NewRunSt
 async def a_wish_reaches_the_owner(new_store: NewRunStore) -> None:
     """The first one stays, and nothing else changes: the owner may be writing the header. Of stores with `"wishes"`."""
     store, other = await _open_two(new_store)
-    if "wishes" not in supported_by(store):
+    if "wishes" not in supports_of(store):
         return
     wished, another = _new_run(), _new_run()
     for each in (wished, another):
@@ -508,7 +508,7 @@ async def a_wish_reaches_the_owner(new_store: NewRunStore) -> None:
 async def only_a_run_with_an_owner_takes_a_wish(new_store: NewRunStore) -> None:
     """Others are changed by whoever wants something of them. An owner that is late may still answer."""
     store, _ = await _open_two(new_store, SHORT)
-    if "wishes" not in supported_by(store):
+    if "wishes" not in supports_of(store):
         return
     late, *others = _new_run(), _new_run(), _new_run("suspended"), _new_run("completed")
     await store.create(late, owner="one")
@@ -524,7 +524,7 @@ async def only_a_run_with_an_owner_takes_a_wish(new_store: NewRunStore) -> None:
 async def a_wish_stays_until_the_run_ends(new_store: NewRunStore) -> None:
     """Also when another process takes the run, and while it is suspended. A run that begins again has no wish."""
     store, other = await _open_two(new_store)
-    if "wishes" not in supported_by(store):
+    if "wishes" not in supports_of(store):
         return
     runs = [_new_run(), _new_run()]
     for run in runs:
