@@ -18,9 +18,7 @@ from ..errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
 from ..introspection import type_name
 from ..safe_text import faults_of, faults_text, printable
 from ..services.answers import accepted_result
-from ..services.invocation import Invocation
 from ..services.methods import arguments_as_tool
-from ..services.opening import open_invocation
 from ..services.plans import MethodPlan
 from ..tools.tool_calls import Tool
 from ..tools.written_arguments import change_arguments
@@ -31,7 +29,7 @@ from .prepared_runs import PreparedRuns
 from .program_values import json_value, reason_of
 from .run_answers import KINDS, Answer, AnswerKind
 from .run_session import RunSession
-from .service_calls import PreparedRun, RunPlace, ServiceCall
+from .service_calls import PreparedRun, RunPlace, ServiceCall, find_provided_tool
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, shortened
 
@@ -166,9 +164,7 @@ class AnswerChecks:
             path = invocation_of(waiting.call.id)
             (plan, arguments), place = found, RunPlace(body, path, path)
         async with self._preparing.open_scope(await self._preparing.admit(stored.id, prepared)):
-            invocation = Invocation(plan, self._host, arguments, place=place)
-            await open_invocation(invocation)
-        return invocation.toolset.stored(waiting.call.tool_name)
+            return await find_provided_tool(self._host, place, plan, arguments, waiting.call.tool_name)
 
     def _decode_inner_call(
         self, run_id: str, prepared: PreparedRun, waiting: WaitingCall

@@ -18,7 +18,7 @@ from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
-from .store import ENDED, RunChanges, StoredRun, supports_of
+from .store import ENDED, RunChanges, RunLook, StoredRun, supports_of
 from .stored_runs import StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")
@@ -65,9 +65,12 @@ class Cancelling:
                 await asyncio.sleep(2 * EVENT_PAUSE)  # the other process writes what its model has said so often
             return
         self._execution.leases.grant(run_id, entry)
+        seen: RunLook | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(store.lease):
-                await self._execution.until_free(run_id)
+                # The first of the shared looks can be from before the owner took the run, so each is checked.
+                while (now := await self._runs.look(run_id)).status == "running" and not now.is_runnable:
+                    seen = await self._runs.looks.after(run_id, seen)
 
     async def _take(self, stored: StoredRun, document: RunDocument, entry: HistoryEntry, by: Any) -> None:
         """End a run that nobody executes, or take it to undo its tools; do nothing if it has changed meanwhile."""

@@ -15,8 +15,6 @@ from ..context import InvocationContext, current_attributes
 from ..errors import IllegalConfigurationError, Problem, RunConflictError, RunSuspendedError
 from ..events import ServiceFailedEvent, ServiceStartedEvent
 from ..limits import current_account, refuse_if_used_up, remaining
-from ..services.invocation import Invocation
-from ..services.layers import check_input_first
 from ..services.outputs import Shape
 from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import place_of_added_tools
@@ -25,7 +23,7 @@ from .new_documents import describe_run, new_header, with_message
 from .persons import current_identity
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
-from .service_calls import PreparedRun
+from .service_calls import PreparedRun, check_input
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, is_storable, read_document
 
@@ -100,12 +98,11 @@ class NewRuns:
         plan, document = new.prepared.plan, new.prepared.document
         if not _has_check(plan):
             return new
-        invocation = Invocation(plan, self._host, arguments)
-        await check_input_first(invocation)
+        message = await check_input(self._host, plan, arguments)
         # A guardrail may have asked a model, which counts for the limits around this call.
         document = document.changed(is_checked=True, limits=remaining(current_account.get()))
-        if invocation.has_other_message:
-            document = with_message(document, plan, arguments, invocation.user_message)
+        if message is not None:
+            document = with_message(document, plan, arguments, message)
         return replace(
             new,
             stored=replace(new.stored, document=document.to_json()),

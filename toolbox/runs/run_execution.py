@@ -128,7 +128,7 @@ class RunExecution:
             task = self.spawn(run_id, self._take(stored, put, person))
             if (found := await wait_unless_lost(task, run_id)) is not None:
                 return found
-            seen, stored = await self.until_free(run_id, seen), None
+            seen, stored = await self._until_free(run_id, seen), None
 
     async def _take(self, stored: StoredRun, put: PutEvent | None, person: Any) -> Result[Any] | None:
         """Continue a run that no process runs; None while another process runs it."""
@@ -158,7 +158,7 @@ class RunExecution:
                 raise RunBusyError(run_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    seen = await self.until_free(run_id, seen)
+                    seen = await self._until_free(run_id, seen)
 
     async def _execute_if_free(self, run_id: str) -> bool:
         """Take a run and execute it; False if it is not runnable."""
@@ -170,7 +170,7 @@ class RunExecution:
         self._starters.pop(run_id, None)  # kept after an error: the run goes on here, perhaps
         return owned is not None
 
-    async def until_free(self, run_id: str, seen: RunLook | None = None) -> RunLook:
+    async def _until_free(self, run_id: str, seen: RunLook | None) -> RunLook:
         """Wait for a look after `seen` at which no process executes the run, and return it."""
         while True:
             seen = await self._runs.looks.after(run_id, seen)

@@ -11,17 +11,19 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest
+from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest, UserMessage
 from ..errors import RunIncompatibleError
-from ..events import Listeners, RunResumedEvent, RunStartedEvent
+from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import Usage, UsageLimits, remaining
 from ..safe_text import printable
 from ..services.driver import run, stream
 from ..services.host_needs import ServiceHost
 from ..services.invocation import Invocation, Perform
+from ..services.layers import check_input_first
 from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
+from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation
@@ -320,24 +322,24 @@ class ServiceCall:
         with self.session.reading():
             return replace(reply_from_dict(written), is_replayed=True)
 
-    def run_call(self, effect: RunTool, invocation: Invocation, perform: Perform) -> Awaitable[Any]:
+    def run_call(self, running: RunTool, invocation: Invocation, perform: Perform) -> Awaitable[Any]:
         """Run one tool call at its place."""
         self._raise_if_elsewhere(invocation)
-        path = place_below(path_of(invocation), invocation.state.position_of(effect.index))
+        path = place_below(path_of(invocation), invocation.state.position_of(running.index))
         state = self.tools.at(path)
         if self.tools.next_record(path) is None:  # else they were used for the recorded attempt
             state.edits = self.tools.find_edits(path)
         environment = invocation.environment
         context = replace(environment.context, place=RunPlace(self, path, path))
-        tools, listeners, name = environment.tools, environment.listeners, effect.request.name
+        tools, listeners, name = environment.tools, environment.listeners, running.request.name
         if self.tools.next_record(path) == "result":
-            tools, listeners = {name: self._find_recorded_tool(effect.request, path, invocation)}, None
+            tools, listeners = {name: self._find_recorded_tool(running.request, path, invocation)}, None
         elif name not in tools and (refusal := self._refusal_of(path)) is not None:
             tools = {name: tool_that_gives(lambda _: refusal, name)}
         elif state.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
             tools = {name: tool, **tools}
         environment = replace(environment, context=context, tools=tools, listeners=listeners)
-        return perform(replace(effect, environment=environment), invocation)
+        return perform(replace(running, environment=environment), invocation)
 
     def _refusal_of(self, call: str) -> Encoded | None:
         """Return the result of a call that a person rejected or failed; None for others.
@@ -560,9 +562,6 @@ def _find_misfit(request: ToolExecutionRequest, invocation: Invocation, *, is_st
     return None
 
 
-# --- executing the method
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
     """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint.
@@ -580,14 +579,33 @@ class PreparedRun:
     is_without_user: bool = False
 
 
-class ExecutingHost(ServiceHost, Protocol):
-    """Hosts the service of a run."""
+# --- before a run is stored, and before it continues
 
-    listeners: Listeners | None
+
+async def check_input(host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any]) -> UserMessage | None:
+    """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
+
+    Raises `InputGuardrailError`.
+    """
+    invocation = Invocation(plan, host, arguments)
+    await check_input_first(invocation)
+    return invocation.user_message if invocation.has_other_message else None
+
+
+async def find_provided_tool(
+    host: ServiceHost, place: RunPlace, plan: MethodPlan, arguments: Mapping[str, Any], name: str
+) -> Tool | None:
+    """Ask the tool providers of a method for a tool; None if they do not offer it now."""
+    invocation = Invocation(plan, host, arguments, place=place)
+    await open_invocation(invocation)
+    return invocation.toolset.stored(name)
+
+
+# --- executing the method
 
 
 async def execute(
-    host: ExecutingHost, session: RunSession, prepared: PreparedRun, send: SendEvent | None
+    host: ServiceHost, session: RunSession, prepared: PreparedRun, send: SendEvent | None
 ) -> tuple[Result[Any], dict[str, Any] | None]:
     """Call the method of a run, in its open scope. Returns its result, and what the document of a completed run has.
 
