@@ -73,7 +73,7 @@ class Cancelling:
                     seen = await self._runs.looks.after(run_id, seen)
 
     async def _take(self, stored: StoredRun, document: RunDocument, entry: HistoryEntry, by: Any) -> None:
-        """End a run that nobody executes, or take it to undo its tools; do nothing if it has changed meanwhile."""
+        """End a run that nobody executes, or take it to undo its tools; do nothing if it has changed since."""
         changed, must_undo = with_cancellation(document, entry), self._must_undo(stored)
         if must_undo:  # it ends when its tools are undone; after a crash another process continues
             text = changed.changed(cancels=True).to_json()

@@ -1,4 +1,4 @@
-"""`effect`: what a run does, once for all processes that execute it, as far as that can be.
+"""`effect`: what a run does, once for all processes that execute it, where that is possible.
 
 Replies of models, results of tools, a router's choice, failures and compensations are effects. Not here: what each of
 them records (`service_calls`, `tool_records`), the transaction of a tool (`recorder`), the store (`run_session`).

@@ -77,7 +77,7 @@ class HeldRun:
     async def take_wish(self) -> HistoryEntry | None:
         """Return the wish for which the task was cancelled, and take its cancellation back.
 
-        None if the run was lost meanwhile, or others have cancelled the task too: then somebody else grants the wish.
+        None if the run was lost since, or others have cancelled the task too: then somebody else grants the wish.
         """
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # the code of the run may have ended before the cancellation came
@@ -182,7 +182,7 @@ class RunLeases:
             await asyncio.sleep(min(_BETWEEN_LOOKS, store.lease / _RENEWALS))
             try:
                 wishes = await store.wishes(self.held_ids())
-            except Exception as error:  # whoever wants something takes the run when its lease has ended
+            except Exception as error:  # the caller of `cancel` takes the run when its lease has ended
                 logger.warning("cannot look for the wishes for runs: %s: %s", type(error).__name__, error)
                 continue
             for run_id, text in wishes.items():

@@ -263,7 +263,7 @@ class Invocation(ModelCall):
         """Return a `Result` with the pending calls, or raise the error that has them."""
         if place.path:
             raise ToolSuspension({"kind": "service"})
-        # Whoever executes a stored run wants it as a `Result`, whatever the method returns.
+        # The execution of a stored run wants it as a `Result`, whatever the method returns.
         if self.plan.output.shape is not Shape.RESULT and not place.is_stored:
             raise RunSuspendedError(place.run_id, place.pending)
         return self.state.result_while_suspended(place.pending, place.run_id)

@@ -506,7 +506,7 @@ async def a_wish_reaches_the_owner(new_store: NewRunStore) -> None:
 
 
 async def only_a_run_with_an_owner_takes_a_wish(new_store: NewRunStore) -> None:
-    """Others are changed by whoever wants something of them. An owner that is late may still answer."""
+    """Others are changed by the caller. An owner that is late may still answer."""
     store, _ = await _open_two(new_store, SHORT)
     if "wishes" not in supports_of(store):
         return
