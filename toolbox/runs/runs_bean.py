@@ -197,9 +197,10 @@ class Runs:
         return ResumedEvents(self._resuming.stream_events(run_id, answers, by), self._host.on_own_loop)
 
     async def cancel(self, run_id: str, reason: str | None = None, by: Any = None) -> Run[Any]:
-        """Cancel a run, and return it. An ended run stays as it is. Raises `RunNotFoundError`.
+        """Cancel a run, and return it when it has ended. An ended run stays as it is. Raises `RunNotFoundError`.
 
-        The history has `reason`, and the name of `by`: a name or a `SecurityIdentity`; for anything else, raises
+        The process that executes the run ends it, and stores the events so far. If it does not within one lease, the run
+        is taken from it. The history has `reason`, and the name of `by`: a name or a `SecurityIdentity`; for anything else, raises
         `TypeError`. With `compensate_on_failure` the run's tools are undone first; if that is interrupted, another
         process continues it.
         """
