@@ -199,10 +199,10 @@ class Runs:
     async def cancel(self, run_id: str, reason: str | None = None, by: Any = None) -> Run[Any]:
         """Cancel a run, and return it when it has ended. An ended run stays as it is. Raises `RunNotFoundError`.
 
-        The process that executes the run ends it, and stores the events so far. If it does not within one lease, the run
-        is taken from it. The history has `reason`, and the name of `by`: a name or a `SecurityIdentity`; for anything else, raises
-        `TypeError`. With `compensate_on_failure` the run's tools are undone first; if that is interrupted, another
-        process continues it.
+        The process that executes the run ends it, and stores the events so far. If it does not within one lease, the
+        run is taken from it. With `compensate_on_failure` the run's tools are undone first; if that is interrupted,
+        another process continues it. The history has `reason`, and the name of `by`: a name or a `SecurityIdentity`;
+        for anything else, raises `TypeError`.
         """
         if not is_person(by):
             raise TypeError(f"cancel(run_id, by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
