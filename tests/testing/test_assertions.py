@@ -161,6 +161,13 @@ def test_failures_show_expected_and_actual_calls() -> None:
     ]
 
 
+def test_a_call_in_another_place_is_the_only_one_that_is_marked() -> None:
+    calls = [tool_call(name) for name in ("b", "c", "d", "a")]
+
+    assert failure(calls, "a", "b", "c", "d").count("✗") == 2
+    assert failure(calls, "b", "c", "x", "d", others=True).count("✗") == 1
+
+
 def test_only_the_expected_arguments_are_compared() -> None:
     calls = [tool_call("find", {"wish": "room", "at": [1.0000001, 2], "n": None})]
 

@@ -163,7 +163,9 @@ def assert_tool_calls(calls: Calls, *expected: Expected, in_order: bool = True, 
         return
     order = "in this order" if in_order else "in any order"
     title = f"unexpected tool calls (compared {order}{', other calls allowed' if others else ''}):"
-    pairs = (_pair_in_order if in_order else _pair_in_any_order)(wanted, actual, matches)
+    pairs = list((_pair_in_order if in_order else _pair_in_any_order)(wanted, actual, matches))
+    if in_order:  # a call that moved far may have kept others from their place
+        pairs = min(pairs, list(_pair_by_tool(wanted, actual)), key=lambda each: _count_wrong(each, others))
     raise AssertionError("\n".join([title, *_show_side_by_side(pairs, others)]))
 
 
@@ -322,10 +324,18 @@ def _show_side_by_side(pairs: Iterable[Pair], others: bool) -> Iterator[str]:
     width = max(len("expected"), *(len(row[0]) for row in rows))
     yield f"    {'expected':{width}}  actual"
     for shown, shown_actual, expected, call in rows:
-        differences = [] if expected is None or call is None else list(expected.differences(call))
-        is_fine = not differences and call is not None and (expected is not None or others)
-        yield f"  {' ' if is_fine else '✗'} {shown:{width}}  {shown_actual}"
-        yield from (f"      {difference}" for difference in differences)
+        yield f"  {' ' if _is_fine((expected, call), others) else '✗'} {shown:{width}}  {shown_actual}"
+        if expected is not None and call is not None:
+            yield from (f"      {difference}" for difference in expected.differences(call))
+
+
+def _is_fine(pair: Pair, others: bool) -> bool:
+    expected, call = pair
+    return call is not None and (others if expected is None else _fits(expected, call))
+
+
+def _count_wrong(pairs: Iterable[Pair], others: bool) -> int:
+    return sum(not _is_fine(pair, others) for pair in pairs)
 
 
 def _cut_line(text: str) -> str:
