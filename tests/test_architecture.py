@@ -364,7 +364,6 @@ def test_imports_by_name_say_what_they_import() -> None:
 # Uses of private parts of others. Each file says why nothing public does the same.
 PRIVATE_PARTS = {
     "toolbox.rest.deadlines: __class__": "a network stream of the HTTP library, whose reads get a deadline",
-    "toolbox.execution.cancellation: _asyncio_future_blocking": "the protocol of futures, documented by asyncio.Future",
     "toolbox.dbos: _dbos_": "how the names of DBOS's own queues begin",
     "toolbox.sql.open_sessions: _sa_": "what SQLAlchemy adds to the attributes of an object",
 }
