@@ -44,6 +44,7 @@ LAYERS: dict[str, int] = {
     "toolbox.context": 2,
     "toolbox.deferred_answers": 2,
     "toolbox.parameters": 2,
+    "toolbox.service_names": 2,
     "toolbox.transaction_recorder": 2,
     "toolbox.settings": 2,
     "toolbox.events": 2,

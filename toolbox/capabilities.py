@@ -63,7 +63,7 @@ class Late(Enum):
     RUN_ENGINE = "toolbox.runs.run_engines:RunEngine"
     RUN_ENGINE_OF_THIS_PROCESS = "toolbox.runs.run_engines:LocalRunEngine"
     CHECKS_OF_RUNS = "toolbox.runs.start_checks:run_problems"
-    CHECKS_WITH_THE_OPENED_RUN_STORE = "toolbox.runs.start_checks:lost_transactions_at_start"
+    CHECKS_WITH_THE_OPENED_RUN_STORE = "toolbox.runs.start_checks:problems_with_opened_store"
     CHECKS_OF_DURABLE_METHODS = "toolbox.runs.start_checks:durable_problems"
     CHECK_OF_PERSISTENCE = "toolbox.runs.start_checks:not_persistent"
     CHECKS_OF_APPROVED_ARGUMENTS = "toolbox.runs.start_checks:hidden_argument_problems"

@@ -499,12 +499,13 @@ class PendingCall:
 
     - `id`: the place of the call in the run, such as `0/1/0`; unique in the run. It is not the model's own id.
     - `arguments`: the validated arguments as JSON values, by the model's names.
-    - `service`: the qualified name (`module.Class`) of the service whose model made the call.
+    - `service`: the stored name, by default `module.Class`, of the service whose model made the call.
     - `kind`: `"approval"`, `"deferred"` or `"unknown_outcome"`.
     - `reason`: the text of `ToolDeferred`, or of the rule that asks for an approval. `attributes` come from
       `ToolDeferred`.
     - `started_by`: the name of the identity that asked for the run; None for an anonymous one.
     - `call_id`: the model's own id of the call, as in its `ToolExecutionRequest`. A model may repeat it.
+    - `expires_at`: the time at which the call is rejected if nobody has answered it; None without `approval_expires`.
     """
 
     id: str
@@ -516,6 +517,7 @@ class PendingCall:
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     started_by: str | None = None
     call_id: str = ""
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,7 @@ class RegisteredProgram:
         problems += tool_problems(graph, tools)
         problems += host.models.problems(problems)
         problems += key_function_problems(host.models, graph)
+        problems += host.registered.name_problems()
         problems += host.registered.run_problems(graph, self._added_tools(graph))
         problems += listener_problems(graph)
         problems += global_interceptor_problems(graph)

@@ -226,7 +226,8 @@ def suspension(run_id: str | None, pending: Sequence[PendingCall]) -> dict[str, 
 
 def pending_view(call: PendingCall) -> dict[str, Any]:
     """Return the fields of a pending call as JSON values."""
-    return fields_to_dict(call)
+    expires_at = None if call.expires_at is None else call.expires_at.isoformat()
+    return {**fields_to_dict(call), "expires_at": expires_at}
 
 
 def is_async_handler(handler: Handler) -> bool:

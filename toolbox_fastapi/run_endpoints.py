@@ -48,10 +48,11 @@ class PendingCallView(BaseModel):
     attributes: dict[str, Any]
     started_by: str | None
     call_id: str
+    expires_at: datetime | None
 
 
 class HistoryEntryView(BaseModel):
-    """One answer that a run received, or its cancellation."""
+    """One answer that a run received; or that it was cancelled or retried."""
 
     at: datetime
     by: str | None
@@ -75,6 +76,7 @@ class RunView(BaseModel):
     error: str | None
     started_by: str | None
     memory_id: str | None
+    attempts: int
 
 
 class AnswerBody(BaseModel):
@@ -300,6 +302,7 @@ def run_view(run: Run[Any]) -> RunView:
         error=error,
         started_by=run.started_by,
         memory_id=run.memory_id,
+        attempts=run.attempts,
     )
 
 

@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 
-import {answerFrom, inOrder, startOf} from "../../toolbox_fastapi/dev_ui/page/inbox.js";
+import {answerFrom, expiryOf, inOrder, startOf, stateOf} from "../../toolbox_fastapi/dev_ui/page/inbox.js";
 
 test("suspended runs come first, then the newest", () => {
   const run = (id, status, updated_at) => ({id, status, updated_at});
@@ -23,6 +23,17 @@ test("a run says who started it, and in which conversation", () => {
   assert.equal(startOf({started_by: "ann", memory_id: "7"}), "Started by ann, in the conversation 7.");
   assert.equal(startOf({started_by: null, memory_id: null}), "Started by an anonymous caller.");
   assert.equal(startOf({started_by: "a\u202eb", memory_id: null}), "Started by a\\u202eb.");
+});
+
+test("a run says which attempt it is and why the last one failed", () => {
+  assert.equal(stateOf({id: "7", status: "running", attempts: 1, error: null}), "Run 7, running.");
+  const tried = {id: "7", status: "running", attempts: 2, error: "ModelError: down"};
+  assert.equal(stateOf(tried), "Run 7, running, attempt 2: ModelError: down.");
+});
+
+test("a pending call says until when it waits", () => {
+  assert.equal(expiryOf({expires_at: null}), "");
+  assert.match(expiryOf({expires_at: "2026-01-02T03:04:05+00:00"}), /^, until .*2026/);
 });
 
 test("unchanged arguments are not sent back", () => {

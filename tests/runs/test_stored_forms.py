@@ -7,7 +7,7 @@ together with a reason why the previous release can read the new form.
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ STATES = {
 }
 
 ORIGIN = ToolOrigin("weather", "abc", "def")
-CALL = PendingCall("0/1", "pay", {"amount": 3}, "m.Shop", "approval", "large", {"url": "x"}, "ann", "call_1")
+CALL = PendingCall("0/1", "pay", {"amount": 3}, "m.Shop", "approval", "large", {"url": "x"}, "ann", "call_1", LATER)
 WAITING = (
     WaitingCall(
         call=CALL,
@@ -148,6 +148,7 @@ WAITING = (
         origin=ORIGIN,
         since=AT,
         requested='{"amount": 3}',
+        expires_after=timedelta(hours=1),
     ),
     WaitingCall(call=PendingCall("1", "wait", {}, "m.Shop", "deferred", started_by="ann"), method="buy"),
 )
@@ -192,6 +193,9 @@ DOCUMENTS = {
         message={"type": "user", "contents": [{"type": "text", "text": "Hi"}]},
         is_reduced=False,
         identity_attributes={"k": [1]},
+        attempts=3,
+        failures=2,
+        asks_again=True,
     ),
     "new": RunDocument(),
     "limits": RunDocument(limits=UsageLimits(tool_calls=3), is_reduced=True),
@@ -209,7 +213,9 @@ EVENTS = {
     "ToolExecuted.failed": ToolExecuted(FAILED),
     "ToolProgress": ToolProgress(REQUEST, 1, 2.5, "half"),
     "ToolProgress.unknown": ToolProgress(OTHER, 0.5),
-    "RunSuspended": RunSuspended("run", (CALL, replace(CALL, id="1", kind="unknown_outcome", call_id=""))),
+    "RunSuspended": RunSuspended(
+        "run", (CALL, replace(CALL, id="1", kind="unknown_outcome", call_id="", expires_at=None))
+    ),
     "RunSuspended.empty": RunSuspended("run", ()),
 }
 BEFORE = STATES["full"].changed(messages=MESSAGES[:2], executions=(EXECUTION,))
@@ -296,7 +302,7 @@ ADDED_TO_STATES = {"answer_retries", "failed", "ran", "undone", "sent", "model",
 WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),
-    *("is_reduced", "identity_attributes"),
+    *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again"),
 }
 
 
@@ -352,7 +358,7 @@ def test_the_result_of_a_tool_of_an_earlier_release_says_if_it_has_run() -> None
 def test_a_document_of_an_earlier_release_is_read() -> None:
     written = without(stored("documents")["full"], ADDED_TO_DOCUMENTS)
     for waiting in written["waiting"]:
-        for name in ("call_id", "outer", "origin", "since", "requested"):
+        for name in ("call_id", "outer", "origin", "since", "requested", "expires_after", "expires_at"):
             del waiting[name]
     for answer in written["answers"]:
         del answer["origin"]
@@ -360,7 +366,9 @@ def test_a_document_of_an_earlier_release_is_read() -> None:
     document = RunDocument.from_json(json.dumps(written))
 
     assert document.waiting == (
-        WaitingCall(call=replace(CALL, call_id=""), method="buy", approvers=("boss", "cfo"), not_self=True),
+        WaitingCall(
+            call=replace(CALL, call_id="", expires_at=None), method="buy", approvers=("boss", "cfo"), not_self=True
+        ),
         WAITING[1],
     )
     assert document.answers == tuple(replace(each, origin=None) for each in ANSWERS)

@@ -4,7 +4,8 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from toolbox import Container, DemoChatModel, register_ai_service, tool
-from toolbox.services.declaration import SERVICE_MARK, ServiceOptions
+from toolbox.service_names import SERVICE_MARK
+from toolbox.services.declaration import ServiceOptions
 
 
 def service(name: str) -> type[Any]:

@@ -29,6 +29,7 @@ from ..limits import host_started, host_stopped
 from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
+from ..service_names import stored_names
 from ..services.declaration import CallLimits
 from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
 from ..services.plans import MethodPlan
@@ -333,15 +334,13 @@ class ContainerHost(ServiceHosting[ModelBeans]):
 
     async def open_runs(self, *, take_over: bool) -> None:
         """Open the `RunStore` and `RunEngine` beans, if there are any, and take over lapsed runs from now on."""
+        self.takes_over_runs = take_over
         if runs_are_imported() and any(map(self._has_bean, (load(Late.RUN_STORE), load(Late.RUN_ENGINE)))):
             await self.runs.open(take_over=take_over)  # without these beans, the first run opens them
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
-        """Return the plans of the service with this qualified name, `module.Class`; empty for an unknown one."""
-        for cls, methods in self.plans.items():
-            if f"{cls.__module__}.{cls.__qualname__}" == service:
-                return methods
-        return {}
+        """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
+        return next((methods for cls, methods in self.plans.items() if service in stored_names(cls)), {})
 
     def open_request(self, seeds: Mapping[Any, Any]) -> Any:
         """Return a new request scope with these seeds."""

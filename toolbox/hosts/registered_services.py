@@ -25,6 +25,7 @@ from ..errors import Problem
 from ..introspection import method_takes
 from ..limits import CostEstimator, UsageLimits, no_estimator
 from ..models.routing import model_names_of, router_in
+from ..service_names import same_name_problems
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
 from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
@@ -93,6 +94,10 @@ class RegisteredServices:
         services = {each for service in self._services.values() for each in service.model_names}
         points = {point.name for bean in graph.beans for point, _ in bean.needs if point.wants is ChatModel}
         return self.host.models.not_registered({*services, *points})
+
+    def name_problems(self) -> Iterator[Problem]:
+        """Yield problems with stored names that several services have."""
+        yield from same_name_problems(self._services)
 
     def run_problems(self, graph: BeanGraph, added: Iterable[Sequence[Tool]] = ()) -> Iterator[Problem]:
         """Yield problems with runs: of seeds, stores and durable methods.

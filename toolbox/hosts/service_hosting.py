@@ -53,6 +53,7 @@ class ServiceHosting(ABC, Generic[Models]):
     has_cost_estimator = False
     notes_callers = True
     added_may_suspend = False
+    takes_over_runs = False
     pools: ConnectionPools | None = None
 
     def __init__(self, run_seeds: tuple[Any, ...] = (), run_identity: tuple[str, ...] = ()) -> None:
@@ -197,8 +198,8 @@ class ServiceHosting(ABC, Generic[Models]):
         return await self.runs.suspended_in(key)
 
     async def cancel_run(self, run_id: str, reason: str) -> str:
-        """Cancel a suspended run. Return the qualified name of its service."""
-        return str((await self.runs.cancel(run_id, reason)).service)
+        """Cancel a suspended run. Return the name of the class of its service."""
+        return self.runs.label_of((await self.runs.cancel(run_id, reason)).service)
 
     async def abandon_runs(self, error: BaseException) -> list[str]:
         """Cancel the runs of a `RunSuspendedError` that left a tool. Return the names of their services."""

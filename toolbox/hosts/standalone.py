@@ -33,6 +33,7 @@ from ..models.fallbacks import CoolingModels
 from ..models.routing import router_in
 from ..models.selection import key_function_of, no_model
 from ..security import SecurityIdentity, identity_from
+from ..service_names import stored_names
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
 from ..services.declared_sources import as_sources, providers_of, service_cycles, services_offered_by
@@ -156,10 +157,10 @@ class StandaloneHost(ServiceHosting[_OnlyModel]):
         return self.own_plans
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
-        """Return the plans of the service, or of one that it has as a tool, with this qualified name."""
+        """Return the plans of the service, or of one that it has as a tool, with this stored name."""
         own = [plan for methods in self.plans.values() for plan in methods.values()]
         plans = [*own, *(inner for plan in own for inner in services_below(plan))]
-        found = (each for each in plans if f"{each.service.__module__}.{each.service.__qualname__}" == service)
+        found = (each for each in plans if service in stored_names(each.service))
         return {each.name: each for each in found}
 
     @asynccontextmanager
@@ -228,6 +229,13 @@ class StandaloneHost(ServiceHosting[_OnlyModel]):
         for each in named:
             problems = list(named_problems(each))
             yield from problems or self._instances.add(each.reference, each.where)
+
+    def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
+        """Yield problems with a tool: those of every host, and what needs a container."""
+        yield from super().tool_problems(where, tool)
+        if tool.approval_expires is not None:
+            fact = "approval_expires= needs a container, which looks for expired calls"
+            yield Problem(f"{where}, tool {tool.specification.name}", fact, "register the service with a Container")
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield a problem for each bean that the tool needs; only its interceptors need no container."""
@@ -341,6 +349,9 @@ def _container_needed(
         if point.default is MISSING:
             fact = f"the constructor parameter {point.parameter} needs a container"
             yield Problem(point.where, fact, "register the service with a Container, or give the parameter a default")
+    if options.run_retries is not None:
+        fact = "run_retries= needs a container, which looks for runs to try again"
+        yield Problem(cls.__name__, fact, "register the service with a Container")
     for provider in providers_of(cls, options):
         if provider.bean is not None:
             fact = f"the tool provider {type_name(provider.bean)} is a class, which needs a container"

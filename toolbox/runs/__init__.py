@@ -16,7 +16,7 @@ _LISTED = {
         RunSuspendedError ToolDeferred
     """,
     "..parameters": "IdempotencyKey RunId",
-    "..services.declaration": "durable",
+    "..services.declaration": "Retries durable",
     ".prepared_runs": "IdentityLoader",
     ".resuming": "ResumedEvents",
     ".run_answers": "Answer HistoryEntry Run approve fail reject respond retry",
@@ -25,7 +25,7 @@ _LISTED = {
     ".runs_bean": "Runs runs_of",
     ".store": """
         InMemoryRunStore KEEP Ownership RunChanges RunLook RunStatus RunStore StoredEvent StoredRecord StoredRun
-        ownership_after
+        next_at_after ownership_after
     """,
 }
 

@@ -24,6 +24,7 @@ from ..parameters import (
     RunId,
 )
 from ..services.declaration import (
+    Retries,
     durable,
 )
 from .prepared_runs import (
@@ -66,6 +67,7 @@ from .store import (
     StoredEvent,
     StoredRecord,
     StoredRun,
+    next_at_after,
     ownership_after,
 )
 
@@ -83,6 +85,7 @@ __all__ = [
     "Ownership",
     "PendingCall",
     "ResumedEvents",
+    "Retries",
     "Run",
     "RunAnswerError",
     "RunBusyError",
@@ -112,6 +115,7 @@ __all__ = [
     "approve",
     "durable",
     "fail",
+    "next_at_after",
     "ownership_after",
     "reject",
     "respond",

@@ -74,12 +74,15 @@ class Cancelling:
 
     async def _take(self, stored: StoredRun, document: RunDocument, entry: HistoryEntry, by: Any) -> None:
         """End a run that nobody executes, or take it to undo its tools; do nothing if it has changed since."""
-        changed, must_undo = with_cancellation(document, entry), self._must_undo(stored)
+        # What it waits for stays, for `runs.retry`; what has waited beside other calls asks again.
+        waiting = document.waiting if stored.status == "suspended" else ()
+        changed, must_undo = with_cancellation(document, entry, waiting), self._must_undo(stored)
         if must_undo:  # it ends when its tools are undone; after a crash another process continues
-            text = changed.changed(cancels=True).to_json()
+            text = changed.changed(waiting=(), cancels=True).to_json()
             changes = RunChanges(status="running", document=text, owner=self._runs.owner)
         else:
             changes = RunChanges(status="cancelled", document=changed.to_json())
+        changes = self._runs.moved(stored, document, changes)
         taken = await (await self._runs.open()).change(stored.id, stored.version, changes)
         if taken is None:
             return
@@ -104,4 +107,4 @@ class Cancelling:
     async def _undo(self, taken: StoredRun, by: Any) -> None:
         """Undo the tools of a run that was cancelled, as soon as its execution here has ended."""
         await self._execution.leases.give_up(taken.id)
-        await self._execution.execute_taken(taken, by)
+        await self._execution.execute_taken(taken, self._execution.continue_run(taken, person=by))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from secrets import token_hex
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -59,6 +59,7 @@ def _drop_token(person: Any) -> Any:
 
 
 StoredTime: TypeAlias = Annotated[datetime, PlainSerializer(datetime.isoformat)]
+StoredDuration: TypeAlias = Annotated[timedelta, PlainSerializer(timedelta.total_seconds)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class WaitingCall:
     `method` is the service method that asked for it. `outer` are the calls that it is part of, outermost first.
     `origin` is where the tool comes from, if that is another server. `since` is the time since when it waits; None if
     that is the last change of the header. `requested` are the arguments as the model wrote them; an empty text in runs
-    of earlier versions.
+    of earlier versions. `expires_after` is the tool's `approval_expires`.
     """
 
     call: PendingCall
@@ -93,6 +94,27 @@ class WaitingCall:
     origin: ToolOrigin | None = None
     since: StoredTime | None = None
     requested: str = ""
+    expires_after: StoredDuration | None = None
+
+
+def with_expiries(waiting: Iterable[WaitingCall], now: datetime) -> tuple[WaitingCall, ...]:
+    """Return pending calls, of which those that can expire and have begun to wait at `now` have the time."""
+    return tuple(
+        each
+        if each.expires_after is None or each.call.expires_at is not None
+        else replace(each, call=replace(each.call, expires_at=now + each.expires_after))
+        for each in waiting
+    )
+
+
+def next_expiry(waiting: Iterable[WaitingCall]) -> datetime | None:
+    """Return the time at which the first of these calls expires; None if none does."""
+    return min((each.call.expires_at for each in waiting if each.call.expires_at is not None), default=None)
+
+
+def find_expired(waiting: Iterable[WaitingCall], now: datetime) -> list[WaitingCall]:
+    """Return the calls that have expired."""
+    return [each for each in waiting if each.call.expires_at is not None and each.call.expires_at <= now]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,24 +133,33 @@ class GivenAnswer:
 
 def stored_call_to_dict(call: PendingCall) -> dict[str, Any]:
     """Return a pending call as JSON values for a store. Older programs refuse fields that they do not know."""
-    return {name: value for name, value in fields_to_dict(call).items() if name not in ("started_by", "call_id")}
+    newer = ("started_by", "call_id", "expires_at")
+    return {name: value for name, value in fields_to_dict(call).items() if name not in newer}
 
 
-def call_from_dict(written: Mapping[str, Any], started_by: str | None, call_id: str) -> PendingCall:
+def call_from_dict(written: Mapping[str, Any], started_by: str | None, call_id: str, expires_at: Any) -> PendingCall:
     """Return a pending call that `stored_call_to_dict` wrote, without fields of newer programs."""
-    return fields_from_dict(PendingCall, {**written, "started_by": started_by, "call_id": call_id})
+    about = {"started_by": started_by, "call_id": call_id, "expires_at": expires_at}
+    return fields_from_dict(PendingCall, {**written, **about})
+
+
+def write_expiry(call: PendingCall) -> str | None:
+    """Return the time at which a pending call expires, as a text."""
+    return None if call.expires_at is None else call.expires_at.isoformat()
 
 
 def _waiting_to_dict(waiting: WaitingCall, to_dict: SerializerFunctionWrapHandler) -> dict[str, Any]:
     written: dict[str, Any] = to_dict(waiting)
     del written["call"]["started_by"]  # the name in the document's `identity`
-    return {**written, "call_id": written["call"].pop("call_id")}
+    del written["call"]["expires_at"]
+    return {**written, "call_id": written["call"].pop("call_id"), "expires_at": write_expiry(waiting.call)}
 
 
 def _waiting_from_dict(written: Any, document: ValidationInfo) -> dict[str, Any]:
     about = {
         "call_id": read_field(written, "call_id", str, "", ""),  # runs of earlier versions have none
         "started_by": _name_of(document.data.get("identity")),
+        "expires_at": read_field(written, "expires_at", (str, type(None)), "", None),
     }
     return {**written, "call": {**read_field(written, "call", dict, ""), **about}}
 
@@ -184,6 +215,10 @@ class RunDocument:
     - `is_reduced`: the run has ended, and its store keeps only the outcome: see `reduced_document`.
     - `identity_attributes`: those of the identity that `run_identity=` names. They stay where the others are left out.
       None in runs of earlier releases.
+    - `attempts`: the executions so far, without those that only continue after an answer. In a run of `runs.start`,
+      they are counted when they begin.
+    - `failures`: how many of them have failed, before the run went on. `asks_again`: the last one failed with the reply
+      of its model, so that the next one must not use it.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -212,6 +247,9 @@ class RunDocument:
     message: Mapping[str, Any] | None = None
     is_reduced: bool = False
     identity_attributes: Mapping[str, Any] | None = None
+    attempts: int = 1
+    failures: int = 0
+    asks_again: bool = False
 
     @property
     def started_by(self) -> str | None:
@@ -251,9 +289,9 @@ class RunDocument:
             raise UnreadableDocumentError(f"invalid document of a run: {place}{error.what}") from error
 
 
-def with_cancellation(document: RunDocument, entry: HistoryEntry) -> RunDocument:
-    """Return the document of a run that is cancelled; `entry` says who wants it, and why."""
-    return document.changed(waiting=(), reason=entry.reason, history=(*document.history, entry))
+def with_cancellation(document: RunDocument, entry: HistoryEntry, waiting: tuple[WaitingCall, ...] = ()) -> RunDocument:
+    """Return the document of a run that is cancelled; `entry` says who wants it, and why. `waiting` calls stay."""
+    return document.changed(waiting=waiting, reason=entry.reason, history=(*document.history, entry))
 
 
 def cancellation_to_json(entry: HistoryEntry) -> str:
@@ -335,6 +373,7 @@ def reduced_document(text: str) -> str:
         digest=digest,
         is_reduced=True,
         identity_attributes=document.identity_attributes,
+        attempts=document.attempts,
     ).to_json()
 
 

@@ -22,7 +22,7 @@ from ..chat import (
 from ..errors import LeaseLostError, TranscriptError
 from ..services.stored_forms import execution_from_dict, execution_to_dict, response_from_dict, response_to_dict
 from ..transcripts import Json, read_json, request_from_dict, request_to_dict, write_json
-from .documents import call_from_dict, stored_call_to_dict
+from .documents import call_from_dict, stored_call_to_dict, write_expiry
 from .run_looks import RunLooks
 from .run_session import RunSession
 from .store import StoredEvent
@@ -52,6 +52,8 @@ def event_to_json(event: ServiceEvent) -> str:
         written |= {"run_id": event.run_id, "pending": [stored_call_to_dict(each) for each in event.pending]}
         written["started_by"] = event.pending[0].started_by if event.pending else None
         written["call_ids"] = [each.call_id for each in event.pending]
+        if any(each.expires_at is not None for each in event.pending):
+            written["expire_at"] = [write_expiry(each) for each in event.pending]
         return write_json(written)
     for each in fields(event):
         value = getattr(event, each.name)
@@ -67,7 +69,9 @@ def event_from_json(text: str) -> ServiceEvent:
         if kind is RunSuspended:
             pending, started_by = written["pending"], written.get("started_by")  # earlier versions have none
             ids = written.get("call_ids", [""] * len(pending))
-            calls = (call_from_dict(each, started_by, id_) for each, id_ in zip(pending, ids, strict=True))
+            times = written.get("expire_at", [None] * len(pending))
+            about = zip(pending, ids, times, strict=True)
+            calls = (call_from_dict(each, started_by, id_, expires_at) for each, id_, expires_at in about)
             return RunSuspended(written["run_id"], tuple(calls))
         # Other fields are of a later release.
         values = {each.name: written[each.name] for each in fields(kind) if each.name in written}

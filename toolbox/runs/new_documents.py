@@ -15,6 +15,7 @@ from ..chat import UserMessage
 from ..context import ActiveScope, headers_of_current_span
 from ..errors import RunIncompatibleError, TranscriptError
 from ..limits import UsageLimits
+from ..service_names import stored_name
 from ..services.memory import ChatMemoryKey
 from ..services.plans import MethodPlan
 from ..services.templates import Template
@@ -23,7 +24,6 @@ from .documents import RunDocument, digest_of
 from .persons import current_identity, read_identity, with_token_of, write_identity
 from .program_values import (
     output_fingerprint,
-    qualified,
     write_and_read,
     write_arguments,
     write_attributes,
@@ -145,7 +145,7 @@ def new_header(
     """Return the header of a new run. `now` is the time of its store."""
     return StoredRun(
         id=run_id,
-        service=qualified(plan.service),
+        service=stored_name(plan.service),
         method=plan.name,
         status="running",
         document=document.to_json(),

@@ -15,6 +15,7 @@ from ..context import InvocationContext, current_attributes
 from ..errors import IllegalConfigurationError, Problem, RunConflictError, RunSuspendedError
 from ..events import ServiceFailedEvent, ServiceStartedEvent
 from ..limits import current_account, refuse_if_used_up, remaining
+from ..service_names import stored_names
 from ..services.outputs import Shape
 from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import place_of_added_tools
@@ -127,7 +128,7 @@ class NewRuns:
             fact = f"the argument {name!r} cannot be stored with the run"
             fix = "use a value of the declared type, which pydantic can write and read"
             raise IllegalConfigurationError([Problem(plan.where, fact, fix)])
-        document = described.document.changed(follows=follows)
+        document = described.document.changed(follows=follows, attempts=0 if follows else 1)
         conversation = plan.find_conversation(plan.find_memory_id(arguments))
         stored = new_header(given or uuid4().hex, plan, conversation, document, await self._runs.now())
         added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
@@ -161,7 +162,8 @@ class NewRuns:
 
     def _find_conflict(self, found: StoredRun, new: NewRun) -> str | None:
         """Return how a stored run differs from a call with its id; None if the call may have its answer."""
-        if (found.service, found.method) != (new.stored.service, new.stored.method):
+        plan = new.prepared.plan
+        if found.service not in stored_names(plan.service) or found.method != plan.name:
             return "another method"
         old, now = read_document(found), new.prepared.document
         person, caller = old.identity or {}, now.identity or {}

@@ -18,6 +18,7 @@ from ..di.scopes import RequestScope
 from ..errors import RunIncompatibleError, ScopeNotActiveError
 from ..introspection import class_of
 from ..security import ForbiddenError, SecurityIdentity, identity_from
+from ..service_names import stored_name, stored_names
 from ..services.inner_plans import plan_behind, services_below
 from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import tools_added
@@ -26,7 +27,7 @@ from ..tools.tool_calls import Tool
 from .documents import WaitingCall
 from .persons import is_same_person, read_identity, with_token_of
 from .places import invocation_of
-from .program_values import output_fingerprint, qualified, read_arguments, read_seeds
+from .program_values import output_fingerprint, read_arguments, read_seeds
 from .service_calls import PreparedRun
 from .store import StoredRun
 from .stored_calls import find_fault
@@ -92,8 +93,8 @@ class PreparedRuns:
                 continue
             inner = plan_behind(tool)
             if inner is None and tool.bean is not None:
-                inner = self._host.plans_of(qualified(class_of(tool.bean))).get(tool.member)
-            if inner is None or (qualified(inner.service), inner.name) != (service, method):
+                inner = self._host.plans_of(stored_name(class_of(tool.bean))).get(tool.member)
+            if inner is None or inner.name != method or service not in stored_names(inner.service):
                 reason = f"the tool {outer.tool_name!r} of {plan.where} is no longer {service}.{method}"
                 raise RunIncompatibleError(run_id, reason)
             if outer.id not in edited:

@@ -18,14 +18,17 @@ from ..errors import RunAnswerError
 from ..events import RunAnsweredEvent
 from ..services.outputs import Result
 from .answer_checks import AnswerChecks
-from .documents import GivenAnswer, RunDocument, WaitingCall
+from .documents import GivenAnswer, RunDocument, WaitingCall, find_expired, next_expiry
 from .persons import history_name, person_name, write_person
 from .prepared_runs import PreparedRuns
-from .run_answers import Answer, HistoryEntry
+from .run_answers import Answer, HistoryEntry, reject
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
 from .service_calls import PreparedRun
-from .store import RunChanges
+from .store import RunChanges, StoredRun
 from .stored_runs import RunsHost, StoredRuns
+
+EXPIRED = "expired"
+"""What the model and the history read about a call that nobody has answered in time."""
 
 
 class Resuming:
@@ -65,9 +68,8 @@ class Resuming:
         by: Any,
         tell: Callable[..., object],
         put: PutEvent | None = None,
-    ) -> Result[Any]:
+    ) -> Result[Any] | None:
         """Store the answers and take the run, in one step; then continue it. `tell` sends the events."""
-        store = await self._runs.open()
         stored = await self._runs.load(run_id)
         if stored.status != "suspended":
             raise RunAnswerError(run_id, f"it is {stored.status}, so it has no pending calls to answer")
@@ -78,18 +80,59 @@ class Resuming:
             await self._checks.check_answer(stored, prepared, call_id, answer, by)
             for call_id, answer in answers.items()
         ]
-        prepared, access = await self._preparing.admit(run_id, prepared, by), prepared.plan.access
-        if access is not None and not access.allows(prepared.identity):
-            raise access.refusal(prepared.identity, prepared.plan.where)
+        await self._refuse_expired(run_id, given)
+        prepared = await self._admit(run_id, prepared, by)
         name = person_name(by)
         now = await self._runs.now()
         document = _with_answers(prepared.document, now, stored.updated_at, given, person, history_name(by))
-        changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
-        taken = await store.change(run_id, stored.version, changes)
+        taken = await self._take(stored, document)
         if taken is None:
             raise RunAnswerError(run_id, "someone else answered this run first; reload it with runs.get(run_id)")
         tell(prepared, run_id, given, name)
         return await self._execution.continue_run(taken, put, replace(prepared, document=document))
+
+    async def _admit(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
+        """Return the run with its identity. Raises `ForbiddenError` if it may no longer call the method."""
+        prepared, access = await self._preparing.admit(run_id, prepared, person), prepared.plan.access
+        if access is not None and not access.allows(prepared.identity):
+            raise access.refusal(prepared.identity, prepared.plan.where)
+        return prepared
+
+    async def _take(self, stored: StoredRun, document: RunDocument) -> StoredRun | None:
+        """Store the answers in this document and take the run, in one step; None if it has changed."""
+        changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
+        store = await self._runs.open()
+        return await store.change(stored.id, stored.version, self._runs.moved(stored, document, changes))
+
+    # --- calls that nobody has answered in time
+
+    async def _refuse_expired(self, run_id: str, given: Sequence[tuple[WaitingCall, Answer]]) -> None:
+        """Raise `RunAnswerError` for a call that has expired, by the clock of the store."""
+        waiting = [each for each, _ in given]
+        if next_expiry(waiting) is not None:
+            for call in (each.call for each in find_expired(waiting, await self._runs.store_time())):
+                raise RunAnswerError(run_id, f"call {call.id}: it expired at {call.expires_at} and is rejected")
+
+    async def expire(self, run_id: str) -> Coroutine[Any, Any, object] | None:
+        """Reject the calls of a suspended run that have expired, and take it, as for an answer of nobody.
+
+        Returns the execution that continues it; None if there is nothing to reject.
+        """
+        stored, now = await self._runs.load(run_id), await self._runs.store_time()
+        if stored.status != "suspended":
+            return None
+        prepared = self._preparing.prepare(stored)
+        expired = [(each, reject(EXPIRED)) for each in find_expired(prepared.document.waiting, now)]
+        if not expired:
+            return None
+        prepared = await self._admit(run_id, prepared)
+        document = _with_answers(prepared.document, now, stored.updated_at, expired, None, None)
+        if (taken := await self._take(stored, document)) is None:
+            return None  # a person, or another process, was faster
+        self._runs.looks.announce(run_id)
+        self._tell_answers(prepared, run_id, expired, None)
+        continued = self._execution.continue_run(taken, None, replace(prepared, document=document))
+        return self._execution.execute_taken(taken, continued)
 
     def _tell_answers(
         self, prepared: PreparedRun, run_id: str, given: Sequence[tuple[WaitingCall, Answer]], by: str | None

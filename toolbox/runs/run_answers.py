@@ -88,7 +88,7 @@ def _reason(function: str, reason: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One answer that a run received, or its cancellation (`answer` is `"cancel"`; without a call).
+    """One answer that a run received; or, without a call, that it was cancelled or retried (`"cancel"`, `"retry"`).
 
     `at` is in UTC. `by` is the name of the person, or None. `answer` is the name of the function that created it.
     """
@@ -105,13 +105,15 @@ class HistoryEntry:
 class Run(Generic[T_co]):
     """A run as it is stored: `await runs.get(run_id)`. The type parameter is the type of its result.
 
-    - `service`: the qualified name `module.Class`; `method`: the name of the method.
+    - `service`: the stored name of the service, by default `module.Class`; `method`: the name of the method.
     - `status`: `"running"`, `"suspended"`, `"completed"`, `"failed"` or `"cancelled"`.
     - `pending`: the calls that wait for an answer. `history`: the answers so far, oldest first.
-    - `error`: type and text of the error of a failed run, or the reason of a cancelled one; else None. Also why this
-      program cannot read the run: then `pending` and `history` are empty, and the run can still be cancelled.
+    - `error`: type and text of the error of a failed run, or of the last try of a run that waits for its next one; the
+      reason of a cancelled run; else None. Also why this program cannot read the run: then `pending` and `history` are
+      empty, and the run can still be cancelled.
     - `started_by`: the name of the identity that asked for it; None for an anonymous one.
     - `memory_id`: the conversation's id as text; None for a method without one.
+    - `attempts`: how often it was executed, without executions that only continued after an answer.
     - `identity_attributes`: those attributes of that identity that `Container(run_identity=…)` names, as JSON values.
     """
 
@@ -126,4 +128,5 @@ class Run(Generic[T_co]):
     error: str | None = None
     started_by: str | None = None
     memory_id: str | None = None
+    attempts: int = 1
     identity_attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)

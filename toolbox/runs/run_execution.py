@@ -27,16 +27,17 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..services.outputs import Result
-from ..services.recording_needs import type_name_of
+from ..services.plans import MethodPlan
 from ..tools.failures import message_of
 from .documents import with_cancellation
 from .event_log import EventLog
+from .next_tries import describe_failure, wait_before_next_try
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
 from .service_calls import PreparedRun, execute
-from .store import RunLook, StoredRecord, StoredRun
+from .store import RunChanges, RunLook, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
@@ -65,8 +66,14 @@ class RunExecution:
     `when_one_ends` is called after the task of a run, for those that wait for room.
     """
 
-    def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
-        self._host, self._runs, self._preparing = host, runs, preparing
+    def __init__(
+        self,
+        host: RunsHost,
+        runs: StoredRuns,
+        preparing: PreparedRuns,
+        watch_times: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._host, self._runs, self._preparing, self._watch_times = host, runs, preparing, watch_times
         self.leases = RunLeases(runs)
         self.report_to: Callable[[str, StoredRun], None] | None = None
         self.when_one_ends: Callable[[], None] = lambda: None
@@ -137,7 +144,8 @@ class RunExecution:
         owned = await self._runs.acquire(stored.id)
         if owned is None:
             return None
-        return await self.continue_run(owned, put, prepared if owned.document == stored.document else None, person)
+        same = prepared if owned.document == stored.document else None
+        return await self.execute_acquired(owned, put, same, person)
 
     async def execute_or_wait(self, run_id: str, timeout: float | None) -> StoredRun:
         """Execute a run here, or wait while another process owns it; return it when it has ended or is suspended.
@@ -166,7 +174,9 @@ class RunExecution:
         # only once in each generation.
         owned = await self._runs.acquire(run_id)
         if owned is not None:
-            await self.execute_taken(owned, self._starters.get(run_id))
+            starter = self._starters.get(run_id)
+            if not await self.execute_taken(owned, self.execute_acquired(owned, person=starter)):
+                return True  # it is tried again, perhaps here
         self._starters.pop(run_id, None)  # kept after an error: the run goes on here, perhaps
         return owned is not None
 
@@ -184,16 +194,16 @@ class RunExecution:
             if len(self._starters) > _MOST_STARTERS:
                 self._starters.pop(next(iter(self._starters)))
 
-    async def execute_taken(self, owned: StoredRun, person: Any = None) -> None:
-        """Execute a run that this process has just acquired. An error that has ended the run is written, not raised.
+    async def execute_taken(self, owned: StoredRun, execution: Coroutine[Any, Any, object]) -> bool:
+        """Await the execution of a run that this process has just taken. An error that has ended it is not raised.
 
-        `person` is who makes it go on, or started it in this process. Returns also if the run was lost. Raises the
-        errors after which the run goes on elsewhere or later.
+        Returns False if it has failed and is tried again later. Returns also if the run was lost. Raises the errors
+        after which the run goes on elsewhere or later.
         """
         if self.report_to is not None:
             self.report_to("executes", owned)
         try:
-            await self.continue_run(owned, person=person)
+            return await execution is not None
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
                 logger.warning("another process has taken over run %s", owned.id)
@@ -206,6 +216,7 @@ class RunExecution:
         finally:
             if self.report_to is not None:
                 await self._report_end(self.report_to, owned)
+        return True
 
     async def _is_still_running(self, owned: StoredRun) -> bool:
         """Return True if an error came before or after the method, so that no end of the run is written."""
@@ -232,8 +243,7 @@ class RunExecution:
             if not limit.expired():
                 raise
             stored = await self._runs.load(run_id)
-            service = stored.service.rpartition(".")[2]
-            raise InvocationTimeoutError(service, stored.method, around.seconds) from None
+            raise InvocationTimeoutError(self._runs.label_of(stored.service), stored.method, around.seconds) from None
 
     # --- one execution
 
@@ -250,23 +260,49 @@ class RunExecution:
 
     async def continue_run(
         self, owned: StoredRun, put: PutEvent | None = None, prepared: PreparedRun | None = None, person: Any = None
-    ) -> Result[Any]:
-        """Continue a run that this process has taken. Raises the errors of the method.
+    ) -> Result[Any] | None:
+        """Continue a run that this process has taken. Raises the errors of the method; None if it is tried again later.
 
         `put` takes None when the run begins, and then its events. `prepared` is what the caller has prepared and
         admitted before it took the run. Without it, `person` is who makes the run continue.
         """
         async with self.leases.hold(owned) as held:
-            if put is not None:
-                await put(None)
-            prepared = prepared or await self._preparing.admit(owned.id, self._preparing.prepare(owned), person)
-            records = await (await self._runs.open()).records(owned.id)
-            return await self._execute_held(held, prepared, records, put)
+            return await self._continue_held(held, prepared or await self._prepare(owned, person), put)
+
+    async def execute_acquired(
+        self, owned: StoredRun, put: PutEvent | None = None, prepared: PreparedRun | None = None, person: Any = None
+    ) -> Result[Any] | None:
+        """Do the same with a run that this process has acquired: that is one more execution, unless it is undone."""
+        async with self.leases.hold(owned) as held:
+            prepared = prepared or await self._prepare(owned, person)
+            if not prepared.document.cancels:
+                prepared = await self._count(owned, prepared)
+            return await self._continue_held(held, prepared, put)
+
+    async def _prepare(self, owned: StoredRun, person: Any) -> PreparedRun:
+        return await self._preparing.admit(owned.id, self._preparing.prepare(owned), person)
+
+    async def _count(self, owned: StoredRun, prepared: PreparedRun) -> PreparedRun:
+        """Store that an execution of the run begins. One that does not fit this program has not begun."""
+        document = prepared.document
+        document = document.changed(attempts=document.attempts + 1, error_type=None, error_text=None)
+        changes = self._runs.moved(owned, document, RunChanges(document=document.to_json()))
+        await (await self._runs.open()).append(owned.id, owned.generation, [], changes)
+        return replace(prepared, document=document)
+
+    async def _continue_held(self, held: HeldRun, prepared: PreparedRun, put: PutEvent | None) -> Result[Any] | None:
+        if put is not None:
+            await put(None)
+        records = await (await self._runs.open()).records(held.run.id)
+        return await self._execute_held(held, prepared, records, put)
 
     async def _execute_held(
         self, held: HeldRun, prepared: PreparedRun, records: Sequence[StoredRecord], put: PutEvent | None
-    ) -> Result[Any]:
-        """Execute the method of a run that this process owns, and write the end. Raises the errors of the method."""
+    ) -> Result[Any] | None:
+        """Execute the method of a run that this process owns, and write the end. Raises the errors of the method.
+
+        Returns None if it has failed and is tried again later.
+        """
         # An error of the method ends the run, in the store and for the caller. Four errors do not: the run is lost, the
         # store does not answer, this program does not fit, or the token of the run's user is needed, who is not there.
         # What really happened is then in the store, and the next owner continues from there. Writing an end would
@@ -290,8 +326,8 @@ class RunExecution:
             if session.has_left or session.stays_after(error):
                 raise
             if held.wish is None:
-                if isinstance(error, Exception):
-                    await self._write_failure(session, error)
+                if isinstance(error, Exception) and await self._write_failure(session, prepared.plan, error):
+                    return None
                 raise
             if (wish := await held.take_wish()) is None:
                 raise
@@ -316,15 +352,26 @@ class RunExecution:
         await session.write_document(document)
         return await self._preparing.admit(session.id, replace(prepared, document=document), prepared.identity)
 
-    async def _write_failure(self, session: RunSession, error: Exception) -> None:
-        """Write that a run ends with an error. Raises `RunCancelledError` for one that was cancelled, and is undone."""
+    async def _write_failure(self, session: RunSession, plan: MethodPlan, error: Exception) -> bool:
+        """Write that a run ends with an error, or when it is tried again; return True in the second case.
+
+        Raises `RunCancelledError` for a run that was cancelled, and is undone.
+        """
         document = session.document
         if document is not None and document.cancels:
             if not isinstance(error, RunCancelledError):
                 logger.error("run %s was cancelled, but not all its tools are undone", session.id, exc_info=error)
             await session.write_end("cancelled", cancels=False)
             raise RunCancelledError(session.id, document.reason) from None
-        await session.write_end("failed", error_type=type_name_of(error), error_text=message_of(error))
+        facts = describe_failure(error)
+        wait = wait_before_next_try(error, plan, session)
+        if wait is None:
+            await session.write_end("failed", **facts)
+            return False
+        next_at = await session.write_next_try(wait, **facts)
+        await self._watch_times()
+        logger.info("run %s failed with %s; it is tried again at %s", session.id, facts["error_type"], next_at)
+        return True
 
     async def _run_method(
         self, session: RunSession, prepared: PreparedRun, log: EventLog | None, put: PutEvent | None

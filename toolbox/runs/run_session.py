@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
 from ..di.scopes import RequestScope
 from ..errors import (
+    IllegalConfigurationError,
     LeaseLostError,
     RunConflictError,
     RunIncompatibleError,
@@ -23,9 +25,9 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..security import UnauthenticatedError
-from .documents import GivenAnswer, RunDocument, read_stored_json
+from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json
 from .places import RecordedFact, RecordKey, is_attempt_of
-from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
+from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supports_of, unsupported_problem
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class RunSession:
     `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
     None while the run is part of another request. `leave` is called before the write that suspends or ends the stored
     run, and `has_left` is True after it: it has also ended the lease. `has_new_records` is True after the first record
-    that this process has written. `unstored` are the results that are stored if the run is suspended. `is_without_user`
-    is that of `PreparedRun`.
+    that this process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the
+    results that are stored if the run is suspended. `is_without_user` is that of `PreparedRun`.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -58,11 +60,12 @@ class RunSession:
         self.scope: RequestScope | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
-        self.has_left = self.has_new_records = self.is_without_user = False
+        self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
         self.unstored: dict[str, StoredRecord] = {}
         self._store: RunStore | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
+        self._forgotten: set[RecordKey] = set()
 
     @classmethod
     def of(
@@ -71,6 +74,7 @@ class RunSession:
         """Return the session of a stored run that this process owns."""
         session = cls(stored.id)
         session._store, session.generation, session.document = store, stored.generation, document
+        session.has_failed_before = document.failures > 0
         with session.reading():
             for each in records:
                 session.add_record(each)
@@ -120,6 +124,18 @@ class RunSession:
     def recorded(self, key: RecordKey) -> Recorded | None:
         """Return the record with this key, or None."""
         return self._recorded.get(key.place, {}).get(key)
+
+    @property
+    def places(self) -> Iterator[str]:
+        """The places of which something is recorded."""
+        return (place for place, records in self._recorded.items() if records)
+
+    def forget(self, key: RecordKey) -> None:
+        """Forget a record with which the run can only fail again; the next one with this key replaces it."""
+        del self._recorded[key.place][key]
+        self._forgotten.add(key)
+        if key in self._counted:
+            self._counted.remove(key)
 
     def numbered(self, place: str, fact: RecordedFact) -> dict[int, Recorded]:
         """Return all records of one fact about a place, by their numbers."""
@@ -201,7 +217,7 @@ class RunSession:
 
         Raises `LeaseLostError` and `RunStoreError`.
         """
-        record = StoredRecord(str(key), kind, data, replaces)
+        record = StoredRecord(str(key), kind, data, replaces or key in self._forgotten)
         if self.generation is None:
             if self.keeps(key):
                 self.unstored[key.place] = record
@@ -212,6 +228,7 @@ class RunSession:
         # effect begins only after this returns.
         with self.using_store() as store:
             await store.append(self.id, self.generation, [record])
+        self._forgotten.discard(key)
         self._add(key, Recorded(kind, data))
         self.has_new_records = True
 
@@ -234,16 +251,29 @@ class RunSession:
         assert self.generation is not None
         self.leave()
         await self.flush_events()
-        text, since = self.document.to_json(), self.document.waiting_since
-        changes = RunChanges(status="suspended", document=text, waiting_since=since)
+        text, since, next_at = self.document.to_json(), self.document.waiting_since, next_expiry(self.document.waiting)
+        changes = RunChanges(status="suspended", document=text, waiting_since=since, next_at=next_at)
         with self.using_store() as store:
             await store.append(self.id, self.generation, records, changes, [event])
         self.has_left = True
 
-    async def create_suspended(self, store: RunStore, run: StoredRun, records: Sequence[StoredRecord]) -> None:
+    def use_store(self, store: RunStore) -> None:
+        """Let the session of a run that is not stored so far use this store."""
+        self._store = store
+
+    async def time_for_expiry(self, tool_name: str) -> datetime:
+        """Return the time of the store. Raises `IllegalConfigurationError` if it keeps no times for such a tool."""
+        with self.using_store() as store:
+            if "expiry" in supports_of(store):
+                return await store.now()
+        raise IllegalConfigurationError([unsupported_problem(f"the tool {tool_name}", "approval_expires", store)])
+
+    async def create_suspended(self, run: StoredRun, records: Sequence[StoredRecord]) -> None:
         """Store a run that was not stored so far, and waits. Raises `RunConflictError` if its id exists."""
-        self._store, run, found = store, replace(run, status="suspended"), None
-        with self.using_store():
+        assert self.document is not None
+        next_at, found = next_expiry(self.document.waiting), None
+        run = replace(run, status="suspended", next_at=next_at)
+        with self.using_store() as store:
             is_new = await store.create(run, records)
             if not is_new:
                 # A connection that was lost after the commit has let the store try again, and find the run of the first
@@ -252,6 +282,24 @@ class RunSession:
         if not is_new and (found is None or found.document != run.document):
             raise RunConflictError(self.id, "another call")
         self.has_left = True
+
+    async def write_next_try(self, wait: timedelta, **facts: Any) -> datetime:
+        """Write that the run has failed, with these facts, and is tried again after this time. The lease ends with it.
+
+        Returns the time of the next try.
+        """
+        assert self.document is not None
+        assert self.generation is not None
+        assert not self.has_left
+        self.leave()
+        await self.flush_events()
+        document = self.document.changed(failures=self.document.failures + 1, **facts)
+        with self.using_store() as store:
+            next_at = await store.now() + wait
+            changes = RunChanges(document=document.to_json(), owner=None, next_at=next_at)
+            await store.append(self.id, self.generation, [], changes)
+        self.has_left = True
+        return next_at
 
     async def write_end(self, status: RunStatus, **facts: Any) -> None:
         """Write the end of the run into its header, with these facts, and all events. The lease ends with it."""

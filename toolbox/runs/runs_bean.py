@@ -14,19 +14,20 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..errors import RunStateError
+from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
-from .new_documents import conversation_key, is_text
+from .new_documents import is_text
 from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
-from .program_values import qualified
 from .resuming import ResumedEvents, Resuming
+from .retrying import Retrying
 from .run_answers import Answer, Run
 from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
-from .store import ENDED, RunStatus, RunStore, StoredRun
+from .store import ENDED, RunStatus, RunStore, StoredRun, position_of
 from .stored_runs import RunsHost, StoredRuns
 from .take_over import TakeOver
 
@@ -47,10 +48,11 @@ class Runs:
         preparing = PreparedRuns(host)
         self._host = host
         self._stored = StoredRuns(host)
-        self._execution = RunExecution(host, self._stored, preparing)
-        self._take_over = TakeOver(host, self._stored, self._execution)
-        self._new = NewRuns(host, self._stored, self._execution, self._submit)
+        self._execution = RunExecution(host, self._stored, preparing, self.watch_times)
         self._resuming = Resuming(host, self._stored, preparing, self._execution)
+        self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire)
+        self._new = NewRuns(host, self._stored, self._execution, self._submit)
+        self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
         self._cancelling = Cancelling(self._stored, preparing, self._execution)
 
     # --- reading
@@ -74,7 +76,7 @@ class Runs:
     ) -> builtins.list[Run[Any]]:
         """Return at most `limit` runs, newest first.
 
-        - `service`: a service class or its qualified name `module.Class`.
+        - `service`: a service class or its stored name, by default `module.Class`. Also finds runs of its former names.
         - `before`: the last run of the previous page, or its id.
         - `waiting_longer_than`: only suspended runs whose oldest pending call waits for longer, by the store's clock.
         - `started_by`: only runs that the identity with this name asked for.
@@ -89,21 +91,24 @@ class Runs:
             raise ValueError(f"invalid limit={limit}; use 0 or more")
         if waiting_longer_than is not None:
             _refuse_other_durations("waiting_longer_than", waiting_longer_than)
-        name = qualified(service) if isinstance(service, type) else service
-        if not all(each is None or is_text(each) for each in (name, started_by)):
+        names: tuple[str | None, ...] = (None,) if service is None else self._stored.names_of(service)
+        if not all(each is None or is_text(each) for each in (*names, started_by)):
             return []
 
         async def find() -> builtins.list[Run[Any]]:
             last = await self._stored.load(before) if isinstance(before, str) else before
-            found = await (await self._stored.open()).find(
-                status=status,
-                service=name,
-                limit=limit,
-                before=None if last is None else (last.created_at, last.id),
-                waiting_longer_than=waiting_longer_than,
-                started_by=started_by,
-            )
-            return [self._stored.show(each) for each in found]
+            store, found = await self._stored.open(), builtins.list[StoredRun]()
+            for name in names:
+                found += await store.find(
+                    status=status,
+                    service=name,
+                    limit=limit,
+                    before=None if last is None else (last.created_at, last.id),
+                    waiting_longer_than=waiting_longer_than,
+                    started_by=started_by,
+                )
+            found.sort(key=position_of, reverse=True)
+            return [self._stored.show(each) for each in found[:limit]]
 
         return await self._host.on_own_loop(find)
 
@@ -196,6 +201,21 @@ class Runs:
         """
         return ResumedEvents(self._resuming.stream_events(run_id, answers, by), self._host.on_own_loop)
 
+    async def retry(self, run_id: str, by: Any = None) -> Result[Any]:
+        """Let a failed or cancelled run go on from its records, and wait until it ends or is suspended, as `resume`.
+
+            result = await runs.retry(run_id, by="ann")
+
+        A run that was waiting waits for its answers again. Raises `RunStateError` for another status, if its tools were
+        undone or its records are deleted, `ConversationSuspendedError` if another run of its conversation waits for an
+        answer, `RunIncompatibleError`, `RunNotFoundError` and `ForbiddenError`; then the run is unchanged. The history
+        has the name of `by`: a name or a `SecurityIdentity`; for anything else, raises `TypeError`. Raises the errors
+        of the method.
+        """
+        if not is_person(by):
+            raise TypeError(f"retry(run_id, by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
+        return await self._host.on_own_loop(lambda: self._retrying.retry_run(run_id, by))
+
     async def cancel(self, run_id: str, reason: str | None = None, by: Any = None) -> Run[Any]:
         """Cancel a run, and return it when it has ended. An ended run stays as it is. Raises `RunNotFoundError`.
 
@@ -257,9 +277,13 @@ class Runs:
         """
         return await self._host.on_own_loop(lambda: self._new.call_durably(plan, arguments))
 
-    async def suspended_in(self, key: Any) -> str | None:
+    async def suspended_in(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
-        return await (await self._stored.open()).suspended_in(conversation_key(key))
+        return await self._stored.suspended_in(key)
+
+    def label_of(self, service: str) -> str:
+        """Return the name of the class of a service with this stored name, for error texts."""
+        return self._stored.label_of(service)
 
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""
@@ -271,6 +295,13 @@ class Runs:
         What keeps it from going on is logged. It is then submitted again after a pause, or only by other processes.
         """
         await self._take_over.execute_or_try_later(run_id)
+
+    async def watch_times(self) -> None:
+        """Look often for runs whose time has come from now on, unless this container takes over no runs."""
+        if self._host.takes_over_runs:
+            if not self._take_over.is_open:
+                await self.open(take_over=False)
+            self._take_over.watch_times(await self._stored.open())
 
     def report_to(self, report: Callable[[str, StoredRun], None]) -> None:
         """Call `report` at each start and end of an execution here, for the worker."""

@@ -14,10 +14,11 @@ from decimal import Decimal
 from typing import Any, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest, UserMessage
-from ..errors import RunIncompatibleError
+from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import Usage, UsageLimits, remaining
 from ..safe_text import printable
+from ..service_names import stored_name
 from ..services.driver import run, stream
 from ..services.host_needs import ServiceHost
 from ..services.invocation import Invocation, Perform
@@ -33,7 +34,7 @@ from ..settings import settings_key
 from ..store_clock import clock_of
 from ..tools.results import Encoded, EncodedInFull
 from ..tools.tool_calls import Tool, ToolCall, ToolStep
-from .documents import VERSION, OuterCall, RunDocument, WaitingCall
+from .documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry, with_expiries
 from .effects import effect
 from .event_log import event_to_json
 from .new_documents import StoringHost, current_trace, describe_run, new_header, read_user_message, with_message
@@ -49,7 +50,7 @@ from .places import (
     position_of,
     without_attempt,
 )
-from .program_values import qualified, writable_values, write_details, write_value
+from .program_values import writable_values, write_details, write_value
 from .record_contents import (
     reply_from_dict,
     reply_to_json,
@@ -227,6 +228,7 @@ class ServiceCall:
         session = self.session
         snapshots, replies = session.numbered(path, "s"), session.numbered(path, "r")
         state: State | None = None
+        before: State | None = None
         left, notes, usage, number, place = None, {}, None, 0, self.at(path)
         with session.reading():
             if snapshots:
@@ -236,12 +238,16 @@ class ServiceCall:
             place.next_reply = number
             while (record := replies.get(number)) is not None:
                 last = session.read_record(record)
-                state, usage = state_from_dict(last["before"], state), last["usage"]
+                before, usage = state, last["usage"]
+                state = state_from_dict(last["before"], state)
                 place.next_reply = number
                 number += 1
             if state is None:
                 return None
             place.written = state
+            if place.next_reply in replies and self._led_to_failure(path, state):
+                session.forget(RecordKey(path, "r", place.next_reply))  # the model is asked again
+                place.written = before
             failed = session.recorded(RecordKey(path, "failed"))
             return StoredInvocation(
                 state=self._with_answered(path, state),
@@ -252,12 +258,33 @@ class ServiceCall:
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
 
+    def _led_to_failure(self, path: str, state: State) -> bool:
+        """Return True if the run failed with the recorded reply to this state, and no call of it has begun.
+
+        Giving it again would only fail again, so the model is asked again.
+        """
+        document = self.session.document
+        if document is None or not document.asks_again:
+            return False
+        first = state.position_of(0)
+        return not any(
+            invocation_of(outer) == path and position_of(outer) >= first
+            for place in self.session.places
+            for outer in calls_around(place)
+        )
+
     def _with_answered(self, path: str, state: State) -> State:
-        """Return the state in which the answered calls wait to be run."""
-        pending = list(state.pending)
+        """Return the state in which the answered calls wait to be run.
+
+        So do suspended calls that are not pending, in a run that goes on after its end: they ask again.
+        """
+        document = self.session.document
+        pending, waiting = list(state.pending), () if document is None else document.waiting
         for index, call in enumerate(pending):
             place = place_below(path, state.position_of(index))
-            if call.status == "suspended" and any(is_within(each.call_id, place) for each in self.session.answers):
+            is_answered = any(is_within(each.call_id, place) for each in self.session.answers)
+            is_pending = any(is_within(each.call.id, place) for each in waiting)
+            if call.status == "suspended" and (is_answered or not (is_pending or self.session.cancels)):
                 pending[index] = PendingToolCall(call.request)
         return state.changed(pending=tuple(pending))
 
@@ -339,7 +366,31 @@ class ServiceCall:
         elif state.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
             tools = {name: tool, **tools}
         environment = replace(environment, context=context, tools=tools, listeners=listeners)
-        return perform(replace(running, environment=environment), invocation)
+        performing = perform(replace(running, environment=environment), invocation)
+        if self.session.has_failed_before and self.tools.next_record(path) == "result" and not self.session.cancels:
+            return self._give_or_run_again(performing, running, invocation, perform)
+        return performing
+
+    async def _give_or_run_again(
+        self, giving: Awaitable[Any], running: RunTool, invocation: Invocation, perform: Perform
+    ) -> Any:
+        """Give a recorded result; if that is an error that ends the invocation, run the call again.
+
+        This error has ended the run before. A tool gets its next attempt; a service goes on from its own records.
+        """
+        call = place_below(path_of(invocation), invocation.state.position_of(running.index))
+        record = self.tools.last_result(call)
+        try:
+            return await giving
+        except EndsInvocation:
+            raise
+        except Exception:
+            tool = _find_stored_tool(running.request.name, invocation)
+            if "error" not in self.session.facts_of(record) or tool is None:
+                raise
+            if tool.is_service:
+                self.tools.run_again(call)
+        return await self.run_call(running, invocation, perform)
 
     def _refusal_of(self, call: str) -> Encoded | None:
         """Return the result of a call that a person rejected or failed; None for others.
@@ -440,10 +491,12 @@ class ServiceCall:
         if session.scope is not None:
             await session.scope.settle()
         if session.is_stored:
-            self._note_waiting()
+            await self._note_waiting()
             await session.write_suspension(self._snapshots(), event_to_json(self.suspension))
         else:
             await self._create_run(invocation)
+        if session.document is not None and next_expiry(session.document.waiting) is not None:
+            await invocation.host.runs.watch_times()
 
     async def _create_run(self, invocation: Invocation) -> None:
         """Store a run that was not stored so far: with its states, and with results within suspended calls."""
@@ -458,16 +511,20 @@ class ServiceCall:
         session.document = described.document
         if invocation.has_other_message:
             session.document = with_message(session.document, plan, invocation.arguments, invocation.user_message)
-        self._note_waiting()
+        session.use_store(store)
+        await self._note_waiting()
         now = clock_of(store).now()
         run = new_header(session.id, plan, invocation.memory_key, session.document, now)
-        await session.create_suspended(store, run, [*self._unstored_results(), *self._snapshots()])
+        await session.create_suspended(run, [*self._unstored_results(), *self._snapshots()])
 
-    def _note_waiting(self) -> None:
-        """Write the calls that wait into the document."""
+    async def _note_waiting(self) -> None:
+        """Write the calls that wait into the document, with the times at which they expire."""
         session = self.session
         assert session.document is not None
         waiting = tuple(self._with_outer_calls(each) for each in self._waiting().values())
+        can_expire = next((each for each in waiting if each.expires_after is not None), None)
+        if can_expire is not None:
+            waiting = with_expiries(waiting, await session.time_for_expiry(can_expire.call.tool_name))
         session.document = session.document.changed(waiting=waiting, trace=current_trace())
 
     def _waiting(self) -> dict[str, WaitingCall]:
@@ -476,8 +533,10 @@ class ServiceCall:
         started_by = None if document is None else document.started_by
         waiting = {each.call.id: each for each in (document.waiting if document is not None else ())}
         for path, new in self.tools.waiting.items():
-            since = waiting[path].since if path in waiting else None
-            waiting[path] = replace(new, call=replace(new.call, started_by=started_by), since=since)
+            stored = waiting.get(path)
+            since, expires_at = (None, None) if stored is None else (stored.since, stored.call.expires_at)
+            call = replace(new.call, started_by=started_by, expires_at=expires_at)
+            waiting[path] = replace(new, call=call, since=since)
         return {place: waiting[place] for place in sorted(waiting, key=place_order)}
 
     def _with_outer_calls(self, waiting: WaitingCall) -> WaitingCall:
@@ -492,7 +551,7 @@ class ServiceCall:
             outer.append(
                 OuterCall(
                     id=without_attempt(attempt),
-                    service=qualified(invocation.context.service),
+                    service=stored_name(invocation.context.service),
                     method=invocation.context.method,
                     tool_name=request.name,
                     arguments=request.arguments,

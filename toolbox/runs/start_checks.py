@@ -30,7 +30,7 @@ from ..services.stored_forms import adapter_of
 from ..tools.tool_calls import Tool
 from .exactly_once import ExactlyOnce, exactly_once_at_start, exactly_once_of
 from .run_engines import RunEngine
-from .store import RunStore
+from .store import RunStore, supports_of, unsupported_problem
 
 Plans: TypeAlias = Mapping[type[Any], Mapping[str, MethodPlan]]
 
@@ -58,6 +58,7 @@ def run_problems(
     if durable:
         yield from _store_problems(durable[0], graph)
     yield from _lost_transactions(plans, graph)
+    yield from _unsupported_options(plans, added, graph)
     kept = {*seeds, SecurityIdentity}
     found: dict[tuple[str, ...], Problem] = {}
     for plan in everything:
@@ -107,6 +108,33 @@ def not_persistent(where: str) -> Problem:
     return Problem(where, fact, "register one, for example sql.engine and sql.SqlRunStore (from toolbox import sql)")
 
 
+# --- options that need more of the store
+
+
+def unsupported_options(plans: Plans, added: Iterable[Sequence[Tool]], store: object) -> Iterator[Problem]:
+    """Yield a problem for each option that needs what this store, or this class of a store, does not support."""
+    supports = supports_of(store)
+    everything = [plan for methods in plans.values() for plan in methods.values()]
+    if "retries" not in supports:
+        for service in {plan.service for plan in everything if plan.options.run_retries is not None}:
+            yield unsupported_problem(service.__name__, "run_retries", store)
+    if "expiry" not in supports:
+        tools = {tool.where: tool for tools in (*added, *(plan.toolset.tools for plan in everything)) for tool in tools}
+        for where, tool in tools.items():
+            if tool.approval_expires is not None:
+                yield unsupported_problem(where, "approval_expires", store)
+
+
+def _unsupported_options(plans: Plans, added: Iterable[Sequence[Tool]], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield the same for the store that the graph has. A producer's store is checked when it is there."""
+    value = graph.resolve(point_of(RunStore | None, "the store of the runs"))
+    if isinstance(value, SingleBean):
+        definition = graph.definitions[value.bean]
+        store = definition.source if hasattr(definition.source, "supports") else definition.provides
+        if store is not RunStore:
+            yield from unsupported_options(plans, added, store)
+
+
 # --- transactions that cannot have the record of their tool
 
 
@@ -116,14 +144,14 @@ def _lost_transactions(plans: Plans, graph: BeanGraph) -> Iterator[Problem]:
         yield from _lost_transaction(where, exactly_once_of(tool, graph))
 
 
-async def lost_transactions_at_start(
+async def problems_with_opened_store(
     plans: Plans, graph: BeanGraph, store: RunStore, find_bean: Callable[[int], Awaitable[Any]]
 ) -> list[Problem]:
-    """Return the same problems with the opened store. `find_bean` returns the bean of a key of the graph.
+    """Return the problems that depend on the opened store. `find_bean` returns the bean of a key of the graph.
 
-    Engines and stores that are instances, or whose database is in the settings, are only known now.
+    Engines and stores that are instances or produced, or whose database is in the settings, are only known now.
     """
-    found: list[Problem] = []
+    found = [*unsupported_options(plans, (), store)]
     for where, tool in _recorded_tools(plans).items():
         found += _lost_transaction(where, await exactly_once_at_start(tool, graph, store, find_bean))
     return found

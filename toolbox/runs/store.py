@@ -17,9 +17,9 @@ from enum import Enum
 from threading import Lock
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
-from ..errors import LeaseLostError
+from ..errors import LeaseLostError, Problem
 from ..introspection import is_number
-from ..store_clock import StoreClock
+from ..store_clock import StoreClock, clock_of
 
 RunStatus: TypeAlias = Literal["running", "suspended", "completed", "failed", "cancelled"]
 """The status of a run. The last three are final."""
@@ -34,7 +34,7 @@ class StoredRun:
 
     - `id` has 1 to 200 characters, none of them NUL or half a surrogate. It often comes from a client, and is compared
       exactly: ids that differ only in case are two runs.
-    - `service` is the qualified name `module.Class`.
+    - `service` is the stored name of the service, by default `module.Class`.
     - `generation` is the token that every write of the owner must name. It increases whenever a process takes the run,
       also one that then cannot execute it, so it counts neither executions nor crashes.
     - `version` increases with each change of the header. A writer that does not own the run names the version that it
@@ -48,6 +48,8 @@ class StoredRun:
     - `started_by` is the name of the identity that asked for the run, and `memory_id` its conversation's id as text.
     - `waiting_since` is the time since when the oldest pending call waits, if it waited before the last suspension.
       Without it, a suspended run waits since `updated_at`.
+    - `next_at` is the time at which something is due: the next try of a running run, which nobody takes before, or the
+      expiry of a pending call of a suspended one. None if nothing is.
     """
 
     id: str
@@ -64,6 +66,7 @@ class StoredRun:
     started_by: str | None = None
     memory_id: str | None = None
     waiting_since: datetime | None = None
+    next_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +120,25 @@ class RunChanges:
     """Changes of a header. Fields that are not given keep their value (`KEEP`).
 
     With an `owner`, this process takes the run; None removes the owner. A `status` other than `"running"` removes the
-    owner as well. `ownership_after` has the rule. `waiting_since=None` removes that time. Each change increases
-    `version` and sets `updated_at`, so an empty change still lets a concurrent answer fail.
+    owner as well. `ownership_after` has the rule. `service` and `conversation` are given when the run lies under a
+    former name of its service. `waiting_since=None` removes that time. `next_at` is the time of the
+    next try or expiry; `next_at_after` has the rule. Each change increases `version` and sets `updated_at`, so an empty
+    change still lets a concurrent answer fail.
     """
 
     status: RunStatus | Keep = KEEP
     document: str | Keep = KEEP
     owner: str | Keep | None = KEEP
     waiting_since: datetime | Keep | None = KEEP
+    next_at: datetime | Keep | None = KEEP
+    service: str | Keep = KEEP
+    conversation: str | Keep | None = KEEP
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the new values of the header's fields by their names, without the owner."""
+        """Return the new values of the header's fields by their names, without the owner and `next_at`."""
         given = {"status": self.status, "document": self.document, "waiting_since": self.waiting_since}
+        given |= {"service": self.service, "conversation": self.conversation}
         return {name: value for name, value in given.items() if not isinstance(value, Keep)}
 
 
@@ -159,6 +168,17 @@ def ownership_after(changes: RunChanges, *, by_owner: bool) -> Ownership:
     return Ownership(KEEP, raises_generation=False)
 
 
+def next_at_after(changes: RunChanges) -> datetime | Keep | None:
+    """Return what changes do to `StoredRun.next_at`. All stores that keep it use this rule.
+
+    A change of the status or the owner removes it, unless it sets another one: a time that was left over would keep
+    the next process from taking the run.
+    """
+    if changes.next_at is KEEP and (changes.status, changes.owner) != (KEEP, KEEP):
+        return None
+    return changes.next_at
+
+
 Position: TypeAlias = tuple[datetime, str]
 """The position of a run in lists: its `created_at` and its `id`."""
 
@@ -172,7 +192,9 @@ class RunStore(Protocol):
     """Stores runs. Register a bean of this type, and all services of the container use it.
 
     Each method is atomic. `persistent` is True if runs outlive the process. `lease` is the duration of a lease in
-    seconds, measured by the store's clock. A run is *runnable* if its status is `"running"` and no lease is valid.
+    seconds, measured by the store's clock. A run is *runnable* if its status is `"running"`, no lease is valid, and its
+    `next_at` is not in the future. `supports` names what the store has of later releases: `"retries"` and `"expiry"`
+    if it keeps `next_at`. `run_retries=` and `approval_expires=` need it, everything else works without.
     `toolbox.testing.run_store_checks` checks these promises for a store of your own. It cannot interrupt a write: that
     a crash leaves none half done is for your own tests.
 
@@ -200,6 +222,10 @@ class RunStore(Protocol):
     async def open(self) -> None:
         """Prepare the store, for example create or migrate its tables. Called at start; may be called again."""
         ...
+
+    async def now(self) -> datetime:
+        """Return the time by the clock with which the store measures leases, in UTC."""
+        return clock_of(self).now()
 
     async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
         """Store a new run with its first records. Returns False if the id exists.
@@ -239,7 +265,7 @@ class RunStore(Protocol):
     ) -> list[StoredRun]:
         """Return at most `limit` headers, newest first: by `created_at`, then by `id`, both descending.
 
-        `service` is a qualified name, `started_by` the name of an identity. A condition that is None matches all runs.
+        `service` is a stored name, `started_by` the name of an identity. A condition that is None matches all runs.
         `before` is the position of a run, which need not exist any more; those after it in this order are returned. A
         store may leave out the parts of the documents that lists do not show (`documents.shown_document`), so that
         large ones are not read. `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer
@@ -289,7 +315,10 @@ class RunStore(Protocol):
         ...
 
     async def lapsed(self, limit: int = 100) -> list[str]:
-        """Return the ids of at most `limit` runnable runs, oldest first."""
+        """Return the ids of at most `limit` runs that wait for a process, oldest first.
+
+        These are the runnable runs and, with `"expiry"` in `supports`, the suspended ones whose `next_at` has come.
+        """
         ...
 
     async def add_wish(self, run_id: str, wish: str) -> bool:
@@ -327,6 +356,13 @@ def supports_of(store: object) -> frozenset[str]:
     return supports if isinstance(supports, frozenset) else frozenset()
 
 
+def unsupported_problem(where: str, option: str, store: object) -> Problem:
+    """Return the problem of an option that needs more of a store of runs than it says that it `supports`."""
+    name = store.__name__ if isinstance(store, type) else type(store).__name__
+    fact = f"{option}= needs a RunStore that keeps next_at, and {name} does not say that it does"
+    return Problem(where, fact, 'keep it, and set supports = frozenset({"retries", "expiry"}) in the store')
+
+
 @runtime_checkable
 class RenewsApart(Protocol):
     """A store that renews leases on connections that nothing else uses."""
@@ -350,9 +386,14 @@ class StoredRunState:
     records: dict[str, StoredRecord] = field(default_factory=dict)
     events: list[StoredEvent] = field(default_factory=list)
 
-    def is_runnable(self, now: float) -> bool:
-        """Return True if the run is running and has no valid lease."""
-        return self.run.status == "running" and (self.run.owner is None or self.lease_until <= now)
+    def is_runnable(self, now: float, time: datetime) -> bool:
+        """Return True if the run is running, has no valid lease, and need not wait. Both are the present time."""
+        is_free = self.run.owner is None or self.lease_until <= now
+        return self.run.status == "running" and is_free and (self.run.next_at is None or self.run.next_at <= time)
+
+    def has_expired(self, time: datetime) -> bool:
+        """Return True if a pending call of the suspended run has expired."""
+        return self.run.status == "suspended" and self.run.next_at is not None and self.run.next_at <= time
 
     def waits_since_before(self, time: datetime) -> bool:
         """Return True for a suspended run whose oldest pending call waits since before `time`."""
@@ -363,6 +404,8 @@ class StoredRunState:
         run, after = self.run, ownership_after(changes, by_owner=by_owner)
         generation = run.generation + after.raises_generation
         self.run = replace(run, **changes.values, generation=generation, version=run.version + 1, updated_at=now)
+        if (next_at := next_at_after(changes)) is not KEEP:
+            self.run = replace(self.run, next_at=next_at)
         if after.owner is not KEEP:
             self.set_owner(after.owner, lease_until)
         if self.run.status in ENDED:
@@ -398,7 +441,7 @@ class InMemoryRunStore(RunStore):
     """Stores runs in the memory of this process. This is the default store; runs end with the process."""
 
     persistent = False
-    supports = frozenset({"wishes"})
+    supports = frozenset({"retries", "expiry", "wishes"})
 
     def __init__(self, lease: float = 15.0) -> None:
         """`lease` is the duration of a lease in seconds. Raises `ValueError` unless it is above 0."""
@@ -434,9 +477,7 @@ class InMemoryRunStore(RunStore):
             if kept is None:
                 return None
             run = kept.run
-            return RunLook(
-                run.status, run.version, run.generation, len(kept.events), kept.is_runnable(self.clock.monotonic())
-            )
+            return RunLook(run.status, run.version, run.generation, len(kept.events), self._is_runnable(kept))
 
     async def find(
         self,
@@ -509,7 +550,7 @@ class InMemoryRunStore(RunStore):
         """Take a runnable run with a new lease and generation. Returns the header, or None if it is not runnable."""
         with self._lock:
             kept = self._runs.get(run_id)
-            if kept is None or not kept.is_runnable(self.clock.monotonic()):
+            if kept is None or not self._is_runnable(kept):
                 return None
             self._change(kept, RunChanges(owner=owner), by_owner=False)
             return kept.run
@@ -531,10 +572,12 @@ class InMemoryRunStore(RunStore):
                 kept.set_owner(None, 0.0)
 
     async def lapsed(self, limit: int = 100) -> list[str]:
-        """Return the ids of runnable runs, oldest first, at most `limit`."""
+        """Return the ids of runs that wait for a process, oldest first, at most `limit`."""
         with self._lock:
-            now = self.clock.monotonic()
-            return [run_id for run_id, kept in self._runs.items() if kept.is_runnable(now)][:limit]
+            time = self.clock.now()
+            return [run_id for run_id, kept in self._runs.items() if self._is_runnable(kept) or kept.has_expired(time)][
+                :limit
+            ]
 
     async def add_wish(self, run_id: str, wish: str) -> bool:
         """Leave a wish for the owner of a run, unless there is one. Returns False for a run without owner."""
@@ -581,6 +624,9 @@ class InMemoryRunStore(RunStore):
         if kept is None or kept.run.generation != generation:
             raise LeaseLostError(run_id)
         return kept
+
+    def _is_runnable(self, kept: StoredRunState) -> bool:
+        return kept.is_runnable(self.clock.monotonic(), self.clock.now())
 
     def _change(self, kept: StoredRunState, changes: RunChanges, *, by_owner: bool) -> None:
         kept.change(changes, by_owner=by_owner, now=self.clock.now(), lease_until=self._end_of_lease())

@@ -10,30 +10,34 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from pydantic_core import to_json
 
+from ..chat import PendingCall
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
 from ..events import Listeners
 from ..execution.threads import await_on
 from ..safe_text import printable
+from ..service_names import stored_names
 from ..services.host_needs import ServiceHost
+from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..store_clock import clock_of
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, UnreadableDocumentError
-from .new_documents import StoringHost, is_text
+from .new_documents import StoringHost, conversation_key, is_text
 from .program_values import read_details, read_value, with_restored_results
 from .run_answers import Run
 from .run_engines import RunEngine
 from .run_looks import RunLooks
 from .run_session import RunSession
 from .service_calls import ServiceCall
-from .store import ENDED, RunLook, RunStore, StoredRun
+from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRun, supports_of
 
 T = TypeVar("T")
 
@@ -42,6 +46,7 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
     """Hosts services and runs: a container, or a service without one."""
 
     listeners: Listeners | None
+    takes_over_runs: bool
 
     @property
     def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
@@ -54,7 +59,7 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
         ...
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
-        """Return the plans of the service with this qualified name, by method; empty for an unknown one."""
+        """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
         ...
 
     def bound_call(
@@ -102,6 +107,11 @@ class StoredRuns:
         """Return the time by the clock of the store, or of this process if the store's is on a server."""
         return clock_of(await self.open()).now()
 
+    async def store_time(self) -> datetime:
+        """Return the time by the clock of the store, also of one on a server, for what is due at a time."""
+        store = await self.open()
+        return await store.now() if supports_of(store) else await self.now()
+
     async def load(self, run_id: str) -> StoredRun:
         """Return a run. Raises `RunNotFoundError`."""
         # No run has another id, and databases refuse some of them with other errors.
@@ -143,23 +153,67 @@ class StoredRuns:
         """Return a run as callers see it, also one that this program cannot read."""
         try:
             document = RunDocument.from_json(stored.document)
-            _refuse_unshowable(document)
+            _refuse_unshowable(stored, document)
         except UnreadableDocumentError as error:
             document = RunDocument(error_type="RunIncompatibleError", error_text=str(error))
         return Run(
             id=stored.id,
-            service=stored.service,
+            service=self.present_name(stored.service),
             method=stored.method,
             status=stored.status,
-            pending=document.pending if stored.status == "suspended" else (),
+            pending=self._pending_of(stored, document),
             created_at=stored.created_at,
             updated_at=stored.updated_at,
             history=document.history,
             error=error_text_of(document),
             started_by=stored.started_by or document.started_by,
             memory_id=stored.memory_id or document.memory_id,
+            attempts=document.attempts,
             identity_attributes=_named_attributes(document, self._host.run_identity),
         )
+
+    def _pending_of(self, stored: StoredRun, document: RunDocument) -> tuple[PendingCall, ...]:
+        """Return the calls that wait for an answer, with the present names of their services."""
+        if stored.status != "suspended":
+            return ()
+        return tuple(replace(each, service=self.present_name(each.service)) for each in document.pending)
+
+    def names_of(self, service: str | type[Any]) -> tuple[str, ...]:
+        """Return all stored names of a service, the present one first; `service` is its class or one of its names.
+
+        The name of a service that this program does not have is the only one.
+        """
+        if isinstance(service, type):
+            return stored_names(service)
+        plan = next(iter(self._host.plans_of(service).values()), None)
+        return (service,) if plan is None else stored_names(plan.service)
+
+    def present_name(self, service: str) -> str:
+        """Return the present stored name of a service with this name, also a former one; an unknown one stays."""
+        return self.names_of(service)[0]
+
+    async def suspended_in(self, key: ChatMemoryKey) -> str | None:
+        """Return the id of the suspended run of a conversation, also under a former name of its service, or None."""
+        store = await self.open()
+        for name in self.names_of(key.service):
+            if (found := await store.suspended_in(conversation_key(ChatMemoryKey(name, key.memory_id)))) is not None:
+                return found
+        return None
+
+    def label_of(self, service: str) -> str:
+        """Return the name of the class of a service with this stored name, for error texts."""
+        plan = next(iter(self._host.plans_of(service).values()), None)
+        return service.rpartition(".")[2] if plan is None else plan.service.__name__
+
+    def moved(self, stored: StoredRun, document: RunDocument, changes: RunChanges) -> RunChanges:
+        """Return changes of a run that also move it to the present name of its service, if it lies under another."""
+        name = self.present_name(stored.service)
+        if name == stored.service:
+            return changes
+        conversation: str | Keep | None = KEEP
+        if stored.conversation is not None and document.memory_id is not None:
+            conversation = conversation_key(ChatMemoryKey(name, document.memory_id))
+        return replace(changes, service=name, conversation=conversation)
 
     async def outcome_of(self, stored: StoredRun) -> Any:
         """Return the value of the method of an ended run, for a method that returns a `Result` the whole `Result`."""
@@ -219,12 +273,12 @@ _ROOM = 10
 """The levels of JSON that a client may put around a run: pydantic writes 255 levels."""
 
 
-def _refuse_unshowable(document: RunDocument) -> None:
+def _refuse_unshowable(stored: StoredRun, document: RunDocument) -> None:
     """Raise `UnreadableDocumentError` if a client cannot get the pending calls and the history as JSON.
 
     A model can write half a surrogate, or nest its arguments too deeply: one such run must not break all lists.
     """
-    shown: Any = (document.pending, document.history)
+    shown: Any = (document.pending if stored.status == "suspended" else (), document.history)
     for _ in range(_ROOM):
         shown = [shown]
     try:

@@ -1,4 +1,4 @@
-"""`TakeOver`: hands runs to the engine, and looks for runs whose process is gone.
+"""`TakeOver`: hands runs to the engine, and looks for runs whose process is gone or whose time has come.
 
 Not here: leases of the runs that execute here (`run_leases`), engines (`run_engines`).
 """
@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import Context
+from typing import Any
 
 from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
 from ..security import UnauthenticatedError
+from ..services.inner_plans import PROVIDER_MAY_SUSPEND
+from ..services.plans import MethodPlan
 from ..store_clock import StoreClock, clock_of
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
@@ -25,17 +29,26 @@ AT_ONCE = 100
 """Runs that a process takes over at the same time."""
 
 _FIRST_PAUSE = 0.25  # seconds before a run that could not continue is tried again; each time twice as long
+_UNTIL_NEXT_TIME = 0.5  # seconds between two looks where runs are tried again, or their pending calls expire
 _AFTER_ERRORS = 1.0  # seconds between two looks for lapsed runs while the store fails
 
 
 class TakeOver:
     """Submits runs to the engine: new ones, answered ones, and those whose lease has expired."""
 
-    def __init__(self, host: RunsHost, runs: StoredRuns, execution: RunExecution) -> None:
-        self._host, self._runs, self._execution = host, runs, execution
+    def __init__(
+        self,
+        host: RunsHost,
+        runs: StoredRuns,
+        execution: RunExecution,
+        expire: Callable[[str], Awaitable[Coroutine[Any, Any, object] | None]],
+    ) -> None:
+        self._host, self._runs, self._execution, self._expire = host, runs, execution, expire
         self._engine: RunEngine | None = None
         self._clock = StoreClock()
         self._sweeping: asyncio.Task[None] | None = None
+        self._watches_times = False
+        self._rejecting: list[asyncio.Event] = []  # set when the expired calls of a run are rejected
         self._wakes = asyncio.Event()  # the next look begins at once
         self._asked: list[asyncio.Future[None]] = []  # those who wait for its end
         self._has_more = False
@@ -54,8 +67,20 @@ class TakeOver:
         self._engine = await self._host.run_engine()
         if (attach := getattr(self._engine, "attach", None)) is not None:
             await attach(runs, take_over)
+        self._watches_times = self._host.added_may_suspend or uses_times(self._host.plans)
         if take_over:
-            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(store), context=Context())
+            self._start_sweeping(store)
+
+    def watch_times(self, store: RunStore) -> None:
+        """Look often from now on: a run waits for its next try, or for the expiry of a call."""
+        if self._sweeping is None or self._sweeping.done():
+            self._start_sweeping(store)
+        if not self._watches_times:
+            self._watches_times = True
+            self._wakes.set()
+
+    def _start_sweeping(self, store: RunStore) -> None:
+        self._sweeping = asyncio.get_running_loop().create_task(self._sweep(store), context=Context())
 
     @property
     def is_open(self) -> bool:
@@ -93,8 +118,12 @@ class TakeOver:
 
     async def execute_or_try_later(self, run_id: str) -> None:
         """Execute a run; log what keeps it from continuing here, and note when to submit it again."""
+        await self._try(run_id, self._execution.execute_or_wait(run_id, 0))
+
+    async def _try(self, run_id: str, execution: Coroutine[Any, Any, object]) -> None:
+        """Await the execution of a run; log what keeps it from continuing here, and note when to try again."""
         try:
-            await self._execution.execute_or_wait(run_id, 0)
+            await execution
             self._refused.discard(run_id)
             self._tries.pop(run_id, None)
         except (RunBusyError, RunNotFoundError):
@@ -123,16 +152,30 @@ class TakeOver:
         tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
         self._later[run_id] = self._clock.monotonic() + min(_FIRST_PAUSE * 2 ** min(tries, 10), store.lease)
 
+    async def _reject_expired(self, run_id: str, rejected: asyncio.Event) -> None:
+        """Reject the calls of a run that have expired, and continue it here."""
+        try:
+            execution = await self._expire(run_id)
+        finally:
+            rejected.set()
+        if execution is not None:
+            await execution
+
     # --- looking for lapsed runs
 
     async def look_now(self) -> None:
-        """Look for lapsed runs at once, and return after it; do nothing in a container that takes no runs over."""
+        """Look for lapsed runs at once, and return when expired calls are rejected.
+
+        Does nothing in a container that takes no runs over.
+        """
         if self._sweeping is None or self._sweeping.done():
             return
         looked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.append(looked)
         self._wakes.set()
         await asyncio.wait({looked, self._sweeping}, return_when=asyncio.FIRST_COMPLETED)
+        for rejected in [*self._rejecting]:
+            await rejected.wait()
 
     def _look_if_there_is_more(self) -> None:
         if self._has_more:
@@ -142,7 +185,7 @@ class TakeOver:
         while True:
             self._wakes.clear()
             asked, self._asked, self._has_more = self._asked, [], False
-            pause = store.lease
+            pause = min(_UNTIL_NEXT_TIME, store.lease) if self._watches_times else store.lease
             try:
                 self._has_more = await self._take_over(store)
             except Exception as error:
@@ -158,7 +201,11 @@ class TakeOver:
                     await self._wakes.wait()
 
     async def _take_over(self, store: RunStore) -> bool:
-        """Submit lapsed runs to the engine. Returns True if there may be more as soon as one has ended."""
+        """Submit lapsed runs to the engine, and reject expired calls of others.
+
+        Returns True if there may be more as soon as one has ended.
+        """
+        self._rejecting = [each for each in self._rejecting if not each.is_set()]
         busy = self._execution.kept_ids()
         room = AT_ONCE - len(busy)
         self._later = {run_id: at for run_id, at in self._later.items() if at > self._clock.monotonic()}
@@ -172,9 +219,26 @@ class TakeOver:
             stored = await store.load(run_id)
             if stored is not None and stored.status == "running":
                 await self.submit(stored)
+            elif stored is not None and stored.status == "suspended":
+                self._rejecting.append(rejected := asyncio.Event())
+                self._execution.spawn(run_id, self._try(run_id, self._reject_expired(run_id, rejected)))
         for run_id in [*self._reported]:  # the program of another process may have been able to continue it
             stored = await store.load(run_id)
             if stored is None or stored.status in ENDED:
                 del self._reported[run_id]
                 self._refused.discard(run_id)
         return len(lapsed) > 0 and isinstance(self._engine, LocalRunEngine)
+
+
+def uses_times(plans: Mapping[type[Any], Mapping[str, MethodPlan]]) -> bool:
+    """Return True if runs of these methods may wait for a next try, or for the expiry of a pending call.
+
+    A tool provider of the program may offer a tool with `approval_expires=`.
+    """
+    return any(
+        plan.options.run_retries is not None
+        or any(tool.approval_expires is not None for tool in plan.toolset.tools)
+        or any(not hasattr(each.bean, PROVIDER_MAY_SUSPEND) for each in plan.providers)
+        for methods in plans.values()
+        for plan in methods.values()
+    )

@@ -28,6 +28,7 @@ from ..errors import (
     ToolDeferred,
 )
 from ..safe_text import printable
+from ..service_names import stored_name
 from ..services.answers import restored_result, supplied_result
 from ..tools.codec import decode_request
 from ..tools.results import Encoded, EncodedInFull
@@ -36,7 +37,6 @@ from ..tools.written_arguments import change_arguments, with_recorded_arguments
 from .documents import GivenAnswer, WaitingCall
 from .effects import Start, effect
 from .places import RecordKey, is_compensation, place_of_attempt
-from .program_values import qualified
 from .record_contents import has_run_in, result_from_dict, result_to_json
 from .recorder import recorder_of
 from .run_answers import Answer
@@ -125,6 +125,12 @@ class ToolRecords:
         """Return the kind of the record that the next attempt of a call has; None if the tool will run."""
         record = self._session.recorded(RecordKey(place_of_attempt(call, self.at(call).attempts + 1)))
         return None if record is None else record.kind
+
+    def run_again(self, call: str) -> None:
+        """Let a service whose recorded error has ended the run go on from its own records."""
+        state = self.at(call)
+        self._session.forget(RecordKey(place_of_attempt(call, state.attempts)))
+        state.attempts -= 1
 
     def last_result(self, call: str) -> Recorded:
         """Return the record of the last attempt of a call that has a result."""
@@ -458,7 +464,7 @@ class ToolRecords:
             place,
             call.request.name,
             call.json_arguments(),
-            qualified(context.service),
+            stored_name(context.service),
             kind,
             reason,
             attributes,
@@ -471,6 +477,7 @@ class ToolRecords:
             not_self=tool.not_self,
             origin=origin,
             requested=call.request.arguments,
+            expires_after=tool.approval_expires if kind == "approval" else None,
         )
         return ToolSuspension({"kind": kind})
 

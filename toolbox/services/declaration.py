@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import sys
 from abc import ABC
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from types import FrameType, FunctionType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
@@ -20,12 +21,13 @@ from typing_extensions import is_protocol
 from ..chat import Reasoning
 from ..context import InvocationContext
 from ..errors import Problem
-from ..introspection import bare_decorator, has_body, local_names, name_decorator, takes
+from ..introspection import bare_decorator, has_body, is_count, local_names, name_decorator, takes
 from ..limits import UsageLimits
 from ..models.routing import ModelRouter
 from ..safe_text import did_you_mean
+from ..service_names import SERVICE_MARK
 from ..tools.failures import Handler, ToolErrors
-from ..tools.marks import SERVICE_MARK, UnknownOutcome
+from ..tools.marks import UnknownOutcome
 from .outputs import OutputMode
 from .windows import Window
 
@@ -70,6 +72,37 @@ def durable(method: D) -> D:
     """
     setattr(method, DURABLE_MARK, True)
     return method
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often, and after which time, a failed run that `runs.start` began is tried again.
+
+        @register_ai_service(run_retries=Retries(attempts=5, wait=timedelta(minutes=1)))
+
+    `attempts` includes the first. `wait` is doubled each time, up to an hour. Raises `TypeError` and `ValueError` for
+    anything but a whole number above 0 and a `timedelta` that is not negative.
+    """
+
+    attempts: int = 5
+    wait: timedelta = timedelta(minutes=1)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not is_count(self.attempts, 1):
+            raise ValueError(f"Retries: invalid attempts={self.attempts!r}; use 1 or more")
+        if not isinstance(self.wait, timedelta):
+            raise TypeError(f"Retries: invalid wait={self.wait!r}; use a datetime.timedelta")
+        if self.wait < timedelta():
+            raise ValueError(f"Retries: invalid wait={self.wait!r}; use a duration of 0 or more")
+
+    def wait_after(self, failures: int) -> timedelta:
+        """Return the time until the next try, after this number of failed ones."""
+        longest = max(_LONGEST_WAIT, self.wait)  # a wait of several hours is not shortened
+        return min(self.wait * 2 ** min(failures - 1, 32), longest) if self.wait < longest else longest
+
+
+_LONGEST_WAIT = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +162,14 @@ class ServiceOptions:
     on_suspended: OnSuspended = "raise"
     on_unknown_outcome: UnknownOutcome = "tell"
     limits: UsageLimits | None = None
+    run_retries: Retries | None = None
+    name: str | None = None
+    former_names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Make `former_names` a tuple; anything else stays, and is a problem at start."""
+        if isinstance(self.former_names, list):
+            object.__setattr__(self, "former_names", tuple(self.former_names))
 
     def call_limits(self, defaults: CallLimits) -> CallLimits:
         """Return the service's own limits, completed with `defaults`."""
@@ -169,6 +210,9 @@ def register_ai_service(
     on_suspended: OnSuspended = "raise",
     on_unknown_outcome: UnknownOutcome = "tell",
     limits: UsageLimits | None = None,
+    run_retries: Retries | None = None,
+    name: str | None = None,
+    former_names: Sequence[str] = (),
 ) -> Callable[[C], C]: ...
 
 
@@ -208,6 +252,9 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
       `"cancel"` cancels that run.
     - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
+    - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
+    - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the
+      class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
 
     `DEFAULT` for a limit means the container's setting of the same name. Raises `TypeError` for anything but a class,
     and for unknown options; other mistakes are problems at start.
@@ -229,6 +276,9 @@ def _mark(cls: C, options: ServiceOptions, frame: FrameType) -> C:
 
 def options_for(cls: type[Any], given: Mapping[str, Any]) -> ServiceOptions:
     """Return the options of `@register_ai_service` on the class, overridden by `given`."""
+    for name in ("name", "former_names"):
+        if name in given:  # what is stored belongs to the class
+            raise TypeError(f"create_ai_service() has no option {name}=; set it with @register_ai_service({name}=…)")
     return _options(service_options_of(cls) or ServiceOptions(), given, "create_ai_service")
 
 

@@ -2,7 +2,8 @@
 
 A stream and a durable run are the same call. What a stream adds is `streamed` (`streamed_call`): its reader gets each
 event when it happens. What a run adds is the `place` of the invocation: the layers of its plan read or write a record
-around each effect (`runs.run_layers`), the call begins with the stored state, and a suspension is stored.
+around each effect (`toolbox/runs/run_layers.py`), one that continues begins with its stored state, and a suspension is
+stored.
 
 Not here: making the invocation of the arguments (`methods`, `invocation`), deciding the next effect (`loop`), handing
 the items of a stream over (`streams`).
@@ -60,8 +61,8 @@ from .usage_layers import counted, in_account, limited, with_recorded_usage
 async def run_call(invocation: Invocation, streamed: StreamedCall | None = None) -> Any:
     """Run one call, and return the method's value; in a stream, the reader has all of it by then.
 
-    A plain call has no block around it, and `invocation.perform` is the function `perform` below: its request goes to
-    the model and its tool call to the tool, with nothing in between.
+    A plain call needs none of `blocks_around`, and `invocation.perform` is the function `perform` below: its request
+    goes to the model and its tool call to the tool, with nothing in between.
     """
     cancellations = CancellationsHere()
     async with current_call(invocation):
@@ -70,9 +71,9 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             for block in blocks_around(invocation):  # such as listeners, roles, and the turn of its conversation
                 await around.enter_async_context(block(invocation))
 
-            await find_model(invocation)  # by the name in the plan, or in the options of the call: `host.models`
+            await find_model(invocation)  # the run's, the call's or the plan's name; else a router chooses in `begin`
             await find_tools(invocation)  # those of the plan; more for blocks and tool providers, fewer for roles
-            plan = invocation.plan  # that of a run, if these tools may suspend the call
+            plan = invocation.plan  # `find_tools` has put that of a run here, if these tools may suspend the call
             invocation.perform = within_layers(invocation)  # one of a run reads or writes a record for each effect
             tasks = streamed.tasks if streamed is not None else ToolTasks(invocation) if invocation.together else None
             if tasks is not None:
@@ -103,7 +104,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     call = RunTool(effect.first, effect.pending[effect.first].request)
                     event = await invocation.perform(call, invocation)
                 else:
-                    event = await tasks.run_next(effect)
+                    event = await tasks.run_next(effect)  # the same; in a stream, and where tools run together
                 performed, rounds_done = effect, len(invocation.state.executions)
                 invocation.state, effect = advance(invocation.rules, invocation.state, event)
                 if cancellations.came:

@@ -82,7 +82,7 @@ class ServiceHost(Protocol):
         ...
 
     async def cancel_run(self, run_id: str, reason: str) -> str:
-        """Cancel a suspended run. Returns the qualified name of its service."""
+        """Cancel a suspended run. Returns the name of the class of its service."""
         ...
 
     @property

@@ -20,6 +20,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 from ..chat import Message
 from ..errors import InvalidMemoryIdError, MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
+from ..service_names import stored_name
 from .windows import Window, keep_newest, repaired, without_cut_turn
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ LONGEST_MEMORY_ID = 2048
 
 @dataclass(frozen=True, slots=True)
 class ChatMemoryKey:
-    """The key of a conversation: the service's full name, and the memory id as text."""
+    """The key of a conversation: the stored name of the service, and the memory id as text."""
 
     service: str
     memory_id: str
@@ -56,7 +57,7 @@ class ChatMemoryKey:
         `memory_id` becomes text with `str`. Raises `InvalidMemoryIdError` for a NUL character, for a lone surrogate,
         and for more than 2,048 bytes of UTF-8.
         """
-        return cls(f"{service.__module__}.{service.__qualname__}", str(memory_id))
+        return cls(stored_name(service), str(memory_id))
 
 
 class ChatMemoryStore(Protocol):

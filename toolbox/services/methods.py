@@ -15,7 +15,8 @@ from typing import Any
 from ..callers import WhileCallerWaits
 from ..context import given_up_with_outer
 from ..execution.threads import refuse_on_event_loop
-from ..tools.marks import OWN_TOOL_CALLS, SERVICE_MARK
+from ..service_names import SERVICE_MARK
+from ..tools.marks import OWN_TOOL_CALLS
 from .driver import run
 from .host_needs import ServiceHost
 from .inner_plans import PLAN_MARK

@@ -16,7 +16,8 @@ from ..execution.markers import is_async
 from ..introspection import is_count, is_number, takes
 from ..limits import UsageLimits
 from ..models.routing import router_in
-from .declaration import Default, ServiceOptions
+from ..service_names import invalid_name_problems
+from .declaration import Default, Retries, ServiceOptions
 from .windows import MessageWindow, TokenWindow
 
 _LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
@@ -49,6 +50,8 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     if options.on_unknown_outcome not in ("tell", "ask", "retry"):
         fact = f"invalid on_unknown_outcome={options.on_unknown_outcome!r}"
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')
+    yield from invalid_name_problems(where, options.name, options.former_names)
+    yield from _retries_problems(where, options)
     if not isinstance(options.durable, bool):
         yield Problem(where, f"invalid durable={options.durable!r}", "use True or False")
     for name in ("compensate_on_tool_errors", "compensate_on_failure"):
@@ -72,6 +75,18 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             yield Problem(
                 where, f"invalid {name}={handler!r}", "use a function that takes the error and the InvocationContext"
             )
+
+
+def _retries_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    """Yield problems of `run_retries=`."""
+    if options.run_retries is None:
+        return
+    if not isinstance(options.run_retries, Retries):
+        fix = "use Retries(attempts=…, wait=…) (from toolbox.runs), or None"
+        yield Problem(where, f"invalid run_retries={options.run_retries!r}", fix)
+    elif options.compensate_on_failure is True:
+        fact = "run_retries= goes on after a failure, but compensate_on_failure=True undoes the tools then"
+        yield Problem(where, fact, "use one of them")
 
 
 def _window_problems(where: str, window: object) -> Iterator[Problem]:

@@ -28,9 +28,11 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    or_,
     select,
     true,
     tuple_,
+    union_all,
     update,
 )
 from sqlalchemy import cast as cast_to
@@ -45,6 +47,7 @@ from ..runs.documents import reduced_document, shown_document
 from ..runs.store import (
     ENDED,
     KEEP,
+    Keep,
     Ownership,
     Position,
     RunChanges,
@@ -54,6 +57,7 @@ from ..runs.store import (
     StoredEvent,
     StoredRecord,
     StoredRun,
+    next_at_after,
     ownership_after,
 )
 from ..settings import RecordsOfEndedRuns, SqlSettings, ToolboxSettings
@@ -87,7 +91,7 @@ class SqlRunStore(RunStore):
     """
 
     persistent = True
-    supports = frozenset({"wishes"})
+    supports = frozenset({"retries", "expiry", "wishes"})
 
     def __init__(
         self,
@@ -137,6 +141,15 @@ class SqlRunStore(RunStore):
             await connection.execute(select(self._tables.runs.c.id).limit(1))
         return True
 
+    @retried
+    async def now(self) -> datetime:
+        """Return the time by the clock with which the store measures leases, in UTC."""
+        if self.clock is not None:
+            return self.clock.now()
+        async with self._reading() as connection:
+            milliseconds: int = (await connection.execute(select(self._now()))).scalar_one()
+            return _read_time(milliseconds)
+
     # --- headers
 
     @retried
@@ -164,7 +177,8 @@ class SqlRunStore(RunStore):
                 shown_version=run.version,
                 started_by=run.started_by,
                 memory_id=run.memory_id,
-                waiting_since=None if run.waiting_since is None else _write_time(run.waiting_since),
+                waiting_since=_write_time_or_none(run.waiting_since),
+                next_at=_write_time_or_none(run.next_at),
             )
             .on_conflict_do_nothing(index_elements=[runs.c.id])
             .returning(runs.c.id)
@@ -188,7 +202,7 @@ class SqlRunStore(RunStore):
     async def look(self, run_id: str) -> RunLook | None:
         """Return the values that change while the run goes on, or None for an unknown id."""
         runs, leases = self._tables.runs, self._tables.leases
-        is_runnable = and_(runs.c.status == "running", self._has_ended())
+        is_runnable = and_(runs.c.status == "running", self._has_ended(), self._is_due())
         seen = runs.c.status, runs.c.version, runs.c.generation, leases.c.events, is_runnable
         found = select(*seen).join_from(runs, leases, leases.c.run_id == runs.c.id).where(runs.c.id == run_id)
         async with self._reading() as connection:
@@ -446,7 +460,7 @@ class SqlRunStore(RunStore):
         found = (
             select(runs.c.generation)
             .join_from(runs, leases, leases.c.run_id == runs.c.id)
-            .where(runs.c.id == run_id, runs.c.status == "running", free)
+            .where(runs.c.id == run_id, runs.c.status == "running", free, self._is_due())
         )
         async with self._reading() as connection:
             generation: int | None = await connection.scalar(found)
@@ -456,6 +470,7 @@ class SqlRunStore(RunStore):
             runs.c.id == run_id,
             runs.c.generation == generation,
             runs.c.status == "running",
+            self._is_due(),
         )
         taken = {"generation": generation + 1, "owner": owner, "until": self._end_of_lease()}
         taking = RunChanges(owner=owner)
@@ -471,6 +486,11 @@ class SqlRunStore(RunStore):
 
     def _has_ended(self) -> ColumnElement[bool]:
         return has_ended(self._tables.leases.c.until, 2 * self._lease_milliseconds, self.clock)
+
+    def _is_due(self) -> ColumnElement[bool]:
+        """Return the condition that a run without an owner need not wait for its next try."""
+        next_at = self._tables.runs.c.next_at
+        return or_(next_at.is_(None), next_at <= self._now())
 
     def renewing(self) -> AbstractAsyncContextManager[None]:
         """Renew and release leases on separate connections inside the block."""
@@ -499,15 +519,16 @@ class SqlRunStore(RunStore):
 
     @retried
     async def lapsed(self, limit: int = 100) -> list[str]:
-        """Return the ids of runnable runs, oldest first, at most `limit`."""
+        """Return the ids of runs that wait for a process, oldest first, at most `limit`."""
         runs, leases = self._tables.runs, self._tables.leases
-        found = (
-            select(runs.c.id)
-            .join_from(runs, leases, leases.c.run_id == runs.c.id)
-            .where(runs.c.status == "running", self._has_ended())
-            .order_by(runs.c.created_at)
-            .limit(limit)
-        )
+        seen = select(runs.c.id, runs.c.created_at)
+        runnable = seen.join_from(runs, leases, leases.c.run_id == runs.c.id)
+        # Two queries with two indexes: most suspended runs never expire.
+        both = union_all(
+            runnable.where(runs.c.status == "running", self._has_ended(), self._is_due()),
+            seen.where(runs.c.status == "suspended", runs.c.next_at <= self._now()),
+        ).subquery()
+        found = select(both.c.id).order_by(both.c.created_at).limit(limit)
         async with self._reading() as connection:
             return list(await connection.scalars(found))
 
@@ -634,6 +655,8 @@ class SqlRunStore(RunStore):
         values: dict[str, Any] = {**changes.values, "version": columns.version + 1, "updated_at": self._now()}
         if (since := values.get("waiting_since")) is not None:
             values["waiting_since"] = _write_time(since)
+        if not isinstance(next_at := next_at_after(changes), Keep):
+            values["next_at"] = _write_time_or_none(next_at)
         if (document := values.get("document")) is not None:
             if self._deletes_ended and changes.status in ENDED:
                 document = reduced_document(document)
@@ -714,7 +737,8 @@ def _read_run(row: Row[Any]) -> StoredRun:
         document=row.document,
         started_by=row.started_by,
         memory_id=row.memory_id,
-        waiting_since=None if row.waiting_since is None else _read_time(row.waiting_since),
+        waiting_since=_read_time_or_none(row.waiting_since),
+        next_at=_read_time_or_none(row.next_at),
     )
 
 
@@ -722,8 +746,16 @@ def _read_time(milliseconds: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=milliseconds)
 
 
+def _read_time_or_none(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else _read_time(milliseconds)
+
+
 def _write_time(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _write_time_or_none(time: datetime | None) -> int | None:
+    return None if time is None else _write_time(time)
 
 
 async def _write_row(connection: AsyncConnection, statement: Any, values: dict[str, Any] | None = None) -> bool:

@@ -116,6 +116,9 @@ class RunTables(FirstRunTables):
             self.runs.append_column(Column(each, BigInteger))
         Index(f"{name}_started_by", beginning_of(self.runs.c.started_by), self.runs.c.created_at)
         self.leases.append_column(Column("wish", Text))  # version 3
+        self.runs.append_column(Column("next_at", BigInteger))  # version 4
+        has_time = self.runs.c.next_at.is_not(None)
+        Index(f"{name}_next_at", self.runs.c.next_at, sqlite_where=has_time, postgresql_where=has_time)
 
     def steps(self) -> tuple[Step, ...]:
         """Return the migration steps."""
@@ -134,7 +137,13 @@ class RunTables(FirstRunTables):
             quote = connection.dialect.identifier_preparer.quote
             connection.execute(text(f"ALTER TABLE {quote(self.leases.name)} ADD COLUMN wish TEXT"))
 
-        return (*super().steps(), add_columns_of_lists, add_wishes)
+        def add_next_at(connection: Connection) -> None:
+            quote = connection.dialect.identifier_preparer.quote
+            table, index = quote(self.name), quote(f"{self.name}_next_at")
+            connection.execute(text(f"ALTER TABLE {table} ADD COLUMN next_at BIGINT"))
+            connection.execute(text(f"CREATE INDEX {index} ON {table} (next_at) WHERE next_at IS NOT NULL"))
+
+        return (*super().steps(), add_columns_of_lists, add_wishes, add_next_at)
 
 
 def beginning_of(started_by: ColumnElement[Any]) -> ColumnElement[str]:

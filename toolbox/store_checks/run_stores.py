@@ -59,7 +59,7 @@ async def _pass_time(store: RunStore, seconds: float) -> None:
 async def _wait_until_lapsed(store: RunStore, run: StoredRun) -> None:
     await _pass_time(store, SHORT)
     until = time.monotonic() + PATIENCE
-    while run.id not in await store.lapsed():
+    while run.id not in await store.lapsed(10_000):
         assert time.monotonic() < until, "the lease does not end"
         await asyncio.sleep(0.02)
 
@@ -684,6 +684,77 @@ async def each_write_can_set_and_remove_the_time_of_the_oldest_call(new_store: N
         assert (await _load_run(other, run)).waiting_since is None
 
 
+async def a_run_is_not_taken_before_its_time(new_store: NewRunStore) -> None:
+    """`next_at` of a running run, by the store's clock: its owner ends the lease, and nobody takes the run before."""
+    store, other = await _open_two(new_store)
+    if "retries" not in store.supports:
+        return
+    run = _new_run()
+    await store.create(run, owner="one")
+    await store.append(run.id, 1, [], RunChanges(owner=None, next_at=await store.now() + timedelta(seconds=SHORT)))
+
+    found, look = await _load_run(other, run), await other.look(run.id)
+    assert (found.status, found.owner, found.generation) == ("running", None, 1)
+    assert found.next_at is not None
+    assert look is not None
+    assert not look.is_runnable
+    assert run.id not in await other.lapsed()
+    assert await other.acquire(run.id, "early") is None
+
+    await _wait_until_lapsed(other, run)
+    taken = await asyncio.gather(*(each.acquire(run.id, "x") for each in (store, other) * 4))
+    [owned] = [each for each in taken if each is not None]
+    assert (owned.generation, owned.next_at) == (2, None)
+    await store.release(run.id, 2)
+    assert run.id in await other.lapsed()
+
+
+async def a_suspended_run_is_found_when_its_time_has_come(new_store: NewRunStore) -> None:
+    """`next_at` of a suspended run: `lapsed` lists it then, but nobody takes it."""
+    store, other = await _open_two(new_store)
+    if "expiry" not in store.supports:
+        return
+    at = await store.now() + timedelta(seconds=SHORT)
+    new, owned, waits = _new_run("suspended", next_at=at), _new_run(), _new_run("suspended")
+    await store.create(new)
+    await store.create(owned, owner="one")
+    await store.append(owned.id, 1, [], RunChanges(status="suspended", next_at=at))
+    await store.create(waits)
+
+    assert not {new.id, owned.id, waits.id} & {*await other.lapsed(10_000)}
+    for run in (new, owned):
+        await _wait_until_lapsed(other, run)
+        assert await other.acquire(run.id, "other") is None
+        look = await other.look(run.id)
+        assert look is not None
+        assert not look.is_runnable
+    assert waits.id not in await other.lapsed(10_000)
+
+
+async def a_change_of_the_status_or_the_owner_removes_the_next_time(new_store: NewRunStore) -> None:
+    """As `next_at_after` says: unless the change sets another one. A change of the document keeps it."""
+    store, other = await _open_two(new_store)
+    if not {"retries", "expiry"} & store.supports:
+        return
+    at = (await store.now()).replace(microsecond=0) + timedelta(hours=1)
+    run = _new_run("suspended", next_at=at)
+    await store.create(run)
+
+    async def change(changes: RunChanges) -> datetime | None:
+        changed = await store.change(run.id, (await _load_run(store, run)).version, changes)
+        assert changed is not None
+        assert (await _load_run(other, run)) == changed
+        return changed.next_at
+
+    assert (await _load_run(other, run)).next_at == at
+    assert await change(RunChanges(document='"a"')) == at
+    assert await change(RunChanges(next_at=None)) is None
+    assert await change(RunChanges(status="running", owner="one", next_at=at)) == at
+    assert await change(RunChanges(owner="other")) is None
+    assert await change(RunChanges(next_at=at)) == at
+    assert await change(RunChanges(status="suspended")) is None
+
+
 async def a_look_shows_what_changes(new_store: NewRunStore) -> None:
     """`look`: the status, the version, the generation, the number of events, and whether a process executes the run."""
     store, other = await _open_two(new_store)
@@ -800,6 +871,9 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     runs_are_found_by_who_asked,
     waiting_runs_are_found_by_their_oldest_call,
     each_write_can_set_and_remove_the_time_of_the_oldest_call,
+    a_run_is_not_taken_before_its_time,
+    a_suspended_run_is_found_when_its_time_has_come,
+    a_change_of_the_status_or_the_owner_removes_the_next_time,
     a_look_shows_what_changes,
     the_suspended_run_of_a_conversation_is_found,
     purging_deletes_old_runs_that_have_ended,

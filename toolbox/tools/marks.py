@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from inspect import signature
@@ -26,8 +27,6 @@ TOOLBOX_MARK = "__toolbox_toolbox__"
 EFFECTS_MARK = "__toolbox_effects__"
 OWN_TOOL_CALLS = "__toolbox_tool_call__"
 """Attribute of a class: a method that returns the function to call for a member as a tool."""
-SERVICE_MARK = "__toolbox_service__"
-"""At the class of an AI service, and at its methods as tools."""
 
 
 UnknownOutcome: TypeAlias = Literal["tell", "ask", "retry"]
@@ -70,6 +69,7 @@ class ToolOptions:
     deferred: bool = False
     on_unknown_outcome: UnknownOutcome | None = None
     former_names: tuple[str, ...] = ()
+    approval_expires: timedelta | None = None
 
 
 OPTIONS = tuple(each.name for each in fields(ToolOptions))
@@ -115,6 +115,7 @@ def tool(
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
     strict: bool | None = None,
     former_names: Sequence[str] = (),
+    approval_expires: timedelta | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -139,6 +140,7 @@ def tool(*lines: Any, **options: Any) -> Any:
       needs approval.
     - `approvers`: roles; only a `SecurityIdentity` with one of them may answer a call that waits. `not_self`: the
       identity that asked may not answer, and anonymous callers do not see the tool.
+    - `approval_expires`: a `timedelta` after which a call that waits for approval is rejected with "expired".
     - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
     - `on_unknown_outcome`: in a durable run, after a crash during the call: `"tell"` the model that the outcome is
       unknown, `"ask"` a person, or `"retry"` the call; by default as the service says.
@@ -188,6 +190,13 @@ def _check_run_options(mark: ToolMark) -> None:
     if (mark.approvers or mark.not_self) and not waits:
         fix = 'requires_approval=, deferred=True or on_unknown_outcome="ask"'
         raise TypeError(f"@tool: approvers= and not_self= have no effect without {fix}")
+    if mark.approval_expires is not None:
+        if not isinstance(mark.approval_expires, timedelta):
+            raise TypeError(f"@tool: invalid approval_expires={mark.approval_expires!r}; use a datetime.timedelta")
+        if mark.approval_expires <= timedelta():
+            raise ValueError(f"@tool: invalid approval_expires={mark.approval_expires!r}; use a duration above 0")
+        if mark.requires_approval is False:
+            raise TypeError("@tool: approval_expires= has no effect without requires_approval=")
     for option, given in (("not_self", mark.not_self), ("deferred", mark.deferred)):
         if not isinstance(given, bool):
             raise TypeError(f"@tool: invalid {option}={given!r}; use True or False")

@@ -25,11 +25,11 @@ from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked_in, 
 from ..parameters import TAKES_PROGRESS
 from ..safe_text import brief
 from ..security import OF_KNOWN, access_to
+from ..service_names import SERVICE_MARK
 from .codec import ArgumentDecoder
 from .function_calls import has_own_tool_calls, member_of
 from .marks import (
     OWN_TOOL_CALLS,
-    SERVICE_MARK,
     ApprovalRule,
     ReturnBehavior,
     SearchBehavior,

@@ -47,9 +47,10 @@ from ..parameters import (
     InjectMark,
 )
 from ..security import Access
+from ..service_names import SERVICE_MARK
 from .codec import decode_request
 from .failures import ToolErrors
-from .marks import SERVICE_MARK, ToolOptions, UnknownOutcome
+from .marks import ToolOptions, UnknownOutcome
 from .results import Encoded
 from .specification import Role, ToolParameter, given_or_default
 

@@ -126,7 +126,7 @@ function detailsOf(run) {
     "div",
     {class: "bench"},
     make("h2", {}, `${run.service.split(":").pop()}.${run.method}`),
-    make("p", {class: "about"}, `Run ${run.id}, ${run.status}${run.error ? `: ${run.error}` : ""}.`),
+    make("p", {class: "about"}, stateOf(run)),
     make("p", {class: "about"}, startOf(run)),
     run.pending.map(call => pendingForm(call, (answer, button) => send({run_id: run.id, answers: answer}, button))),
     run.status === "suspended" || run.status === "running" ? make("p", {class: "buttons"}, cancel) : null,
@@ -142,10 +142,21 @@ function detailsOf(run) {
   );
 }
 
+// Says how far a run is.
+export function stateOf(run) {
+  const attempt = run.attempts > 1 ? `, attempt ${run.attempts}` : "";
+  return `Run ${run.id}, ${run.status}${attempt}${run.error ? `: ${run.error}` : ""}.`;
+}
+
 // Says who asked for a run, and in which conversation.
 export function startOf(run) {
   const conversation = run.memory_id === null ? "" : `, in the conversation ${escaped(run.memory_id)}`;
   return `Started by ${run.started_by === null ? "an anonymous caller" : escaped(run.started_by)}${conversation}.`;
+}
+
+// Says until when a call waits for an answer.
+export function expiryOf(call) {
+  return call.expires_at ? `, until ${when(call.expires_at)}` : "";
 }
 
 const textOf = value => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
@@ -196,7 +207,7 @@ function pendingForm(call, send) {
     make(
       "p",
       {class: "about"},
-      `${call.kind.replace("_", " ")} at ${call.id}${server}${call.reason ? `: ${call.reason}` : ""}`,
+      `${call.kind.replace("_", " ")} at ${call.id}${server}${expiryOf(call)}${call.reason ? `: ${call.reason}` : ""}`,
     ),
     // The text area has escapes, which few people can read.
     asksForResult || original !== call.text ? block(call.text, `Arguments of ${call.tool_name}`) : null,

@@ -1,0 +1,71 @@
+"""Decides whether a failed run is tried again, and what its next execution must not take from its records.
+
+Not here: executing a run again (`retrying`, `take_over`), reading records (`service_calls`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from ..errors import (
+    EndsInvocation,
+    InputGuardrailError,
+    InvocationTimeoutError,
+    ModelRefusedError,
+    OutputGuardrailError,
+    OutputParsingError,
+    ToolArgumentsError,
+    ToolCallsLimitExceededError,
+    ToolRoundsExceededError,
+    UnknownToolError,
+)
+from ..services.plans import MethodPlan
+from ..services.recording_needs import type_name_of
+from ..tools.failures import message_of
+from .places import RecordKey
+from .run_session import RunSession
+
+FINAL = (
+    EndsInvocation,  # of the framework, a usage limit, a tool that ends the call on purpose, a tool's guardrail
+    ToolRoundsExceededError,
+    ToolCallsLimitExceededError,
+    InvocationTimeoutError,
+    ModelRefusedError,
+    InputGuardrailError,
+    OutputGuardrailError,
+)
+"""Errors after which a run is not tried again by itself: the next try would end in the same way."""
+
+_CAUSED_BY_REPLY = {
+    each.__name__ for each in (OutputParsingError, OutputGuardrailError, ToolArgumentsError, UnknownToolError)
+}
+"""Errors that a model's reply has caused: to give the same reply again would only repeat them."""
+
+
+def wait_before_next_try(error: Exception, plan: MethodPlan, session: RunSession) -> timedelta | None:
+    """Return the time until a run that has failed is tried again; None if it has failed for good."""
+    retries, document = plan.options.run_retries, session.document
+    if retries is None or document is None or not document.follows or isinstance(error, FINAL):
+        return None
+    failures = document.failures + 1
+    if failures >= retries.attempts or were_tools_undone(session):
+        return None
+    return retries.wait_after(failures)
+
+
+def were_tools_undone(session: RunSession) -> bool:
+    """Return True if tools of a run were undone because it failed or was cancelled.
+
+    Not if a service that is a tool has undone its own tools, and the call around it has gone on with this failure.
+    """
+    return any(
+        session.recorded(RecordKey(each, "failed")) is not None and session.recorded(RecordKey(each)) is None
+        for each in session.places
+    )
+
+
+def describe_failure(error: Exception) -> dict[str, Any]:
+    """Return what the document of a run says about the error with which it has failed."""
+    name = type_name_of(error)
+    return {"error_type": name, "error_text": message_of(error), "asks_again": name in _CAUSED_BY_REPLY}
