@@ -35,7 +35,7 @@ def test_a_process_that_is_killed_while_it_undoes_leaves_no_tool_undone_twice_or
         if killed % 6 == 0:
             forge.wait()
     forge.wait()
-    for step in range(waiting + 1, waiting_last + 1, every):
+    for step in range(1, waiting_last - waiting + 1, every):
         forge.begin("cancel_trip", url, LEASE, f"waiting, killed at {step}", step)
         killed += 1
         if killed % 6 == 0:

@@ -165,12 +165,12 @@ async def count_trip(url: str, lease: float) -> None:
 
 
 async def cancel_trip(url: str, lease: float, run_id: str, kill_at: int | None) -> None:
-    """Book a trip that waits, and cancel it in the same process, which is killed at a step."""
+    """Book a trip that waits, and cancel it in the same process, which is killed at a step after that."""
     async with agency(url, lease, take_over=False) as (container, _):
-        steps.kill_at = kill_at
         run = await container.runs.start(Trips.book, run_id)
         while "waits" not in steps.taken:  # noqa: ASYNC110 - it is not announced
             await asyncio.sleep(0.01)
+        steps.kill_at = None if kill_at is None else len(steps.taken) + kill_at
         await container.runs.cancel(run.id, "too expensive")
 
 

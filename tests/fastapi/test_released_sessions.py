@@ -132,5 +132,5 @@ async def test_the_timeline_of_the_dev_ui_shows_when_a_connection_was_given_back
 
     assert shown == ["model_started", "tool_started", "connection", "model_started", "model_started"]
     [released] = [each for each in entries if each.get("type") == "connection"]
-    assert (released["name"], released["duration"], released["is_error"]) == ("connection", 0, False)
+    assert (released["name"], released["duration"], released["refused"]) == ("connection", 0, False)
     assert program.used == [0, 0, 0]

@@ -359,6 +359,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         self.registered.use_graph(graph)
         self.has_cost_estimator = isinstance(graph.resolve(ESTIMATOR), SingleBean)
         identity = graph.resolve_type(SecurityIdentity, None)
+        self.has_identity_bean = isinstance(identity, SingleBean)
         # A dependent one would be produced again, only for its name.
         self.notes_callers = not isinstance(identity, SingleBean) or graph.definitions[identity.bean].is_shared
 

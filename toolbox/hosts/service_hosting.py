@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import Late, load
 from ..context import ActiveScope, InvocationContext, complete_context
-from ..di.scopes import outside_scopes
+from ..di.scopes import active, outside_scopes
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
@@ -51,6 +51,7 @@ class ServiceHosting(ABC, Generic[Models]):
     models: Models
     listeners: Listeners | None = None
     has_cost_estimator = False
+    has_identity_bean = True
     notes_callers = True
     added_may_suspend = False
     takes_over_runs = False
@@ -96,7 +97,8 @@ class ServiceHosting(ABC, Generic[Models]):
 
     async def note_caller(self, context: InvocationContext) -> None:
         """Note the name of the caller in a context, for logs and traces."""
-        if self.notes_callers:
+        # Without a bean, the caller can only be a seed of a scope.
+        if self.notes_callers and (self.has_identity_bean or active.get() is not None):
             try:
                 identity = await identity_in(self.scope)
             except Exception:  # reported where the identity is needed, if it is
