@@ -24,6 +24,7 @@ import griffe
 from pydantic import BaseModel, SecretStr
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
+from typing_extensions import is_protocol
 
 from toolbox.cli import commands
 from toolbox.settings import (
@@ -240,7 +241,10 @@ def signature_of(name: str, value: Any) -> str:
         parameters = list(field_texts(value))
     else:
         signature = inspect.signature(value.__init__ if is_plain_error(value) else value)
-        parameters = list(parameter_texts(signature))
+        # Until its first instance is made, a class below a protocol has the `__init__` of protocols.
+        is_bare = isinstance(value, type) and not is_plain_error(value) and any(map(is_protocol, value.__mro__))
+        shown = list(parameter_texts(signature))
+        parameters = [] if is_bare and shown == ["*args", "**kwargs"] else shown
         result = "" if isinstance(value, type) else f" -> {annotation_of(signature.return_annotation)}"
     line = f"{prefix}{name}({', '.join(parameters)}){result}"
     if len(line) <= 100:

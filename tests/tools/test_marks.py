@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
+from datetime import timedelta
 from inspect import signature
 from typing import Annotated, Any, Protocol
 
@@ -57,6 +58,7 @@ def test_each_option_that_a_call_needs_reaches_the_tool() -> None:
         "requires_approval": True,
         "approvers": ("manager",),
         "not_self": True,
+        "approval_expires": timedelta(hours=1),
         "deferred": True,
         "on_unknown_outcome": "ask",
         "former_names": ("sum",),
