@@ -112,8 +112,11 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     raise asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")
                 if streamed is not None:
                     await streamed.advanced(performed, event, effect)
-                if plan.layers.after_round is not None and isinstance(performed, RunTools):
-                    effect = await _after_round(invocation, rounds_done, effect)
+                has_ended = isinstance(performed, RunTools) and len(invocation.state.executions) > rounds_done
+                if has_ended and (compensate := plan.layers.after_round) is not None:
+                    await compensate(invocation, rounds_done)
+                    if isinstance(effect, CallModel):
+                        effect = CallModel(request_of(invocation.rules, invocation.state))
             await _end(effect, invocation)
 
         # The blocks have ended: the conversation is written, and the listeners have the answer.
@@ -144,15 +147,6 @@ async def _check_answer(effect: CheckAnswer, invocation: Invocation) -> AnswerCh
     check = invocation.plan.layers.check_answer
     assert check is not None
     return await check(effect, invocation)
-
-
-async def _after_round(invocation: Invocation, first: int, following: Effect) -> Effect:
-    """Let compensation act if the round has ended; `first` is the position of its first execution."""
-    after_round = invocation.plan.layers.after_round
-    if after_round is None or len(invocation.state.executions) <= first:
-        return following
-    await after_round(invocation, first)
-    return CallModel(request_of(invocation.rules, invocation.state)) if isinstance(following, CallModel) else following
 
 
 async def _end(effect: Effect, invocation: Invocation) -> None:
