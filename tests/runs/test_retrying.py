@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 from pydantic import BaseModel
+from sqlalchemy.exc import OperationalError
 
 from toolbox import (
     ChatResponse,
@@ -765,3 +766,29 @@ def test_other_values_of_run_retries_are_problems() -> None:
 
     assert "invalid run_retries=3" in problem.what
     assert ServiceOptions().run_retries is None
+
+
+class Locked(sql.SqlRunStore):
+    """A store whose database refuses the first write of an execution, with the statement and its values."""
+
+    refusals = 1
+
+    async def append(self, run_id: str, generation: int, records: Any, changes: Any = None, events: Any = ()) -> None:
+        if self.refusals and changes is not None:
+            self.refusals -= 1
+            raise OperationalError("UPDATE runs SET document=?", (changes.document,), Exception("database is locked"))
+        await super().append(run_id, generation, records, changes, events)
+
+
+async def test_a_write_that_fails_when_an_execution_begins_does_not_log_the_arguments(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    container = Container(models={"default": ScriptedChatModel(["done"])}).register(Patient)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(sql.open_engine(f"sqlite:///{tmp_path / 'data.db'}"))
+        here = await stack.enter_async_context(container.register_instance(Locked(engine), RunStore))
+        run = await here.runs.start(Patient.ask, "my private words")
+
+        assert await here.runs.result(run, timeout=60) == "done"
+    assert "database is locked" in caplog.text
+    assert "my private words" not in caplog.text

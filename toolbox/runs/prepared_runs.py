@@ -145,6 +145,14 @@ class PreparedRuns:
             identity = with_token_of(person, identity)
         return replace(prepared, identity=identity, is_without_user=person is None and not stored.is_anonymous)
 
+    async def admit_to_method(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
+        """Do the same. Raises `ForbiddenError` also if the identity may no longer call the method."""
+        prepared = await self.admit(run_id, prepared, person)
+        access = prepared.plan.access
+        if access is not None and not access.allows(prepared.identity):
+            raise access.refusal(prepared.identity, prepared.plan.where)
+        return prepared
+
     async def _load_identity(self, run_id: str, identity: Any) -> Any:
         try:
             loader: Any = await self._host.application_bean(IdentityLoader)

@@ -81,7 +81,7 @@ class Resuming:
             for call_id, answer in answers.items()
         ]
         await self._refuse_expired(run_id, given)
-        prepared = await self._admit(run_id, prepared, by)
+        prepared = await self._preparing.admit_to_method(run_id, prepared, by)
         name = person_name(by)
         now = await self._runs.now()
         document = _with_answers(prepared.document, now, stored.updated_at, given, person, history_name(by))
@@ -90,13 +90,6 @@ class Resuming:
             raise RunAnswerError(run_id, "someone else answered this run first; reload it with runs.get(run_id)")
         tell(prepared, run_id, given, name)
         return await self._execution.continue_run(taken, put, replace(prepared, document=document))
-
-    async def _admit(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
-        """Return the run with its identity. Raises `ForbiddenError` if it may no longer call the method."""
-        prepared, access = await self._preparing.admit(run_id, prepared, person), prepared.plan.access
-        if access is not None and not access.allows(prepared.identity):
-            raise access.refusal(prepared.identity, prepared.plan.where)
-        return prepared
 
     async def _take(self, stored: StoredRun, document: RunDocument) -> StoredRun | None:
         """Store the answers in this document and take the run, in one step; None if it has changed."""
@@ -125,7 +118,7 @@ class Resuming:
         expired = [(each, reject(EXPIRED)) for each in find_expired(prepared.document.waiting, now)]
         if not expired:
             return None
-        prepared = await self._admit(run_id, prepared)
+        prepared = await self._preparing.admit_to_method(run_id, prepared)
         document = _with_answers(prepared.document, now, stored.updated_at, expired, None, None)
         if (taken := await self._take(stored, document)) is None:
             return None  # a person, or another process, was faster

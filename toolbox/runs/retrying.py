@@ -49,9 +49,7 @@ class Retrying:
         store = await self._runs.open()
         stored = await self._runs.load(run_id)
         document = await self._read_ended(stored)
-        prepared = await self._preparing.admit(run_id, self._preparing.prepare(stored), by)
-        if (access := prepared.plan.access) is not None and not access.allows(prepared.identity):
-            raise access.refusal(prepared.identity, prepared.plan.where)
+        prepared = await self._preparing.admit_to_method(run_id, self._preparing.prepare(stored), by)
         await self._refuse_beside_suspended(stored, prepared)
 
         entry = HistoryEntry(await self._runs.now(), history_name(by), None, None, "retry")

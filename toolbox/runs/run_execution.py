@@ -287,7 +287,9 @@ class RunExecution:
         document = prepared.document
         document = document.changed(attempts=document.attempts + 1, error_type=None, error_text=None)
         changes = self._runs.moved(owned, document, RunChanges(document=document.to_json()))
-        await (await self._runs.open()).append(owned.id, owned.generation, [], changes)
+        # Through a session: logs would show the values of the statement in an error of the database.
+        with RunSession.of(owned, document, (), await self._runs.open()).using_store() as store:
+            await store.append(owned.id, owned.generation, [], changes)
         return replace(prepared, document=document)
 
     async def _continue_held(self, held: HeldRun, prepared: PreparedRun, put: PutEvent | None) -> Result[Any] | None:
@@ -336,8 +338,7 @@ class RunExecution:
             held.has_left = session.has_left
             if log is not None:
                 await log.close()
-        store = await self._runs.open()
-        return await self._execute_held(held, prepared, await store.records(session.id), None)
+        return await self._continue_held(held, prepared, None)
 
     async def _cancel(self, session: RunSession, prepared: PreparedRun, wish: HistoryEntry) -> PreparedRun:
         """End a run for a wish, with what was said until then. Raises `RunCancelledError`.
