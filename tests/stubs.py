@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-PACKAGES = ("toolbox", "toolbox.runs")
+PACKAGES = ("toolbox", "toolbox.conversations", "toolbox.runs")
 ROOT = Path(__file__).parent.parent
 
 

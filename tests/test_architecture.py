@@ -64,6 +64,7 @@ LAYERS: dict[str, int] = {
     "toolbox.search": 5,
     "toolbox.transcripts": 4,
     "toolbox.oauth": 5,
+    "toolbox.conversations": 4,
     "toolbox.rest": 5,
     "toolbox.services": 5,
     "toolbox.runs": 5,

@@ -31,6 +31,7 @@ HEAVY = (
 
 PUBLIC_MODULES = [
     "toolbox",
+    "toolbox.conversations",
     "toolbox.dbos",
     "toolbox.errors",
     "toolbox.events",

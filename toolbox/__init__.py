@@ -23,6 +23,9 @@ _LISTED = {
     ".contents": "AudioContent ImageContent PdfContent TextContent",
     ".context": "InvocationContext invocation_attributes time_limit",
     ".demo": "DemoChatModel",
+    ".conversations.keys": "ChatMemoryKey",
+    ".conversations.stores": "ChatMemoryStore",
+    ".conversations.views": "MessageWindow TokenWindow",
     ".di.conditions": "only_if",
     ".di.decorating": "decorates",
     ".di.decorators": "Instance Named application_scoped call_scoped dependent produces request_scoped",
@@ -46,9 +49,7 @@ _LISTED = {
         system_message user_message
     """,
     ".services.invocation_records": "invocation_record",
-    ".services.memory": "ChatMemoryKey ChatMemoryStore",
     ".services.outputs": "Result TokenStream",
-    ".services.windows": "MessageWindow TokenWindow",
     ".settings": "ToolboxSettings",
     ".startup": "on_start",
     ".tools.failures": "ToolErrors hide_details return_to_model",
@@ -59,11 +60,12 @@ _LISTED = {
 _UNLISTED = {
     ".chat": "ServiceEvent StreamingChatModel",
     ".contents": "Content",
+    ".conversations.memories": "ChatMemory",
+    ".conversations.stores": "InMemoryChatMemoryStore",
+    ".conversations.views": "estimate_tokens",
     ".logs": "InvocationLogFilter LoggingListener",
     ".services.invocation_records": "InvocationRecord",
-    ".services.memory": "ChatMemory InMemoryChatMemoryStore",
     ".services.outputs": "Compensation",
-    ".services.windows": "estimate_tokens",
 }
 """Names that can be imported from here too, but that documents import from their modules."""
 

@@ -45,6 +45,16 @@ from .context import (
 from .demo import (
     DemoChatModel,
 )
+from .conversations.keys import (
+    ChatMemoryKey,
+)
+from .conversations.stores import (
+    ChatMemoryStore,
+)
+from .conversations.views import (
+    MessageWindow,
+    TokenWindow,
+)
 from .di.conditions import (
     only_if,
 )
@@ -67,6 +77,7 @@ from .errors import (
     BlockingCallNotAllowedError,
     ContainerNotStartedError,
     ContextLengthError,
+    ConversationBusyError,
     ConversationSuspendedError,
     EndsInvocation,
     FrameworkError,
@@ -212,17 +223,9 @@ from .services.declaration import (
 from .services.invocation_records import (
     invocation_record,
 )
-from .services.memory import (
-    ChatMemoryKey,
-    ChatMemoryStore,
-)
 from .services.outputs import (
     Result,
     TokenStream,
-)
-from .services.windows import (
-    MessageWindow,
-    TokenWindow,
 )
 from .settings import (
     ToolboxSettings,
@@ -255,6 +258,15 @@ from .chat import (
 from .contents import (
     Content as Content,
 )
+from .conversations.memories import (
+    ChatMemory as ChatMemory,
+)
+from .conversations.stores import (
+    InMemoryChatMemoryStore as InMemoryChatMemoryStore,
+)
+from .conversations.views import (
+    estimate_tokens as estimate_tokens,
+)
 from .logs import (
     InvocationLogFilter as InvocationLogFilter,
     LoggingListener as LoggingListener,
@@ -262,15 +274,8 @@ from .logs import (
 from .services.invocation_records import (
     InvocationRecord as InvocationRecord,
 )
-from .services.memory import (
-    ChatMemory as ChatMemory,
-    InMemoryChatMemoryStore as InMemoryChatMemoryStore,
-)
 from .services.outputs import (
     Compensation as Compensation,
-)
-from .services.windows import (
-    estimate_tokens as estimate_tokens,
 )
 
 __all__ = [
@@ -296,6 +301,7 @@ __all__ = [
     "Container",
     "ContainerNotStartedError",
     "ContextLengthError",
+    "ConversationBusyError",
     "ConversationSuspendedError",
     "DEFAULT",
     "DemoChatModel",

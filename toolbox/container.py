@@ -37,11 +37,11 @@ from .security import Reach
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
+    from .conversations.memories import ChatMemory
     from .di.wiring import Wiring
     from .events import EventListener
     from .hosts.hosting import ContainerHost
     from .runs.runs_bean import Runs
-    from .services.memory import ChatMemory
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors
     from .tools.tool_calls import Tool

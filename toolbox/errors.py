@@ -22,6 +22,7 @@ __all__ = [
     "BlockingCallNotAllowedError",
     "ContainerNotStartedError",
     "ContextLengthError",
+    "ConversationBusyError",
     "ConversationSuspendedError",
     "EndsInvocation",
     "FrameworkError",
@@ -636,6 +637,14 @@ class RunCancelledError(_WithFacts, ToolboxError):
 
     def __str__(self) -> str:
         return f"run {self.run_id} was cancelled" + (f": {self.reason}" if self.reason else "")
+
+
+class ConversationBusyError(_WithFacts, ToolboxError):
+    """Another call is at work in the conversation, and this one does not wait for it."""
+
+    service: str
+    memory_id: str
+    template = "conversation {memory_id!r} of {service} is in use by another call; try again when that has ended"
 
 
 class ConversationSuspendedError(_WithFacts, FrameworkError):

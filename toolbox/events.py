@@ -347,7 +347,7 @@ class GuardrailExecutedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class MemoryWrittenEvent(InvocationEvent):
-    """The conversation `context.memory_id` was saved; `messages` is its new content."""
+    """A turn of the conversation `context.memory_id` was stored; `messages` are those that were sent, with the turn."""
 
     messages: tuple[Message, ...]
 

@@ -74,7 +74,7 @@ async def test_the_lease_of_a_conversation_is_renewed_while_tools_use_all_connec
     ):
         store = SqlChatMemoryStore(engine, lease=1.0)
         async with store.lock(key), engine.connect():
-            await renewed(other, "lease_until", "toolbox_conversations")
+            await renewed(other, "until", "toolbox_conversations_leases")
         await store.stop()
 
 
@@ -110,9 +110,7 @@ async def test_a_lease_further_away_than_two_leases_has_ended(sqlite_url: str, t
 
         assert not await taken()
         async with engine.begin() as connection:
-            await connection.execute(text("UPDATE toolbox_runs_leases SET until = until + :hour"), {"hour": HOUR})
-            await connection.execute(
-                text("UPDATE toolbox_conversations SET lease_until = lease_until + :hour"), {"hour": HOUR}
-            )
+            for each in ("toolbox_runs_leases", "toolbox_conversations_leases"):
+                await connection.execute(text(f"UPDATE {each} SET until = until + :hour"), {"hour": HOUR})
         assert await taken()
         assert not await taken()

@@ -66,7 +66,7 @@ async def test_no_transaction_is_open_while_the_model_replies(database_url: str)
         assert await container.get(Assistant).chat("room 7", "hi") == "0 connections in use"
 
 
-async def test_a_call_reads_once_and_writes_once(database_url: str) -> None:
+async def test_a_call_reads_once_and_writes_one_turn(database_url: str) -> None:
     async with container_on(database_url, "hello", "again") as container:
         await container.get(Assistant).chat("room 7", "hi")
         said: list[str] = []
@@ -79,8 +79,9 @@ async def test_a_call_reads_once_and_writes_once(database_url: str) -> None:
         await container.get(Assistant).chat("room 7", "hi")
         event.remove(sync_engine, "before_cursor_execute", listen)
 
-    assert len([each for each in said if each.startswith("SELECT")]) == 1
-    assert len([each for each in said if each.startswith("UPDATE") and "messages=" in each]) == 1
+    assert len([each for each in said if each.startswith("SELECT")]) == 3  # the head, turns, the head to write it
+    assert len([each for each in said if each.startswith("INSERT INTO toolbox_conversations_turns")]) == 1
+    assert len([each for each in said if each.startswith("UPDATE toolbox_conversations SET")]) == 1
 
 
 async def test_an_empty_conversation_leaves_no_row(database_url: str) -> None:
@@ -89,12 +90,14 @@ async def test_an_empty_conversation_leaves_no_row(database_url: str) -> None:
         await container.get(Assistant).chat("room 8", "hi")
         await container.chat_memory(Assistant, "room 7").clear()
         async with container.get(AsyncEngine).connect() as connection:
-            rows = (await connection.execute(text("SELECT memory_id, lease_token FROM toolbox_conversations"))).all()
+            rows = (await connection.execute(text("SELECT memory_id FROM toolbox_conversations"))).all()
+            held = (await connection.execute(text("SELECT memory_id FROM toolbox_conversations_leases"))).all()
+            turns = (await connection.execute(text("SELECT number FROM toolbox_conversations_turns"))).all()
 
-    assert rows == [("room 8", None)]
+    assert (rows, held, turns) == ([("room 8",)], [], [(1,)])
 
 
-async def test_each_step_of_a_call_is_one_transaction_with_one_statement(postgres_url: str) -> None:
+async def test_each_step_of_a_call_is_one_transaction_with_few_statements(postgres_url: str) -> None:
     async with container_on(postgres_url, "hello", "again", pool_size=1, max_overflow=0) as container:
         await container.get(Assistant).chat("room 7", "hi")
         engine = container.get(AsyncEngine)
@@ -107,7 +110,8 @@ async def test_each_step_of_a_call_is_one_transaction_with_one_statement(postgre
             driver.add_query_logger(lambda record: others.append(record.query))
         await container.get(Assistant).chat("room 7", "hi")
 
-    assert statements == ["INSERT", "SELECT", "UPDATE", "UPDATE"]  # take the lease, read, write, give it back
+    # Take the lease; read; check the lease, read, and write the turn and the head; give the lease back.
+    assert statements == ["INSERT", *["SELECT"] * 2, "UPDATE", "SELECT", "INSERT", "UPDATE", "DELETE"]
     ours = [each for each in others if each not in ("BEGIN;", ";", "ROLLBACK;")]  # the test of the connection
     assert ours == ["BEGIN ISOLATION LEVEL READ COMMITTED;", "COMMIT;"] * 4
 

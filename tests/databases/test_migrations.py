@@ -21,7 +21,7 @@ from toolbox.runs import Run, approve
 from toolbox.security import SecurityIdentity
 from toolbox.settings import SqlSettings, ToolboxSettings
 from toolbox.sql import SqlChatMemoryStore, SqlRunStore
-from toolbox.sql.conversation_store import conversation_steps
+from toolbox.sql.conversation_tables import ConversationTables
 from toolbox.sql.migrations import migrate
 from toolbox.sql.run_tables import FirstRunTables
 from toolbox.testing import ScriptedChatModel
@@ -70,7 +70,7 @@ async def create_version_1(url: str) -> None:
     """Create a database as the first release with runs has left it, and a run that no release can read."""
     async with sql.open_engine(url) as engine:
         await migrate(engine, "toolbox_runs", FirstRunTables("toolbox_runs").steps())
-        await migrate(engine, "toolbox_conversations", conversation_steps("toolbox_conversations")[:1])
+        await migrate(engine, "toolbox_conversations", ConversationTables("toolbox_conversations").steps()[:1])
         lines = ROWS.read_text(encoding="utf-8").splitlines()[1:]
         broken = "INSERT INTO toolbox_runs SELECT 'broken', service, method, 'suspended', 0, 0, NULL, 0, 0, '{\"a'"
         async with engine.begin() as connection:
@@ -304,10 +304,11 @@ def with_user(url: str, name: str) -> str:
     return make_url(url).set(username=name, password="secret").render_as_string(hide_password=False)
 
 
+CONVERSATIONS = "toolbox_conversations"
 ROWS_ONLY = (
     "SELECT ON toolbox_schemas",
     "SELECT, INSERT, UPDATE, DELETE ON toolbox_runs, toolbox_runs_leases, toolbox_runs_records, toolbox_runs_events",
-    "SELECT, INSERT, UPDATE, DELETE ON toolbox_conversations",
+    f"SELECT, INSERT, UPDATE, DELETE ON {', '.join(each.name for each in ConversationTables(CONVERSATIONS).tables)}",
     "USAGE ON SEQUENCE toolbox_runs_records_number_seq",
 )
 

@@ -25,6 +25,7 @@ from toolbox import (
 from toolbox import Inject as ToolInject
 from toolbox.errors import (
     AnswerForbiddenError,
+    ConversationBusyError,
     ConversationSuspendedError,
     RunAnswerError,
     RunBusyError,
@@ -84,6 +85,7 @@ ERRORS: list[tuple[Exception, int]] = [
     (RunConflictError("secret", "secret"), 409),
     (RunStateError("secret", "secret"), 409),
     (RunBusyError("secret"), 409),
+    (ConversationBusyError("secret", "secret"), 409),
     (ConversationSuspendedError("secret", "secret"), 409),
 ]
 

@@ -36,9 +36,9 @@ from toolbox import (
 )
 from toolbox import contents as contents_module
 from toolbox.contents import bytes_of, media_type_of, url_of
+from toolbox.conversations.views import estimate_tokens
 from toolbox.recordings import Recording
 from toolbox.services.state import State
-from toolbox.services.windows import estimate_tokens
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox.transcripts import messages_from_json, messages_to_json
 

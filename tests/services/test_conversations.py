@@ -390,12 +390,12 @@ async def test_message_window_keeps_the_last_messages() -> None:
     assert requests == [["q0"], ["q0", "a0", "q1"], ["q1", "a1", "q2"]]
 
 
-async def test_default_window_keeps_twenty_messages() -> None:
+async def test_default_window_keeps_twenty_messages_and_then_moves_in_steps() -> None:
     for window in (..., DEFAULT, MessageWindow()):
-        requests = await conversation(window, 12)
+        requests = await conversation(window, 16)
         assert len(requests[10]) == 21
-        assert requests[11][0] == "q1"
-        assert len(requests[11]) == 21
+        assert [each[0] for each in requests[11:]] == ["q5"] * 4 + ["q5"]
+        assert [len(each) for each in requests[11:]] == [13, 15, 17, 19, 21]
 
 
 async def test_chat_memory_none_keeps_no_messages() -> None:
@@ -416,11 +416,10 @@ async def test_tools_receive_the_memory_id_when_memory_is_off() -> None:
     assert seen == ["s"]
 
 
-async def test_a_turn_that_is_longer_than_the_window_stays_whole() -> None:
-    for window in (MessageWindow(1), MessageWindow(3), TokenWindow(1)):
-        requests = await conversation(window, 3, rounds=True)
-        assert requests[1] == ["q0", "call", "fine", "a0", "q1"]
-        assert requests[2] == ["q1", "call", "fine", "a1", "q2"]
+async def test_windows_begin_with_a_user_message_and_keep_the_newest_turn() -> None:
+    for size in (1, 2, 3):
+        requests = await conversation(MessageWindow(size), 3, rounds=True)
+        assert requests[1:] == [["q0", "call", "fine", "a0", "q1"], ["q1", "call", "fine", "a1", "q2"]]
 
 
 async def test_windows_are_applied_between_calls_and_not_within_one() -> None:
@@ -445,6 +444,7 @@ async def test_token_window_uses_the_given_counter() -> None:
     assert requests[2] == ["q1", "a1", "q2"]
     assert counted
     assert await conversation(TokenWindow(10_000), 2) == [["q0"], ["q0", "a0", "q1"]]
+    assert await conversation(TokenWindow(1), 3) == [["q0"], ["q0", "a0", "q1"], ["q1", "a1", "q2"]]
 
 
 # --- reading and changing a conversation

@@ -21,7 +21,7 @@ from toolbox import (
     register_ai_service,
     request_scoped,
 )
-from toolbox.services.conversation_leases import Leases
+from toolbox.conversations.leases import Leases
 from toolbox.testing import ScriptedChatModel
 
 from .conversing import Other, said
@@ -263,7 +263,7 @@ async def test_a_lease_is_released_after_the_renewal_in_progress() -> None:
 
 
 async def test_releases_that_take_too_long_have_ended_when_the_store_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbox.services.conversation_leases._LAST_WORK", 0.05)
+    monkeypatch.setattr("toolbox.conversations.leases._LAST_WORK", 0.05)
     keeper = SlowKeeper()
     leases = Leases(keeper, 10)
 

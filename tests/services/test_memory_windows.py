@@ -3,13 +3,12 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
-from itertools import dropwhile
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 from hypothesis import given, settings
 
-from tests.generated import below, built, lists, made, sampled
+from tests.generated import below, lists, made, sampled
 from toolbox import (
     AiMessage,
     ChatMemoryKey,
@@ -27,8 +26,8 @@ from toolbox import (
     UserMessage,
     register_ai_service,
 )
-from toolbox.services.memory import ChatMemories
-from toolbox.services.windows import Window, estimate_tokens, keep_newest, repaired
+from toolbox.conversations.memories import ChatMemories
+from toolbox.conversations.views import estimate_tokens, repaired
 from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
@@ -88,10 +87,10 @@ async def test_invalid_memory_ids_are_rejected_before_the_store_is_called(memory
 
 
 def test_token_window_keeps_the_messages_that_fit() -> None:
-    window = TokenWindow(7, count=lambda message: 1)
+    window = TokenWindow(6, count=lambda message: 1)
 
     assert window.newest([*ROUND, *ROUND]) == tuple(ROUND)
-    assert window.newest(ROUND) == tuple(ROUND)
+    assert TokenWindow(1, count=lambda message: 2).newest(ROUND) == tuple(ROUND)  # the newest turn stays
     assert estimate_tokens(UserMessage("four")) == 5
 
 
@@ -151,112 +150,6 @@ def test_valid_conversations_are_not_changed_by_the_repair(drawn: tuple[list[Mes
     assert repaired(once) == once
 
 
-# --- where a window cuts
-
-
-class Last:
-    """A window of the program's own, which knows nothing of turns."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def newest(self, messages: Sequence[Message]) -> list[Message]:
-        return list(messages[len(messages) - self.size :] if self.size < len(messages) else messages)
-
-
-class FirstAndLast(Last):
-    """A window that keeps the first message, too: what it leaves out of the middle is its own decision."""
-
-    def newest(self, messages: Sequence[Message]) -> list[Message]:
-        return list(messages) if len(messages) <= self.size else [messages[0], *super().newest(messages)]
-
-
-class Forgetful(Last):
-    def newest(self, messages: Sequence[Message]) -> list[Message]:
-        return [] if len(messages) > self.size else list(messages)
-
-
-def window_of(kind: int, size: int) -> Any:
-    tokens = TokenWindow(10 * (1 + size), count=lambda message: 4 + 3 * len(message.text or ""))
-    return (MessageWindow(1 + size), tokens, Last(size), FirstAndLast(size), Forgetful(size))[kind]
-
-
-def one_turn(rounds: list[list[str]], question: str) -> list[Message]:
-    """Return a question, rounds of tool calls with their results, and an answer."""
-    turn: list[Message] = [UserMessage(question)]
-    for number, names in enumerate(rounds):
-        requests = [ToolExecutionRequest(f"{number}-{index}", name, "{}") for index, name in enumerate(names)]
-        turn += [AiMessage(None, requests), *(ToolExecutionResultMessage.of(each, "found") for each in requests)]
-    return [*turn, AiMessage("answer")]
-
-
-turns = lists(built(one_turn, lists(sampled(["look"], ["find", "look"], ["look"] * 3), 3), sampled("q", "", "yes")), 6)
-greetings = lists(built(AiMessage, sampled("Welcome!", "How are you?")), 2)
-
-
-@settings(deadline=None)
-@given(made(greetings, turns, below(5), below(12), size=64))
-def test_every_window_cuts_before_a_user_message_and_keeps_the_newest_turn(drawn: tuple[Any, ...]) -> None:
-    greeting, said, kind, size = drawn
-    log, window = (*greeting, *(message for turn in said for message in turn)), window_of(kind, size)
-
-    kept = keep_newest(window, log)
-
-    if kept != log:
-        assert not kept or isinstance(kept[0], UserMessage)
-    if said and not isinstance(window, FirstAndLast):
-        assert kept[-len(said[-1]) :] == tuple(said[-1])
-    if isinstance(window, MessageWindow | TokenWindow):
-        assert kept == window.newest(log) == log[len(log) - len(kept) :]
-        assert keep_newest(window, kept) == kept
-
-
-@settings(deadline=None)
-@given(made(turns, below(5), below(12), below(60), size=64))
-async def test_no_call_or_result_is_sent_first_wherever_an_earlier_release_has_cut(drawn: tuple[Any, ...]) -> None:
-    said, kind, size, at = drawn
-    log = [message for turn in said for message in turn]
-    store = InMemoryChatMemoryStore()
-    await store.update_messages(KEY, log[at:])
-
-    loaded = await ChatMemories(store).load(KEY, window_of(kind, size))
-
-    assert not loaded or isinstance(loaded[0], UserMessage) or loaded[0] == log[at] == AiMessage("answer")
-
-
-@settings(deadline=None)
-@given(made(turns, sampled(*range(1, 12)), size=64))
-async def test_no_answer_is_sent_first_if_an_earlier_release_has_filled_the_window(drawn: tuple[Any, ...]) -> None:
-    said, size = drawn
-    log = [message for turn in said for message in turn]
-    left = tuple(dropwhile(lambda each: isinstance(each, ToolExecutionResultMessage), log[-size:]))
-    store = InMemoryChatMemoryStore()
-    await store.update_messages(KEY, left)
-
-    loaded = await ChatMemories(store).load(KEY, MessageWindow(size))
-
-    if 2 * len(left) > size:
-        assert not loaded or isinstance(loaded[0], UserMessage)
-
-
-@pytest.mark.parametrize("window", [MessageWindow(6), MessageWindow(20), TokenWindow(500), Last(9)])
-async def test_a_greeting_of_the_program_is_sent_until_the_window_is_full(window: Window) -> None:
-    model = ScriptedChatModel(["ok"] * 12)
-
-    @register_ai_service(chat_memory=window)
-    class Travels(Protocol):
-        async def ask(self, room: MemoryId[str], question: str) -> str: ...
-
-    async with Container(models={"default": model}).register(Travels) as container:
-        await container.chat_memory(Travels, "r").add(AiMessage("Where do you want to go?"))
-        for _ in range(12):
-            await container.get(Travels).ask("r", "Rome " * 20)
-
-    first = [request.messages[0] for request in model.requests]
-    assert first[:2] == [AiMessage("Where do you want to go?")] * 2
-    assert isinstance(first[-1], UserMessage)
-
-
 class Order:
     """Records the visits of a conversation in their order."""
 
@@ -265,7 +158,7 @@ class Order:
         self.inside = 0
 
     async def visit(self, memories: ChatMemories, name: str, key: ChatMemoryKey = KEY) -> None:
-        async with memories.turn(key):
+        async with memories.enter(key):
             self.inside += 1
             assert self.inside == 1
             self.seen.append(name)
@@ -288,7 +181,7 @@ async def test_cancelled_waiters_do_not_keep_the_turn() -> None:
     leave = asyncio.Event()
 
     async def first() -> None:
-        async with memories.turn(KEY):
+        async with memories.enter(KEY):
             await leave.wait()
 
     holder = asyncio.create_task(first())
@@ -301,7 +194,7 @@ async def test_cancelled_waiters_do_not_keep_the_turn() -> None:
     await asyncio.gather(holder, *waiting, return_exceptions=True)
 
     assert order.seen == ["c"]
-    assert memories._turns._waiting == {}
+    assert memories._queues._waiting == {}
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -316,7 +209,7 @@ async def test_a_turn_cancelled_at_any_moment_is_passed_on(steps: int) -> None:
     await asyncio.gather(holder, waiting, last, return_exceptions=True)
 
     assert order.seen[-1] == "c"
-    assert memories._turns._waiting == {}
+    assert memories._queues._waiting == {}
 
 
 def test_turns_work_across_event_loops() -> None:

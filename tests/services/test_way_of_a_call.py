@@ -17,7 +17,7 @@ PACKAGE = Path(sys.modules["toolbox"].__file__ or "").parent
 NOT_NEEDED = {
     "services/layers.py",
     "services/usage_layers.py",
-    "services/memory.py",
+    "conversations/memories.py",
     "services/compensation.py",
     "services/fallback_answers.py",
     "services/added_tools.py",
@@ -84,7 +84,7 @@ async def test_a_conversation_adds_its_turn_only() -> None:
 
         passed = await files_passed(lambda: assistant.remember("s", "What time is it in Rome?"))
 
-    assert passed & NOT_NEEDED <= {"services/layers.py", "services/memory.py"}
+    assert passed & NOT_NEEDED <= {"services/layers.py", "conversations/memories.py"}
 
 
 async def test_a_stream_adds_its_reader_only() -> None:
@@ -96,7 +96,7 @@ async def test_a_stream_adds_its_reader_only() -> None:
 
         passed = await files_passed(read)
 
-    added = {"services/streams.py", "services/streamed_call.py", "services/tool_tasks.py", "services/memory.py"}
+    added = {"services/streams.py", "services/streamed_call.py", "services/tool_tasks.py", "conversations/memories.py"}
     assert passed & NOT_NEEDED <= added
 
 

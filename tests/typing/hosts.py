@@ -3,11 +3,11 @@
 Hosts are loaded late where runs start, so no assignment in the package shows that a method is missing.
 """
 
+from toolbox.conversations.memories import MemoryHost
 from toolbox.hosts.hosting import ContainerHost
 from toolbox.hosts.standalone import StandaloneHost
 from toolbox.runs.stored_runs import RunsHost
 from toolbox.services.host_needs import ServiceHost
-from toolbox.services.memory import MemoryHost
 
 
 def each_host_has_services_runs_and_conversations(container: ContainerHost, alone: StandaloneHost) -> None:

@@ -293,6 +293,8 @@ def migrate(
 ) -> None:
     """Create and migrate the tables of all stores in SQL databases, with one transaction for each database.
 
+    Conversations in Redis of an earlier release are migrated too.
+
     Run it before a new version starts, as a database user who may create tables. The programs then need only rights
     on the rows: start them with TOOLBOX_SQL__MIGRATE=false, and they check the tables and change none.
     """

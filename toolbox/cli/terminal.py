@@ -41,6 +41,7 @@ from ..chat import (
     UserMessage,
 )
 from ..container import Container, internals_of
+from ..conversations.views import estimate_tokens
 from ..di.conditions import LeftOut
 from ..errors import IllegalConfigurationError, Problem, ToolboxError
 from ..hosts.executors import tool_specification_from, tool_specifications_from
@@ -52,7 +53,6 @@ from ..services.outputs import Kind
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..services.streams import watched_call
-from ..services.windows import estimate_tokens
 
 _reports_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
+from ..conversations.stores import ChatMemoryStore
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -24,7 +25,6 @@ from ..limits import CostEstimator
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from ..security import SecurityIdentity, access_to_member, class_access, marked_access
 from ..services.declaration import method_names, service_options_of
-from ..services.memory import ChatMemoryStore
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ..capabilities import Late, load, tool_layers
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
+from ..conversations.keys import ChatMemoryKey
+from ..conversations.memories import ChatMemory
+from ..conversations.stores import ChatMemoryStore
 from ..di.graph import BeanGraph
 from ..di.scopes import RequestScope, outside_scopes
 from ..di.values import SingleBean
@@ -31,7 +34,6 @@ from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_names
 from ..services.declaration import CallLimits
-from ..services.memory import ChatMemory, ChatMemoryKey, ChatMemoryStore
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers

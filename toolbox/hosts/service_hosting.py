@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import Late, load
 from ..context import ActiveScope, InvocationContext, complete_context
+from ..conversations.keys import ChatMemoryKey
+from ..conversations.memories import ChatMemories
+from ..conversations.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from ..di.scopes import active, outside_scopes
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
@@ -25,7 +28,6 @@ from ..security import identity_in
 from ..services.abandoned_runs import abandon_runs
 from ..services.host_needs import HostModels
 from ..services.inner_plans import call_may_suspend
-from ..services.memory import ChatMemories, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from ..services.open_calls import Running
 from ..services.plans import MethodPlan
 from ..services.recording_needs import PlaceInRun

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from ..chat import UserMessage
 from ..context import ActiveScope, headers_of_current_span
+from ..conversations.keys import ChatMemoryKey
 from ..errors import RunIncompatibleError, TranscriptError
 from ..limits import UsageLimits
 from ..service_names import stored_name
-from ..services.memory import ChatMemoryKey
 from ..services.plans import MethodPlan
 from ..services.templates import Template
 from ..transcripts import message_from_dict, message_to_dict

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
+from ..conversations.keys import ChatMemoryKey
 from ..errors import RunStateError
-from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling

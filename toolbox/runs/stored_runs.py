@@ -18,13 +18,13 @@ from uuid import uuid4
 from pydantic_core import to_json
 
 from ..chat import PendingCall
+from ..conversations.keys import ChatMemoryKey
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
 from ..events import Listeners
 from ..execution.threads import await_on
 from ..safe_text import printable
 from ..service_names import stored_names
 from ..services.host_needs import ServiceHost
-from ..services.memory import ChatMemoryKey
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..store_clock import clock_of

@@ -20,6 +20,7 @@ from typing_extensions import is_protocol
 
 from ..chat import Reasoning
 from ..context import InvocationContext
+from ..conversations.views import ChosenView
 from ..errors import Problem
 from ..introspection import bare_decorator, has_body, is_count, local_names, name_decorator, takes
 from ..limits import UsageLimits
@@ -29,7 +30,6 @@ from ..service_names import SERVICE_MARK
 from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import UnknownOutcome
 from .outputs import OutputMode
-from .windows import Window
 
 C = TypeVar("C", bound=type[Any])
 D = TypeVar("D", bound=Callable[..., Any])
@@ -139,7 +139,7 @@ class ServiceOptions:
     tools: Any = ()
     tool_provider: Any = None
     model: str | type[ModelRouter] | ModelRouter | None = None
-    chat_memory: Window | Default | None = DEFAULT
+    chat_memory: ChosenView | Default | None = DEFAULT
     max_tool_rounds: int | Default = DEFAULT
     max_tool_calls_per_response: int | Default | None = DEFAULT
     max_output_retries: int = 2
@@ -187,7 +187,7 @@ def register_ai_service(
     tools: Any = (),
     tool_provider: Any = None,
     model: str | type[ModelRouter] | ModelRouter | None = None,
-    chat_memory: Window | Default | None = DEFAULT,
+    chat_memory: ChosenView | Default | None = DEFAULT,
     max_tool_rounds: int | Default = DEFAULT,
     max_tool_calls_per_response: int | Default | None = DEFAULT,
     max_output_retries: int = 2,

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from ..chat import ChatModel
 from ..context import ActiveScope, InvocationContext
+from ..conversations.keys import ChatMemoryKey
+from ..conversations.memories import ChatMemories
 from ..errors import Problem
 from ..events import Listeners
 from ..execution.threads import Workers
@@ -19,7 +21,6 @@ from ..models.fallbacks import CoolingModels
 from ..models.pools import ConnectionPools
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import Tool
-from .memory import ChatMemories, ChatMemoryKey
 from .open_calls import Running
 from .recording_needs import PlaceInRun
 

@@ -20,6 +20,7 @@ from ..chat import (
     UserMessage,
 )
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
+from ..conversations.memories import Caller, caller_here
 from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
@@ -39,7 +40,6 @@ from .loop import (
     ToolSuspended,
     tool_calls_in,
 )
-from .memory import Caller, caller_here
 from .outputs import Result, Shape
 from .plans import MethodPlan
 from .recording_needs import PlaceInRun, StoredInvocation

@@ -18,6 +18,9 @@ from contextlib import (
 from time import perf_counter
 
 from ..context import complete_context, current_invocation
+from ..conversations.keys import ChatMemoryKey
+from ..conversations.log import NO_USAGE, Turn
+from ..conversations.memories import ChatMemories
 from ..errors import AsyncBeanError, ConversationSuspendedError
 from ..events import (
     MemoryWrittenEvent,
@@ -30,10 +33,8 @@ from ..security import identity_in, identity_now
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
 from .loop import Finish, Suspend
-from .memory import ChatMemories, ChatMemoryKey
 from .model_calls import reported
 from .usage_layers import in_account
-from .windows import keep_newest
 
 # --- the conversation
 
@@ -50,16 +51,24 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
         checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
         if checks and not invocation.is_resumed:
             await _refuse_suspended(key, invocation)
-        invocation.history = history = await memories.load(key, window)
+        excerpt = await memories.load(key, window)
+        invocation.history = excerpt.messages
         yield
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
-            remembered = invocation.state.remembered
-            if _may_be_written(invocation) and history[-len(remembered) :] == remembered:
-                return
-            kept = keep_newest(window, (*history, *remembered))
-            await memories.store.update_messages(key, kept)
-            if invocation.host.listeners is not None:
-                invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, kept))
+            turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
+            written = await memories.append(key, turn, excerpt, window, may_be_stored=may_be_stored)
+            if written and invocation.host.listeners is not None:
+                invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+def _answered_turn(invocation: Invocation) -> Turn:
+    """Return the turn of an invocation that has an answer. That of a run has the same id in each process."""
+    messages, usage = invocation.state.remembered, invocation.state.token_usage or NO_USAGE
+    if invocation.place is None:
+        return Turn(messages=messages, usage=usage)
+    run_id = invocation.place.run_id
+    stored = run_id if invocation.is_recorded else None
+    return Turn(id=f"{run_id}:answered", run_id=stored, messages=messages, usage=usage)
 
 
 def _may_be_written(invocation: Invocation) -> bool:
@@ -76,7 +85,7 @@ async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocati
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     async with AsyncExitStack() as entered:
         with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-            await entered.enter_async_context(memories.turn(key, invocation))
+            await entered.enter_async_context(memories.enter(key, invocation))
         yield
 
 
@@ -165,7 +174,8 @@ async def check_input_first(invocation: Invocation) -> None:
     try:
         async with within_limits(invocation), _limited_by(invocation):
             if key is not None and plan.window is not None:
-                invocation.history = await (await invocation.host.memories()).load(key, plan.window)
+                excerpt = await (await invocation.host.memories()).load(key, plan.window)
+                invocation.history = excerpt.messages
             async with with_checked_input(invocation):
                 pass
     except Exception as error:

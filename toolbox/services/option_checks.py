@@ -11,14 +11,13 @@ from concurrent.futures import Executor
 
 from ..bean_references import BeanReference
 from ..chat import REASONING, ToolSpecification
+from ..conversations.views import as_view
 from ..errors import Problem
-from ..execution.markers import is_async
 from ..introspection import is_count, is_number, takes
 from ..limits import UsageLimits
 from ..models.routing import router_in
 from ..service_names import invalid_name_problems
 from .declaration import Default, Retries, ServiceOptions
-from .windows import MessageWindow, TokenWindow
 
 _LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
 _HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
@@ -62,7 +61,9 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     if options.model == "" or not (options.model is None or isinstance(options.model, str) or router_in(options.model)):
         fix = "use the name of a model, and pass the model to the container: Container(models={name: …})"
         yield Problem(where, f"invalid model={options.model!r}", fix)
-    yield from _window_problems(where, options.chat_memory)
+    if options.chat_memory is not None and not isinstance(options.chat_memory, Default):
+        for what, fix in as_view(options.chat_memory).problems():
+            yield Problem(where, f"chat_memory: {what}", fix)
     if options.limits is not None and not isinstance(options.limits, UsageLimits):
         yield Problem(where, f"invalid limits={options.limits!r}", "use UsageLimits(…) or None")
     if not isinstance(options.parameters, Mapping):
@@ -87,19 +88,6 @@ def _retries_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     elif options.compensate_on_failure is True:
         fact = "run_retries= goes on after a failure, but compensate_on_failure=True undoes the tools then"
         yield Problem(where, fact, "use one of them")
-
-
-def _window_problems(where: str, window: object) -> Iterator[Problem]:
-    """Yield problems of a window, which may be an object of the program's own with a method `newest`."""
-    if window is None or isinstance(window, Default):
-        return
-    if isinstance(window, type) or not takes(getattr(window, "newest", None), 1):
-        yield Problem(where, f"invalid chat_memory={window!r}", "use MessageWindow(…), TokenWindow(…) or None")
-    if isinstance(window, (MessageWindow, TokenWindow)) and not is_count(window.limit, 1):
-        yield Problem(where, f"chat_memory: invalid {type(window).__name__}.limit={window.limit!r}", "use 1 or more")
-    if isinstance(window, TokenWindow) and (is_async(window.count) or not takes(window.count, 1)):
-        fix = "use a `def` function that takes a message and returns its tokens"
-        yield Problem(where, f"chat_memory: invalid TokenWindow.count={window.count!r}", fix)
 
 
 def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from typing_extensions import is_protocol
 
+from ..conversations.views import MessageWindow
 from ..errors import Problem
 from ..introspection import (
     EMPTY,
@@ -61,7 +62,6 @@ from .parameter_roles import find_memory_id, is_call_options, read_roles
 from .plans import Layering, MethodPlan
 from .templates import Template, doubled_names, parse
 from .toolsets import Toolset, offer_problems
-from .windows import MessageWindow
 
 
 def plan_service(

@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from ..chat import ChatRequestParameters
+from ..conversations.keys import ChatMemoryKey
+from ..conversations.views import ChosenView
 from ..errors import IllegalConfigurationError, ModelError, Problem
 from ..execution.markers import Execution
 from ..models.routing import router_in
@@ -26,11 +28,9 @@ from ..tools.tool_calls import Tool, ToolLayer
 from .call_messages import MethodMessages
 from .declaration import CallLimits, ServiceOptions
 from .loop import AnswerChecked, CallModel, CheckAnswer, ModelReplied, Rules, RunTool, ToolFinished, ToolSuspended
-from .memory import ChatMemoryKey
 from .method_marks import MethodMarks
 from .outputs import Output, OutputMode
 from .toolsets import Provider, Toolset, offer_problems
-from .windows import Window
 
 MAX_VISIBLE_TOOLSETS = 256
 """So many different selections of a method's tools are kept, for identities with different roles."""
@@ -121,7 +121,7 @@ class MethodPlan:
     is_coroutine: bool
     output: Output
     memory_parameter: str | None
-    window: Window | None
+    window: ChosenView | None
     messages: MethodMessages
     call_options: str | None  # the parameter of type `ChatRequestParameters`
     toolset: Toolset

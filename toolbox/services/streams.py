@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeV
 from ..callers import WhileCallerWaits
 from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
 from ..context import given_up_with_outer
+from ..conversations.memories import Caller, caller_here
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
 from .driver import stream
 from .host_needs import ServiceHost
 from .invocation import Invocation
 from .loop import Finish
-from .memory import Caller, caller_here
 from .outputs import ItemReader, Shape, TokenStream
 from .plans import MethodPlan
 

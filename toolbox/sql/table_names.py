@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from .conversation_store import conversations_table
+from .conversation_tables import ConversationTables
 from .migrations import VERSIONS, tables_in_use
 from .run_tables import RunTables
 
@@ -27,5 +27,5 @@ def is_store_table(name: str | None) -> bool:
 
 @functools.cache
 def _tables_by_default() -> frozenset[str]:
-    runs, conversations = RunTables("toolbox_runs").schema().tables, conversations_table("toolbox_conversations")
-    return frozenset(each.name for each in (*runs, conversations, VERSIONS))
+    runs, conversations = RunTables("toolbox_runs").schema().tables, ConversationTables("toolbox_conversations").tables
+    return frozenset(each.name for each in (*runs, *conversations, VERSIONS))

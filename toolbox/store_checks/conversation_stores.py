@@ -1,6 +1,6 @@
 """The promises of a `ChatMemoryStore`, a check for each: messages, distinct conversations, the optional lock.
 
-Not here: the promises themselves (`services.memory`).
+Not here: the promises themselves (`conversations.stores`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from uuid import uuid4
 
 from ..chat import AiMessage, Message, SystemMessage, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
 from ..contents import ImageContent, TextContent
-from ..services.memory import ChatMemoryKey, ChatMemoryStore
+from ..conversations.keys import ChatMemoryKey
+from ..conversations.stores import ChatMemoryStore
 from . import DISTINCT_TEXTS, PATIENCE
 
 NewConversationStore: TypeAlias = Callable[[], ChatMemoryStore]

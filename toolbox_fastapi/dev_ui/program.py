@@ -12,6 +12,7 @@ from typing import Any
 
 from toolbox.chat import UserMessage
 from toolbox.container import Container, internals_of
+from toolbox.conversations.views import as_view, estimate_tokens
 from toolbox.execution.markers import Execution
 from toolbox.hosts.hosting import ContainerHost
 from toolbox.introspection import type_name
@@ -21,7 +22,6 @@ from toolbox.security import Reach
 from toolbox.services.outputs import Output, Shape
 from toolbox.services.plans import MethodPlan
 from toolbox.services.toolsets import Provider
-from toolbox.services.windows import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.tools.sources import read_tools
 from toolbox.tools.tool_calls import Tool
 
@@ -128,7 +128,7 @@ class ProgramView:
             "doc": _take_first_paragraph(getattr(plan.service, plan.name).__doc__),
             "returns": _describe_output(plan.output),
             "streams": plan.output.is_stream,
-            "memory": _describe_memory(plan.window) if plan.memory_parameter is not None else None,
+            "memory": _describe_memory(plan),
             "memory_parameter": plan.memory_parameter,
             "user_parameter": plan.messages.user_parameter,
             "schema": form.schema,
@@ -182,16 +182,9 @@ def _describe_place(execution: Execution) -> str:
     return words[str(execution.model)]
 
 
-def _describe_memory(window: Window | None) -> str | None:
-    match window:
-        case None:
-            return None
-        case MessageWindow(max_messages=count):
-            return f"the last {count} messages"
-        case TokenWindow(max_tokens=count):
-            return f"the last messages with {count} tokens"
-        case _:
-            return type(window).__name__
+def _describe_memory(plan: MethodPlan) -> str | None:
+    is_kept = plan.memory_parameter is not None and plan.window is not None
+    return as_view(plan.window).describe() if is_kept else None
 
 
 def _describe_model(host: ContainerHost, name: Any) -> str:

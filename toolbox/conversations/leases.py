@@ -1,6 +1,6 @@
 """Leases on conversations, with which a store lets one caller of all processes at a time into each conversation.
 
-Not here: the order of calls in one process (`memory`), stores in databases (`sql`, `redis`).
+Not here: the order of calls in one process (`queues`), stores in databases (`sql`, `redis`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, Protocol
 
+from ..errors import ConversationBusyError
 from ..execution.cancellation import CancellationsHere
 from ..introspection import is_number
-from .memory import ChatMemoryKey, Turns
+from .keys import ChatMemoryKey
+from .queues import CallQueues
 
 logger = logging.getLogger("toolbox.memory")
 
@@ -50,7 +52,7 @@ class Leases:
         if not (is_number(seconds) and seconds > 0):
             raise ValueError(f"invalid lease={seconds!r}; use a number of seconds greater than 0")
         self._keeper, self._seconds = keeper, seconds
-        self._turns = Turns()
+        self._queues = CallQueues()
         self._tokens: dict[ChatMemoryKey, str] = {}
         self._work: set[asyncio.Task[None]] = set()
 
@@ -58,14 +60,22 @@ class Leases:
         """Return the token of this process's lease, which may have expired, or None without a lease."""
         return self._tokens.get(key)
 
+    @property
+    def tokens(self) -> Mapping[ChatMemoryKey, str]:
+        """The tokens of the leases that this process has, which may have expired."""
+        return dict(self._tokens)
+
     @asynccontextmanager
-    async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
-        """Lock the conversation for one caller at a time across all processes."""
+    async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
+        """Lock the conversation for one caller at a time across all processes.
+
+        With `wait=False`, raises `ConversationBusyError` if another caller has it.
+        """
         token = secrets.token_hex(16)
         keeping: asyncio.Task[None] | None = None
-        async with self._turns.turn(key):
+        async with self._queues.enter(key, wait=wait):
             try:
-                await self._take(key, token)
+                await self._take(key, token, wait=wait)
                 self._tokens[key] = token
                 given_back = asyncio.Event()
                 keeping = self._begin(self._keep(key, token, given_back))
@@ -79,7 +89,7 @@ class Leases:
                 # this task may be cancelled, and then the lease is released a moment later.
                 await asyncio.shield(self._begin(self._give_back(key, token, keeping)))
 
-    async def _take(self, key: ChatMemoryKey, token: str) -> None:
+    async def _take(self, key: ChatMemoryKey, token: str, *, wait: bool) -> None:
         pause, cancellations = _FIRST_PAUSE, CancellationsHere()
         while True:
             taken = await self._keeper.take(key, token, self._seconds)
@@ -88,6 +98,8 @@ class Leases:
                 raise asyncio.CancelledError
             if taken:
                 return
+            if not wait:
+                raise ConversationBusyError(key.service, key.memory_id)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 

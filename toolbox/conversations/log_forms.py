@@ -1,0 +1,247 @@
+"""The JSON of logs: how stores keep turns and heads, and the form that programs export and restore.
+
+Not here: the JSON of messages (`toolbox.transcripts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
+from datetime import UTC, datetime
+from typing import Any, cast, get_args
+
+from ..chat import Message, TokenUsage
+from ..errors import TranscriptError
+from ..transcripts import message_from_dict, message_to_dict, read_field, read_json, write_json
+from .keys import ChatMemoryKey, Owner
+from .log import NO_USAGE, Head, Log, Position, Turn, TurnState, ViewNotes, begin_head, number_turns
+
+VERSION = 1
+
+
+# --- turns
+
+
+def turn_to_json(turn: Turn) -> str:
+    """Return what a store keeps of a turn besides its messages, its beans and its place in the log."""
+    client_ids = {str(index): each for index, each in turn.client_ids.items()}
+    written = {
+        "state": turn.state,
+        "usage": _usage_to_list(turn.usage),
+        "note": turn.note,
+        "client_ids": client_ids,
+        "sources": [dict(each) for each in turn.sources],
+        "answered_by": turn.answered_by,
+        "in_charge": turn.in_charge,
+    }
+    return write_json({"version": VERSION, **_without_empty(written)})
+
+
+def turn_from_json(text: str, **fields: Any) -> Turn:
+    """Return the turn that `turn_to_json` wrote, with the other `fields`. Raises `TranscriptError`."""
+    written = read_json(text, VERSION)
+    client_ids = read_field(written, "client_ids", dict, "", {})
+    return Turn(
+        state=_read_state(written, ""),
+        usage=_usage_from(read_field(written, "usage", list, "", [])),
+        note=read_field(written, "note", (str, type(None)), "", None),
+        client_ids={int(index): each for index, each in client_ids.items()},
+        sources=tuple(read_field(written, "sources", list, "", [])),
+        answered_by=read_field(written, "answered_by", (str, type(None)), "", None),
+        in_charge=read_field(written, "in_charge", (str, type(None)), "", None),
+        **fields,
+    )
+
+
+def beans_to_json(beans: Mapping[str, Any]) -> str | None:
+    """Return the beans of a turn as JSON; None without any."""
+    return write_json({"version": VERSION, "beans": dict(beans)}) if beans else None
+
+
+def beans_from_json(text: str | None) -> Mapping[str, Any]:
+    """Return the beans in what `beans_to_json` wrote, or in what a head keeps. Raises `TranscriptError`."""
+    found: Mapping[str, Any] = {} if text is None else read_field(read_json(text, VERSION), "beans", dict, "", {})
+    return found
+
+
+# --- heads
+
+
+def head_to_json(head: Head) -> tuple[str, str]:
+    """Return what lists show of a head, and what only its calls need: notes and beans."""
+    owner, notes = head.owner, head.notes
+    shown = {
+        "owner": None if owner is None else {"name": owner.name, "attributes": dict(owner.attributes)},
+        "title": head.title,
+        "usage": _usage_to_list(head.usage),
+        "in_charge": head.in_charge,
+    }
+    written_notes = {
+        "begin": _position_to_list(notes.begin),
+        "made_by": notes.made_by,
+        "summary": notes.summary,
+        "summarized": _position_to_list(notes.summarized),
+    }
+    kept = {"notes": _without_empty(written_notes), "beans": dict(head.beans)}
+    versioned = {"version": VERSION}
+    return write_json({**versioned, **_without_empty(shown)}), write_json({**versioned, **_without_empty(kept)})
+
+
+def head_from_json(shown: str, kept: str | None, **fields: Any) -> Head:
+    """Return the head that `head_to_json` wrote, with the other `fields`. Raises `TranscriptError`.
+
+    Lists do not read what it keeps: `kept` is None.
+    """
+    written = read_json(shown, VERSION)
+    more: Mapping[str, Any] = {} if kept is None else read_json(kept, VERSION)
+    notes = read_field(more, "notes", dict, "", {})
+    owner = read_field(written, "owner", (dict, type(None)), "", None)
+    return Head(
+        owner=None if owner is None else Owner(owner["name"], owner["attributes"]),
+        title=read_field(written, "title", (str, type(None)), "", None),
+        usage=_usage_from(read_field(written, "usage", list, "", [])),
+        in_charge=read_field(written, "in_charge", (str, type(None)), "", None),
+        notes=ViewNotes(
+            _position_from(notes.get("begin")),
+            notes.get("made_by"),
+            notes.get("summary"),
+            _position_from(notes.get("summarized")),
+        ),
+        beans=read_field(more, "beans", dict, "", {}),
+        **fields,
+    )
+
+
+# --- times, in milliseconds since 1970 as in databases
+
+
+def time_to_number(at: datetime) -> int:
+    """Return a time as milliseconds since 1970."""
+    return round(at.timestamp() * 1000)
+
+
+def time_from_number(milliseconds: int) -> datetime:
+    """Return the time, in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+# --- the documented form
+
+
+def export_log(log: Log) -> dict[str, Any]:
+    """Return a whole log as JSON values, in the form that `restore_log` reads."""
+    head = log.head
+    return {
+        "version": VERSION,
+        "service": head.key.service,
+        "memory_id": head.key.memory_id,
+        "owner": None if head.owner is None else head.owner.name,
+        "title": head.title,
+        "created_at": head.created_at.isoformat(),
+        "turns": [_turn_to_dict(each) for each in log.turns if each.shown],
+        "beans": dict(head.beans),
+    }
+
+
+def _turn_to_dict(turn: Turn) -> dict[str, Any]:
+    assert turn.at is not None
+    optional = {"in_charge": turn.in_charge, "answered_by": turn.answered_by}
+    return {
+        "at": turn.at.isoformat(),
+        "state": turn.state if turn.is_whole else "answered",
+        "messages": [message_to_dict(each) for each in turn.shown],
+        **{name: each for name, each in optional.items() if each is not None},
+    }
+
+
+def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: datetime) -> Log:
+    """Return the log in JSON values of the documented form, under `key`. Raises `TranscriptError`, a `ValueError`.
+
+    `turns` is required; of a turn, its messages are. `owner` and the times of turns without one are given.
+    """
+    version = read_field(exported, "version", int, "", VERSION)
+    if version != VERSION:
+        raise TranscriptError("version", f"unsupported version {version}; this release reads version {VERSION}")
+    found = read_field(exported, "turns", list, "")
+    turns = number_turns((_turn_from_dict(each, f"turns.{number}") for number, each in enumerate(found)), now)
+    created = _read_time(exported, "created_at", "")
+    times = [each.at for each in turns if each.at is not None]
+    head = begin_head(key, created or min(times, default=now), owner, _read_text(exported, "title", ""))
+    head = Head(
+        key=head.key,
+        id=head.id,
+        created_at=head.created_at,
+        updated_at=max(times, default=head.created_at),
+        owner=owner,
+        title=head.title,
+        messages=sum(len(each.messages) for each in turns),
+        next_number=len(turns) + 1,
+        beans=read_field(exported, "beans", dict, "", {}),
+        in_charge=turns[-1].in_charge if turns else None,
+    )
+    return Log(head, turns)
+
+
+def _turn_from_dict(written: Any, path: str) -> Turn:
+    found = read_field(written, "messages", list, path)
+    messages = tuple(message_from_dict(each, f"{path}.messages.{number}") for number, each in enumerate(found))
+    return Turn(
+        messages=messages,
+        state=_read_state(written, path),
+        at=_read_time(written, "at", path),
+        in_charge=_read_text(written, "in_charge", path),
+        answered_by=_read_text(written, "answered_by", path),
+    )
+
+
+def _read_state(written: Any, path: str) -> TurnState:
+    state = read_field(written, "state", str, path, "answered")
+    if state not in (states := get_args(TurnState)):
+        place = f"{path}.state" if path else "state"
+        raise TranscriptError(place, f"unknown state {state!r}; use one of: {', '.join(states)}")
+    return cast("TurnState", state)
+
+
+def _read_text(written: Any, name: str, path: str) -> str | None:
+    found: str | None = read_field(written, name, (str, type(None)), path, None)
+    return found
+
+
+def _read_time(written: Any, name: str, path: str) -> datetime | None:
+    text = _read_text(written, name, path)
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        place = f"{path}.{name}" if path else name
+        raise TranscriptError(place, f"invalid time {text!r}; use ISO 8601") from None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+# --- small values
+
+
+def _usage_to_list(usage: TokenUsage) -> list[int]:
+    return [] if usage == NO_USAGE else list(astuple(usage))
+
+
+def _usage_from(written: Sequence[int]) -> TokenUsage:
+    return TokenUsage(*written) if written else NO_USAGE
+
+
+def _position_to_list(position: Position | None) -> list[int] | None:
+    return None if position is None else [position.turn, position.index]
+
+
+def _position_from(written: Sequence[int] | None) -> Position | None:
+    return None if written is None else Position(*written)
+
+
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in values.items() if each or each == ""}
+
+
+def messages_of(turns: Iterable[Turn]) -> tuple[Message, ...]:
+    """Return all messages of turns that are not hidden."""
+    return tuple(message for turn in turns for message in turn.shown)

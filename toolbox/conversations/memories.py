@@ -1,0 +1,360 @@
+"""The conversations of a container: entering one, loading its messages; and `ChatMemory`, the access of programs.
+
+Not here: which messages are kept (`views`), stores (`stores`), storing a call's messages (`services`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from threading import current_thread
+from typing import Any, Protocol, TypeAlias, TypeVar
+from weakref import ReferenceType, ref
+
+from ..chat import Message, TokenUsage, UserMessage
+from ..errors import MemoryInUseError
+from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
+from .keys import ChatMemoryKey, Owner
+from .log import NO_USAGE, Log, LogWrite, Turn, ViewNotes, begin_head
+from .queues import queues_of
+from .stores import ChatMemoryStore, LogStore, keeps_logs
+from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
+
+T = TypeVar("T")
+
+
+Caller: TypeAlias = "ReferenceType[Any]"
+"""The task, or the thread without a loop, that waits for a call or reads its stream."""
+
+
+def caller_here() -> Caller:
+    """Return the current task or thread."""
+    return ref((asyncio.current_task() if on_event_loop() else None) or current_thread())
+
+
+class Calling(Protocol):
+    """A call that takes a turn. `caller` is the current reader of a stream, or None without a reader."""
+
+    caller: Caller | None
+
+
+class _Program:
+    """The program itself as the caller, for `ChatMemory`."""
+
+    def __init__(self) -> None:
+        self.caller: Caller | None = caller_here()
+
+
+class _Held:
+    """The turn of one call in a conversation. `ended` is True afterwards, for tasks that outlive the call."""
+
+    __slots__ = ("ended", "key", "store")
+
+    def __init__(self, store: ChatMemoryStore, key: ChatMemoryKey) -> None:
+        self.store, self.key, self.ended = store, key, False
+
+
+_held: ContextVar[tuple[_Held, ...]] = ContextVar("toolbox.conversations", default=())
+
+
+class ChatMemories:
+    """The conversations of one container: enters one at a time, loads what is sent, appends turns."""
+
+    def __init__(self, store: ChatMemoryStore) -> None:
+        self.store = store
+        self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
+        self._queues = queues_of(store)
+        self._under_way: dict[ChatMemoryKey, Calling] = {}
+        register_for_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget the current calls, which continue in the parent process."""
+        keep_inherited(self._under_way)
+        self._under_way = {}
+
+    @asynccontextmanager
+    async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
+        """Lock a conversation under all its names: with the store's own lock, or with one in this process.
+
+        With `wait=False`, raises `ConversationBusyError` if another caller has it; not with a program's own lock.
+        """
+        lock: Callable[..., AbstractAsyncContextManager[object]]
+        lock = getattr(self.store, "lock", self._queues.enter)
+        if not wait and (keeps_logs(self.store) or not hasattr(self.store, "lock")):
+            lock = partial(lock, wait=False)
+        async with AsyncExitStack() as entered:
+            # Always in the same order, so that two callers never wait for each other.
+            for each in sorted(key.places, key=lambda place: place.service):
+                await entered.enter_async_context(lock(each))
+            yield
+
+    @asynccontextmanager
+    async def enter(self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True) -> AsyncIterator[None]:
+        """Enter a conversation for `call`, or for the program itself, when all others have left it.
+
+        With `wait=False`, raises `ConversationBusyError` if another caller is inside.
+        Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
+        call, or from the reader of its stream.
+        """
+        call = call or _Program()
+        held = tuple(each for each in _held.get() if not each.ended)
+        other = self._under_way.get(key)
+        reads_it = other is not None and other.caller is not None and other.caller is call.caller
+        if reads_it or any(each.key == key and each.store is self.store for each in held):
+            raise MemoryInUseError(key.service, key.memory_id)
+        async with self.lock(key, wait=wait):
+            held_here = _Held(self.store, key)
+            token = _held.set((*held, held_here))
+            self._under_way[key] = call
+            try:
+                yield
+            finally:
+                self._under_way.pop(key, None)
+                held_here.ended = True
+                _reset(token)
+
+    # --- the port of services
+
+    async def load(self, key: ChatMemoryKey, view: ChosenView) -> Excerpt:
+        """Return what a view sends of a conversation."""
+        return await self._port.load(key, as_view(view))
+
+    async def append(
+        self,
+        key: ChatMemoryKey,
+        turn: Turn,
+        excerpt: Excerpt,
+        view: ChosenView,
+        *,
+        owner: Owner | None = None,
+        may_be_stored: bool = False,
+    ) -> tuple[Message, ...]:
+        """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
+
+        `owner` is that of a conversation that begins with this turn. `may_be_stored` says that an earlier process may
+        have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
+        turn; none if nothing was written.
+        """
+        stored = AppendedTurn(turn, excerpt, as_view(view), owner, may_be_stored)
+        return await self._port.append(key, stored)
+
+    async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage = NO_USAGE) -> None:
+        """Store the notes of a view at once, without a turn: a new summary and its `usage`, or a cut."""
+        await self._port.note(key, excerpt, usage)
+
+    async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        """Append messages of the program, as one turn."""
+        await self._port.add(key, messages)
+
+
+def _reset(token: Any) -> None:
+    with suppress(ValueError):  # a stream may be closed in another context than the one it started in
+        _held.reset(token)
+
+
+# --- the two kinds of stores
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedTurn:
+    """A turn to append, and what was known when its call began; see `ChatMemories.append`."""
+
+    turn: Turn
+    excerpt: Excerpt
+    view: View | OwnView
+    owner: Owner | None = None
+    may_be_stored: bool = False
+
+
+class MemoryPort(Protocol):
+    """What services need of a store: load what a view sends, append one turn, with its id."""
+
+    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+        """Return what a view sends."""
+        ...
+
+    async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
+        """Append a turn. Returns what is sent then; nothing if it was there."""
+        ...
+
+    async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage) -> None:
+        """Store the notes of a view."""
+        ...
+
+    async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        """Append messages of the program."""
+        ...
+
+
+class StoredLogs:
+    """Conversations in a store that keeps whole logs."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+
+    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+        """Read the turns that the view needs."""
+        if isinstance(view, View):
+            log = await self._store.read_since(key, view.first_turn)
+        else:
+            log = await self._store.read_newest(key, NEWEST)
+        if log is not None and isinstance(view, Window):
+            log = await self._fill(key, log, view)
+        return Excerpt() if log is None else view.excerpt(log)
+
+    async def _fill(self, key: ChatMemoryKey, log: Log, window: Window) -> Log | None:
+        """Read backwards, more each time, until there is enough for a window that has not been cut yet."""
+        messages, before = FEW, -1
+        read: Log | None = log
+        while read is not None and len(read.turns) > before and not window.has_enough(read):
+            before = len(read.turns)
+            read = await self._store.read_newest(key, messages)
+            messages *= 4
+        return read
+
+    async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
+        """Append a turn with the notes of the view."""
+        turn, excerpt = appended.turn, appended.excerpt
+        await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
+        return (*excerpt.messages, *turn.messages)
+
+    async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage) -> None:
+        """Store the notes of a view."""
+        await self._store.write(key, LogWrite(notes=excerpt.notes, usage=usage))
+
+    async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        """Append messages as one turn."""
+        if not messages:
+            return
+        await self._store.write(key, LogWrite(turn=Turn(messages=tuple(messages))))
+
+
+class StoredMessages:
+    """Conversations in a store of the three methods of `ChatMemoryStore`, which keeps what is sent and no more.
+
+    A summary is its first message: one of the user, with an attribute.
+    """
+
+    def __init__(self, store: ChatMemoryStore) -> None:
+        self._store = store
+
+    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+        """Return what the view sends of the stored messages."""
+        summary, messages = _split_summary(await self._store.get_messages(key))
+        return view.excerpt(_log_of(key, messages, summary))
+
+    async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
+        """Store what the view keeps of the messages with the turn."""
+        excerpt, new = appended.excerpt, appended.turn.messages
+        if not new:
+            return ()
+        before = _kept_of(excerpt)
+        if appended.may_be_stored and before[-len(new) :] == new:
+            return ()
+        view, summary, messages = appended.view, excerpt.notes.summary, (*before, *new)
+        if isinstance(view, View):
+            messages = _kept_of(view.excerpt(_log_of(key, messages, summary)))
+        else:
+            messages = tuple(view.chooses.newest((*excerpt.messages, *new)))
+        await self._store.update_messages(key, _join_summary(summary, messages))
+        return messages
+
+    async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage) -> None:
+        """Store a summary with what follows it; a cut is not stored."""
+        if excerpt.notes.summary is not None:
+            await self._store.update_messages(key, _join_summary(excerpt.notes.summary, _kept_of(excerpt)))
+
+    async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        """Append messages to those that are stored."""
+        before = await self._store.get_messages(key)
+        await self._store.update_messages(key, (*before, *messages))
+
+
+_SUMMARY = "toolbox_summary"
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _split_summary(stored: Sequence[Message]) -> tuple[str | None, tuple[Message, ...]]:
+    first = stored[0] if stored else None
+    if isinstance(first, UserMessage) and first.attributes.get(_SUMMARY):
+        return first.text, tuple(stored[1:])
+    return None, tuple(stored)
+
+
+def _join_summary(summary: str | None, messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(messages) if summary is None else (UserMessage(summary, None, {_SUMMARY: True}), *messages)
+
+
+def _log_of(key: ChatMemoryKey, messages: Sequence[Message], summary: str | None) -> Log:
+    """Return stored messages as a log of one turn. Nobody knows what was before them."""
+    turn = Turn(id="", messages=tuple(messages), at=_LONG_AGO, start=1)
+    head = replace(begin_head(key, _LONG_AGO), notes=ViewNotes(summary=summary), messages=len(messages))
+    return Log(head, (turn,) if messages else ())
+
+
+def _kept_of(excerpt: Excerpt) -> tuple[Message, ...]:
+    """Return the messages from where what is sent begins, as they are stored."""
+    notes = excerpt.notes
+    begin = notes.begin if notes.begin is not None else notes.summarized
+    return tuple(message for each in since(excerpt.turns, begin) for message in each.shown)
+
+
+# --- the access of programs
+
+
+class MemoryHost(Protocol):
+    """Provides the conversations of a container, and runs work on the event loop of their store."""
+
+    async def memories(self) -> ChatMemories:
+        """Return the conversations."""
+        ...
+
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the loop that the store's connections belong to."""
+        ...
+
+
+class ChatMemory:
+    """Reads and changes one conversation: `await container.chat_memory(Assistant, id).messages()`.
+
+    You can await its methods on any event loop. The store is used on the container's loop.
+    """
+
+    def __init__(self, host: MemoryHost, key: ChatMemoryKey) -> None:
+        self._host, self._key = host, key
+
+    async def messages(self) -> list[Message]:
+        """Return the stored messages, oldest first."""
+
+        async def read() -> list[Message]:
+            memories = await self._host.memories()
+            return list(await memories.store.get_messages(self._key))
+
+        return await self._host.on_own_loop(read)
+
+    async def add(self, *messages: Message) -> None:
+        """Append messages. Waits until a running call of the conversation has ended."""
+        program = _Program()
+
+        async def write() -> None:
+            memories = await self._host.memories()
+            async with memories.enter(self._key, program):
+                await memories.add(self._key, messages)
+
+        await self._host.on_own_loop(write)
+
+    async def clear(self) -> None:
+        """Delete the conversation. Waits until a running call of the conversation has ended."""
+        program = _Program()
+
+        async def delete() -> None:
+            memories = await self._host.memories()
+            async with memories.enter(self._key, program):
+                await memories.store.delete_messages(self._key)
+
+        await self._host.on_own_loop(delete)
