@@ -37,6 +37,7 @@ from .security import Reach
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
+    from .conversations.conversation_blocks import ConversationBlock
     from .conversations.memories import ChatMemory
     from .di.wiring import Wiring
     from .events import EventListener
@@ -290,6 +291,22 @@ class Container:
                 f"request_scope expects a mapping from types to instances, such as {{{kind}: …}}; got {kind}"
             )
         return self._internals.started("request_scope").open_request(seeds or {})
+
+    def conversation_scope(self, service: type[Any], memory_id: object) -> ConversationBlock:
+        """Return a block in which nobody else uses a conversation, to enter with `async with` or `with`.
+
+            async with container.conversation_scope(Assistant, "room 7") as room:
+                (await container.aget(Reservation)).departure = None
+
+        Its `@conversation_scoped` beans are stored at the end if they changed, unless the block raises. A request scope
+        is opened if none is active. `service` and `memory_id` are those of calls. Raises `InvalidMemoryIdError`, and
+        `ContainerNotStartedError`.
+        """
+        from .conversations.conversation_blocks import ConversationBlock
+
+        wiring, host = self._internals.started("conversation_scope"), self._internals.host
+        at_home = partial(self._internals.at_home, what="conversation_scope")
+        return ConversationBlock(wiring, partial(host.hold_conversation, service, memory_id), at_home)
 
     # --- services
 

@@ -65,6 +65,7 @@ __all__ = [
     "RunStoreError",
     "RunSuspendedError",
     "ScopeNotActiveError",
+    "StoredBeanError",
     "ToolAbort",
     "ToolArgumentsError",
     "ToolCallsLimitExceededError",
@@ -236,7 +237,25 @@ class ScopeNotActiveError(_WithFacts, FrameworkError):
 
     wanted: str
     reason: str
-    template = "{wanted}: {reason}; look it up inside `async with container.request_scope():`"
+    opened_by: str = "container.request_scope()"
+    template = "{wanted}: {reason}; look it up inside `async with {opened_by}:`"
+
+
+class StoredBeanError(_WithFacts, FrameworkError):
+    """A conversation-scoped bean cannot be stored, or no longer reads what is stored.
+
+    `.bean` is the name of its class, `.field` that of the field, or "" for the whole bean, and `.reason` says what is
+    wrong. The values are not in the text.
+    """
+
+    bean: str
+    field: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"{self.bean}.{self.field}" if self.field else self.bean
+        fix = 'correct the value or the type, or start with defaults: @conversation_scoped(on_invalid="reset")'
+        return f"{where}: {self.reason}; {fix}"
 
 
 class ContainerNotStartedError(_WithFacts, FrameworkError):

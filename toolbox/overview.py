@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from .bean_references import is_rest_client
+from .di.decorators import Scope
 from .di.descriptions import BeanDescription
 from .di.graph import BeanGraph
 from .di.injection_points import InjectionPoint
@@ -51,9 +52,6 @@ class Node:
         yield from ((bean, "calls") for bean in self.toolbox)
 
 
-SCOPES = ("application", "request", "call", "dependent")
-
-
 def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
     """Return the beans of a container for display, those with the longest lifetime first."""
     names = {bean.source: bean.name for bean in beans if isinstance(bean.source, type)}
@@ -74,7 +72,7 @@ def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
             toolbox=tuple(names[each] for each in used if each in names),
         )
 
-    nodes = sorted(map(node, beans), key=lambda each: SCOPES.index(each.scope))
+    nodes = sorted(map(node, beans), key=lambda each: -Scope(each.scope).span)
     linked = {name for each in nodes for name, _ in each.links}
     # The container itself is a bean as well; it is only shown if another bean uses it.
     itself = {bean.name for bean in beans if bean.source is container}

@@ -43,9 +43,10 @@ from ..chat import (
 from ..container import Container, internals_of
 from ..conversations.views import estimate_tokens
 from ..di.conditions import LeftOut
+from ..di.decorators import SCOPES
 from ..errors import IllegalConfigurationError, Problem, ToolboxError
 from ..hosts.executors import tool_specification_from, tool_specifications_from
-from ..overview import SCOPES, Node
+from ..overview import Node
 from ..safe_text import for_json, for_terminal
 from ..security import Reach, SecurityIdentity
 from ..services.declaration import service_options_of

@@ -62,6 +62,7 @@ from .injection_points import (
     unresolved_problem,
 )
 from .settings_beans import build_settings, is_settings
+from .stored_beans import BeanForm
 
 
 class FactoryKind(StrEnum):
@@ -72,6 +73,7 @@ class FactoryKind(StrEnum):
     GENERATOR = "generator"
     ASYNC_GENERATOR = "async generator"
     SEED = "seed"
+    STORED = "stored"
 
 
 class Stop(StrEnum):
@@ -162,11 +164,23 @@ def read_class(form: Any, names: Names | None = None, scope: Scope | None = None
     """Read a class, or a generic class with arguments. Without a scope decorator, the bean is dependent."""
     cls = class_of(form)
     where = type_name(form)
+    scope = scope or scope_mark_of(cls) or _default_scope(cls)
+    if scope is Scope.CONVERSATION:
+        stored = BeanForm(form)
+        problems = (*_class_problems(cls, where), *stored.problems())
+        return BeanDefinition(
+            provides=form,
+            factory=stored,
+            scope=scope,
+            factory_kind=FactoryKind.STORED,
+            source=form,
+            problems=problems,
+        )
     needs: tuple[InjectionPoint, ...] = () if is_settings(cls) else tuple(_constructor_points(form, cls, where, names))
     return BeanDefinition(
         provides=form,
         factory=partial(build_settings, cls) if is_settings(cls) else cls,
-        scope=scope or scope_mark_of(cls) or _default_scope(cls),
+        scope=scope,
         needs=needs,
         stop=_stop_of(cls),
         source=form,

@@ -6,9 +6,10 @@ A decorator sets one attribute and returns the same object. Not here: reading th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from typing_extensions import TypeForm
@@ -29,8 +30,14 @@ class Scope(StrEnum):
 
     APPLICATION = "application"
     REQUEST = "request"
+    CONVERSATION = "conversation"
     CALL = "call"
     DEPENDENT = "dependent"
+
+    @property
+    def rule(self) -> ScopeRule:
+        """Return its row of `SCOPES`."""
+        return SCOPES[self]
 
     @property
     def span(self) -> int:
@@ -40,15 +47,66 @@ class Scope(StrEnum):
     @property
     def is_temporary(self) -> bool:
         """Return True if scopes of this kind are opened and closed again while the container runs."""
-        return self in (Scope.REQUEST, Scope.CALL)
+        return self.rule.holder is not None
 
 
-_SPANS = {Scope.APPLICATION: 3, Scope.REQUEST: 2, Scope.CALL: 1, Scope.DEPENDENT: 0}
+ITSELF = "scope"
+"""The holder of beans that the active scope stores itself, unless it is the application scope."""
 
 
-def _mark_class(cls: C, scope: Scope) -> C:
+@dataclass(frozen=True, slots=True)
+class ScopeRule:
+    """What differs between the scopes.
+
+    - `decorator`: marks a class with it.
+    - `holder`: where lookups, also in generated code, find the store of its beans: the name of an attribute of the
+      active scope, which is None if no such scope is around it, or `ITSELF`. None for beans that open scopes do not
+      store: the container stores those of the application, and dependent beans belong to what holds them.
+    - `inactive`: why a lookup without a store fails, for `ScopeNotActiveError`; `opened_by`: what opens such a scope.
+    - `is_in_request`: its beans belong to a request.
+    - `can_be_produced`: `@produces` functions can make its beans.
+    """
+
+    decorator: str
+    holder: str | None = None
+    inactive: str = ""
+    opened_by: str = "container.request_scope()"
+    is_in_request: bool = False
+    can_be_produced: bool = True
+
+
+SCOPES: Mapping[Scope, ScopeRule] = MappingProxyType(
+    {
+        Scope.APPLICATION: ScopeRule("@application_scoped"),
+        Scope.REQUEST: ScopeRule(
+            "@request_scoped", holder="request", inactive="no request scope is active here", is_in_request=True
+        ),
+        Scope.CONVERSATION: ScopeRule(
+            "@conversation_scoped",
+            holder="conversation",
+            inactive="no conversation is active here",
+            opened_by="container.conversation_scope(Service, memory_id)",
+            is_in_request=True,
+            can_be_produced=False,
+        ),
+        # Outside of tool calls, there is one in each request scope and conversation.
+        Scope.CALL: ScopeRule("@call_scoped", holder=ITSELF, inactive="no request scope is active here"),
+        Scope.DEPENDENT: ScopeRule("@dependent"),
+    }
+)
+"""All scopes, those with the longest lifetime first. A bean may hold beans of the same scope and of earlier ones."""
+
+_SPANS = {scope: -place for place, scope in enumerate(SCOPES)}
+
+
+def mark_class(cls: C, scope: Scope) -> C:
+    """Leave the mark of a scope at a class. Raises `TypeError` for anything but a class, and for a second scope."""
     if not isinstance(cls, type):
-        raise TypeError(f"@{scope}_scoped supports only classes; use @produces(scope={scope.value!r}) for functions")
+        if not scope.rule.can_be_produced:
+            raise TypeError(f"{scope.rule.decorator} supports only classes, got {cls!r}")
+        raise TypeError(
+            f"{scope.rule.decorator} supports only classes; use @produces(scope={scope.value!r}) for functions"
+        )
     earlier = vars(cls).get(SCOPE_MARK)
     if earlier not in (None, scope):
         raise TypeError(f"{cls.__qualname__} has two scopes, {earlier} and {scope}; remove one of the decorators")
@@ -64,7 +122,7 @@ def application_scoped(cls: C) -> C:
 
     Raises `TypeError` for anything but a class, and for a second scope.
     """
-    return _mark_class(cls, Scope.APPLICATION)
+    return mark_class(cls, Scope.APPLICATION)
 
 
 def request_scoped(cls: C) -> C:
@@ -75,7 +133,7 @@ def request_scoped(cls: C) -> C:
 
     Raises `TypeError` for anything but a class, and for a second scope.
     """
-    return _mark_class(cls, Scope.REQUEST)
+    return mark_class(cls, Scope.REQUEST)
 
 
 def call_scoped(cls: C) -> C:
@@ -86,7 +144,7 @@ def call_scoped(cls: C) -> C:
 
     Raises `TypeError` for anything but a class, and for a second scope.
     """
-    return _mark_class(cls, Scope.CALL)
+    return mark_class(cls, Scope.CALL)
 
 
 def dependent(cls: C) -> C:
@@ -97,7 +155,7 @@ def dependent(cls: C) -> C:
 
     Raises `TypeError` for anything but a class, and for a second scope.
     """
-    return _mark_class(cls, Scope.DEPENDENT)
+    return mark_class(cls, Scope.DEPENDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +190,9 @@ def produces(
         if scope in (application_scoped, request_scoped, call_scoped, dependent):
             raise TypeError(f'@produces: scope must be a string; write scope="{str(name).removesuffix("_scoped")}"')
         raise TypeError(f"@produces needs parentheses: write @produces() or @produces(scope=…) above {name}")
-    if scope not in tuple(Scope):
-        raise ValueError(f"@produces: unknown scope {scope!r}; use one of: {', '.join(map(str, Scope))}")
+    known = [each for each, rule in SCOPES.items() if rule.can_be_produced]
+    if scope not in known:
+        raise ValueError(f"@produces: unknown scope {scope!r}; use one of: {', '.join(known)}")
     mark = ProducerMark(Scope(scope), name, own_task)
 
     def apply(function: F) -> F:

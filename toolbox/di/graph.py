@@ -491,7 +491,7 @@ class BeanGraph:
         seen, todo = {goal}, [goal]
         while todo:
             bean = self._beans[todo.pop()]
-            if bean.definition.scope is Scope.REQUEST:
+            if bean.definition.scope.rule.is_in_request:
                 return True
             more = {*bean.held} - seen
             seen |= more
@@ -522,6 +522,29 @@ class BeanGraph:
             elif definition.scope is not Scope.APPLICATION:
                 for _, inner in (*self[key].needs, *self[key].behind):
                     yield from self.seeds_behind(inner, given, path)
+
+    # --- what can be reached
+
+    def reaches(self, wanted: Iterable[Any], scope: Scope) -> bool:
+        """Return True if a bean of these types is of this scope, or can get one that is, now or when it is used.
+
+        Through constructors and `Instance`. What the tools of an AI service reach is not reached by the service: it
+        runs its tools itself.
+        """
+        todo: list[Value] = [self.resolve(point_of(each, type_name(each))) for each in wanted]
+        seen: set[int] = set()
+        while todo:
+            value = todo.pop()
+            if isinstance(value, LazyBean):
+                value = self.resolve(replace(point_of(value.wanted, ""), name=value.name))
+            for key in {*beans_in(value)} - seen:
+                seen.add(key)
+                bean = self[key]
+                if bean.definition.scope is scope:
+                    return True
+                todo += (inner for _, inner in (*bean.needs, *bean.behind))
+                todo += map(self.resolve, bean.definition.later)
+        return False
 
     # --- lookup
 

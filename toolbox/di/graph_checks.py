@@ -229,14 +229,10 @@ def _captive_problem(graph: BeanGraph, bean: Bean, path: tuple[tuple[InjectionPo
     through += f" and {len(between) - 10} more" if len(between) > 10 else ""
     return Problem(
         path[0][0].where,
-        f"{here.label} is {_scope_name(here.scope)} but holds {held.label}, "
-        f"which is {_scope_name(held.scope)}{through}" + (" (a seed)" if held.factory_kind is FactoryKind.SEED else ""),
-        f"use Instance[{held.label}] instead, or make {here.label} {_scope_name(held.scope)}",
+        f"{here.label} is {here.scope}_scoped but holds {held.label}, "
+        f"which is {held.scope}_scoped{through}" + (" (a seed)" if held.factory_kind is FactoryKind.SEED else ""),
+        f"use Instance[{held.label}] instead, or make {here.label} {held.scope}_scoped",
     )
-
-
-def _scope_name(scope: Scope) -> str:
-    return f"{scope}_scoped"
 
 
 def _held_through_dependents(graph: BeanGraph, bean: Bean) -> Iterator[tuple[tuple[InjectionPoint, int], ...]]:

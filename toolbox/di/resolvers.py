@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 from .awaited import Plan, Planner
 from .beans import BeanDefinition, FactoryKind, Stop
-from .decorators import Scope
+from .decorators import ITSELF, Scope
 from .graph import Bean, BeanGraph
 from .injection_points import MISSING
 from .scopes import ApplicationScope, Home, MustAwait, OpenScope
@@ -127,13 +127,13 @@ class Resolvers:
 
     def _compile(self, name: str, writing: _Writing, expression: str) -> Resolver:
         lines = [f"async def {name}(scope):" if writing.awaits else f"def {name}(scope):"]
-        if writing.wants_scope:
-            lines.append(f"    if scope is application: scope.home.refuse({writing.wants_scope[0]}, scope)")
-        is_in_request = writing.owner is Scope.REQUEST
-        if writing.wants_request or writing.may_use_request:
-            lines.append(f"    request = scope{'' if is_in_request else '.request'}")
-        if writing.wants_request and not is_in_request:
-            lines.append(f"    if request is None: scope.home.refuse({writing.wants_request[0]}, scope)")
+        for scope, key in writing.stores.items():
+            holder, is_owner = scope.rule.holder, scope is writing.owner
+            if holder != ITSELF:
+                lines.append(f"    {holder} = scope" if is_owner else f"    {holder} = scope.{holder}")
+            if key is not None and not is_owner:
+                absent = "scope is application" if holder == ITSELF else f"{holder} is None"
+                lines.append(f"    if {absent}: scope.home.refuse({key}, scope)")
         lines.append(f"    return {expression}")
         namespace: dict[str, Any] = {}
         exec(compile("\n".join(lines), f"<toolbox resolver {name}>", "exec"), self._names, namespace)
@@ -156,15 +156,14 @@ class _Writing:
     """Generates one function: its expressions, and the scopes that they need from their argument `scope`.
 
     `owner` is the scope of the bean whose dependent beans are made; None when `scope` is whatever scope is active.
-    `awaits`: the function is an `async def`.
+    `awaits`: the function is an `async def`. `stores` are the scopes whose stores the expressions use, each by the name
+    of its holder, with a bean that cannot do without it.
     """
 
     def __init__(self, resolvers: Resolvers, owner: Scope | None, awaits: bool) -> None:
         self._resolvers, self._graph, self._planner = resolvers, resolvers.graph, resolvers.planner
         self.owner, self.awaits = owner, awaits
-        self.wants_request: list[int] = []
-        self.wants_scope: list[int] = []
-        self.may_use_request = False
+        self.stores: dict[Scope, int | None] = {}
         self._nested = 0
 
     def value(self, value: Value) -> str:
@@ -211,16 +210,13 @@ class _Writing:
             return self._find_in_request(key, instead, instead)
         if not definition.is_stored:
             return self._make_for_holder(self._graph[key])
-        if definition.scope is Scope.APPLICATION:
-            stored_in = "application"
-            if (place := self._resolvers.store_of(key)) is not place.home.application:
-                stored_in = self._resolvers.name_object("application", place)
-        elif definition.scope is Scope.REQUEST:
-            stored_in = "request"
-            self.wants_request.append(key)
-        else:
-            stored_in = "scope"
-            self.wants_scope.append(key)
+        if (holder := definition.scope.rule.holder) is not None:
+            if self.stores.get(definition.scope) is None:
+                self.stores[definition.scope] = key
+            return self._find_stored(key, holder, MISSING)
+        stored_in = "application"
+        if (place := self._resolvers.store_of(key)) is not place.home.application:
+            stored_in = self._resolvers.name_object("application", place)
         return self._find_stored(key, stored_in, MISSING)
 
     def _find_stored(self, key: int, place: str, instead: Any) -> str:
@@ -237,7 +233,7 @@ class _Writing:
 
     def _find_in_request(self, key: int, outside: Any, instead: Any = MISSING) -> str:
         """Return an expression for a bean that is `outside` where no request scope is active."""
-        self.may_use_request = True
+        self.stores.setdefault(Scope.REQUEST, None)
         definition = self._graph.definitions[key]
         if definition.is_stored and definition.scope is Scope.REQUEST:
             made = self._find_stored(key, "request", instead)
@@ -269,7 +265,10 @@ class _Writing:
         definition = bean.definition
         if self.awaits and bean.key in self._planner.asked and definition.included is not None:
             return f"await {self._resolvers.name_object('included', definition.included.new)}()"
-        call = f"{self._resolvers.name_factory(bean.key, definition.factory)}({self._write_arguments(bean)})"
+        factory = self._resolvers.name_factory(bean.key, definition.factory)
+        if definition.factory_kind is FactoryKind.STORED:
+            return f"scope.beans.make({factory})"
+        call = f"{factory}({self._write_arguments(bean)})"
         return self._keep(call, definition, bean.key if definition.is_stored else None)
 
     def _keep(self, call: str, definition: BeanDefinition, key: int | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from types import MappingProxyType, TracebackType
@@ -37,7 +37,8 @@ from .closing import (
     yielded_nothing,
 )
 from .creating import AsyncCreation, BeanStore, reset_variable
-from .decorators import LendingScope
+from .decorators import LendingScope, Scope
+from .stored_beans import StoredBeans
 
 _log = logging.getLogger("toolbox")
 
@@ -81,11 +82,13 @@ def outside_scopes() -> Iterator[None]:
 class OpenScope(BeanStore):
     """Stores and closes the beans of one scope. While entered, it is the active scope of the context.
 
-    `request` is the request scope it is or lies in. `seeds` are beans it was given that do not live as long as a
-    request, `extras` objects that are not beans, by type. `prepared` are new instances for the next lookups by `get`.
+    `request` and `conversation` are the scopes of these kinds that it is or lies in; `SCOPES` names them as holders of
+    beans. `seeds` are beans it was given that do not live as long as a request, `extras` objects that are not beans, by
+    type. `prepared` are new instances for the next lookups by `get`.
     """
 
     what = "scope"
+    opened_by = Scope.REQUEST.rule.opened_by
     # Defaults are class attributes: each request and each tool call opens a scope, and few of them have seeds.
     seeds: Mapping[int, Any] = MappingProxyType({})
     extras: Mapping[Any, Any] = MappingProxyType({})
@@ -104,6 +107,11 @@ class OpenScope(BeanStore):
         """The request scope that it is or lies in."""
         return None
 
+    @property
+    def conversation(self) -> ConversationScope | None:
+        """The conversation scope that it is or lies in."""
+        return None
+
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
         return self.home.label(key)
@@ -116,7 +124,14 @@ class OpenScope(BeanStore):
 
     def stores_around(self) -> Iterable[OpenScope]:
         """Return the scopes in which a lookup in this one can create beans, longest-lived first."""
-        return dict.fromkeys((self.home.application, self.request or self, self))
+        return dict.fromkeys((self.home.application, self.request or self, self.conversation or self, self))
+
+    def _become_active(self) -> None:
+        if self._token is not None or self.closing:
+            problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
+            raise IllegalConfigurationError([problem])
+        self.outer = active.get()
+        self._token = active.set(self)
 
     # --- registering beans to close
 
@@ -195,7 +210,7 @@ class OpenScope(BeanStore):
     def ended_error(self, key: int | None) -> ScopeNotActiveError:
         """Return the error for a bean that is requested after the scope has ended."""
         wanted = self.label(key) if key is not None else "a dependent bean"
-        return ScopeNotActiveError(wanted, f"its {self.what} has ended")
+        return ScopeNotActiveError(wanted, f"its {self.what} has ended", self.opened_by)
 
     def close_if_empty(self) -> bool:
         """Close the scope if it has no beans to close. Returns False if it must be closed with another method."""
@@ -283,8 +298,8 @@ class Home:
         raise NotImplementedError
 
     def refuse(self, key: int, scope: OpenScope) -> NoReturn:
-        """Raise `ScopeNotActiveError`: the bean needs a request scope, and none is active."""
-        raise ScopeNotActiveError(self.label(key), "no request scope is active here")
+        """Raise `ScopeNotActiveError`: the bean is of a scope that is not active."""
+        raise NotImplementedError
 
     def replace_absent(self, key: int, instead: Any) -> Any:
         """Return `instead` for a bean without a value. Raises `MissingBeanError` if there is nothing instead."""
@@ -319,6 +334,11 @@ class Loan(OpenScope):
     def request(self) -> OpenScope | None:
         """The request scope that it lies in."""
         return self._scope.request
+
+    @property
+    def conversation(self) -> ConversationScope | None:
+        """The conversation scope that it lies in."""
+        return self._scope.conversation
 
     def stores_around(self) -> Iterable[OpenScope]:
         """Return those of the scope."""
@@ -415,11 +435,21 @@ class RequestScope(OpenScope):
     failure: BaseException | None = None
     _settled = 0  # how many of the stored beans were asked
     _asked: frozenset[int] = frozenset()
+    _conversation: ConversationScope | None = None
 
     @property
     def request(self) -> OpenScope:
         """The scope itself. It has no attribute for this, which would keep it until the next garbage collection."""
         return self
+
+    @property
+    def conversation(self) -> ConversationScope | None:
+        """The conversation scope that it was opened for; no other one is active in it."""
+        return self._conversation
+
+    def join(self, conversation: ConversationScope) -> None:
+        """Make the beans of a conversation, which is open elsewhere, those of this request."""
+        self._conversation = conversation
 
     def __enter__(self) -> RequestScope:
         self._become_active()
@@ -527,30 +557,84 @@ class RequestScope(OpenScope):
             raise ScopeNotActiveError(label, reason)
         wait_on_loop(awaited, self.home.loop)
 
-    def _become_active(self) -> None:
-        if self._token is not None or self.closing:
-            problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
-            raise IllegalConfigurationError([problem])
-        self.outer = active.get()
-        self._token = active.set(self)
+
+class ConversationScope(OpenScope):
+    """The scope of one conversation while it is open: of a call with a memory id, or of a block.
+
+    `key` tells which conversation it is. `beans` has what was loaded with it, and says what changed; the code that
+    opens the scope stores that. The scope lies in the active one, and may be open outside of all requests.
+    """
+
+    what = "conversation scope"
+    opened_by = Scope.CONVERSATION.rule.opened_by
+
+    def __init__(self, home: Home, within: OpenScope, key: Hashable, beans: StoredBeans) -> None:
+        super().__init__(home)
+        self.key, self.beans = key, beans
+        self._request = within.request
+        self.seeds = within.seeds
+
+    @property
+    def request(self) -> OpenScope | None:
+        """The request scope that it lies in."""
+        return self._request
+
+    @property
+    def conversation(self) -> ConversationScope:
+        """The scope itself."""
+        return self
+
+    def __enter__(self) -> ConversationScope:
+        self._become_active()
+        self.entered_on_loop = running_loop() is not None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close_waiting(error)
+        finally:
+            reset_variable(active, self._token)
+
+    async def __aenter__(self) -> ConversationScope:
+        self._become_active()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self.close_if_empty():
+                await self.aclose(error)
+        finally:
+            reset_variable(active, self._token)
 
 
 class CallScope(OpenScope):
-    """The scope of one tool call, inside the scope that is active when it is created; active until `leave`."""
+    """The scope of one tool call, inside the scope that is active when it is created; active until `leave`.
+
+    `within` is the active scope of its container.
+    """
 
     what = "call scope"
 
-    def __init__(self, home: Home, outer: OpenScope | None, request: OpenScope | None) -> None:
+    def __init__(self, home: Home, outer: OpenScope | None, within: OpenScope) -> None:
         super().__init__(home, outer)
-        self._request = request
-        if request is not None:
-            self.seeds = request.seeds
+        self._within, self._request = within, within.request
+        if self._request is not None:
+            self.seeds = self._request.seeds
         self._token = active.set(self)
 
     @property
     def request(self) -> OpenScope | None:
         """The request scope that it lies in."""
         return self._request
+
+    @property
+    def conversation(self) -> ConversationScope | None:
+        """The conversation scope that it lies in."""
+        return self._within.conversation
 
     def leave(self) -> None:
         """Make the outer scope active again; close nothing."""

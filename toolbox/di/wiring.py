@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError
 from ..execution.runners import Runner
@@ -21,7 +21,7 @@ from ..execution.threads import running_loop
 from ..introspection import type_name
 from .awaited import Planner
 from .beans import FactoryKind, Stop
-from .decorators import Instance, LendingScope, Scope
+from .decorators import ITSELF, Instance, LendingScope, Scope
 from .foreign import Opened, fill, holders_in, override_outside
 from .graph import Bean, BeanGraph
 from .graph_checks import find_bean_problems
@@ -30,8 +30,19 @@ from .overriding import OverrideLayers
 from .problem_texts import chain_text, web_request_fix
 from .providers import Providers, owned_by
 from .resolvers import Lookup, Resolvers
-from .scopes import ApplicationScope, CallScope, Home, Loan, MustAwait, OpenScope, RequestScope, active
+from .scopes import (
+    ApplicationScope,
+    CallScope,
+    ConversationScope,
+    Home,
+    Loan,
+    MustAwait,
+    OpenScope,
+    RequestScope,
+    active,
+)
 from .seeds import Seeding, find_extra, find_given
+from .stored_beans import StoredBeans
 from .values import DEFAULT, BeanList, LazyBean, NotFound, SingleBean, Value, beans_in
 
 
@@ -169,16 +180,33 @@ class Wiring(Home):
 
     def open_call_scope(self) -> CallScope:
         """Return a new call scope inside the active scope. It is the active scope until `leave` is called."""
-        return CallScope(self, active.get(), self.active_scope().request)
+        return CallScope(self, active.get(), self.active_scope())
+
+    def open_conversation(self, key: Hashable, beans: StoredBeans) -> ConversationScope:
+        """Return a new scope for a conversation inside the active scope, to enter with `async with` or `with`."""
+        return ConversationScope(self, self.active_scope(), key, beans)
+
+    def find_conversation(self, key: Hashable) -> ConversationScope | None:
+        """Return the open scope of a conversation around this code, also outside of the active request, or None."""
+        scope = active.get()
+        while scope is not None:
+            if scope.home is self and (found := scope.conversation) is not None and found.key == key:
+                return found
+            scope = scope.outer
+        return None
 
     def find_place(self, key: int, owner: OpenScope) -> OpenScope:
         """Return the scope that stores a bean requested inside `owner`."""
-        scope = self.graph.definitions[key].scope
-        if scope is Scope.APPLICATION:
+        holder = self.graph.definitions[key].scope.rule.holder
+        if holder is None:
             return self._layers.place_of(key)
-        if scope is Scope.REQUEST:
-            return owner.request if owner.request is not None else self.refuse(key, owner)
-        return owner if not isinstance(owner, ApplicationScope) else self.refuse(key, owner)
+        place: OpenScope | None = owner if holder == ITSELF else getattr(owner, holder)
+        return self.refuse(key, owner) if place is None or isinstance(place, ApplicationScope) else place
+
+    def refuse(self, key: int, scope: OpenScope) -> NoReturn:
+        """Raise `ScopeNotActiveError`: the bean is of a scope that is not active."""
+        rule = self.graph.definitions[key].scope.rule
+        raise ScopeNotActiveError(self.label(key), rule.inactive, rule.opened_by)
 
     # --- looking up
 
@@ -299,7 +327,8 @@ class Wiring(Home):
 
     def _is_creating(self, scope: OpenScope) -> bool:
         """Return True if a thread or task creates a bean in a scope that a lookup in `scope` can use."""
-        # The scopes of `stores_around`, written out: each lookup with await asks.
+        # The scopes of `stores_around`, written out: each lookup with await asks. Without the conversation, whose beans
+        # are read from JSON: nothing is awaited for them.
         return bool(scope.making or self.application.making or (scope.request or scope).making)
 
     async def _make_ready(self, value: Value, scope: OpenScope) -> None:

@@ -252,7 +252,7 @@ def _problems_of_hook(
     where = f"{cls.__name__}.{name}"
     if scope not in scopes:
         fact = f"{hook.decorator} has no effect: the bean is {scope.value}-scoped"
-        yield Problem(where, fact, f"mark the class {' or '.join(f'@{each.value}_scoped' for each in scopes)}")
+        yield Problem(where, fact, f"mark the class {' or '.join(each.rule.decorator for each in scopes)}")
     function = inspect.unwrap(getattr(cls, name))
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         yield Problem(where, f"{hook.decorator} does not support generators", "use a method that returns")

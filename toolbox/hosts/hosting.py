@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -50,6 +50,7 @@ logger = logging.getLogger("toolbox.services")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
+    from ..conversations.conversation_blocks import HeldConversation
     from ..settings import ToolboxSettings
 
 
@@ -277,6 +278,11 @@ class ContainerHost(ServiceHosting[ModelBeans]):
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """Return the access to one conversation of a service."""
         return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
+
+    def hold_conversation(self, service: type[Any], memory_id: object) -> AbstractAsyncContextManager[HeldConversation]:
+        """Hold one conversation of a service with its beans, for a block. Raises `IllegalConfigurationError`."""
+        fact = "the store of the conversations does not keep beans"
+        raise IllegalConfigurationError([Problem(f"{service.__name__}, conversation_scope", fact, "use another store")])
 
     async def on_own_loop(
         self, work: Callable[[], Coroutine[Any, Any, T]], label: str = "a use of a conversation"

@@ -350,9 +350,9 @@ def _at_class(cls: type[Any], kind: Use) -> Iterator[tuple[str, Problem | None]]
         else:
             yield decorator, Problem(cls.__name__, f"{decorator} has no effect here: {rule.class_lacks}", rule.fix)
     scope = scope_mark_of(cls)
-    if kind & (Use.SERVICE | Use.CLIENT) and scope not in (None, Scope.APPLICATION):
+    if kind & (Use.SERVICE | Use.CLIENT) and scope is not None and scope is not Scope.APPLICATION:
         what = "AI services" if kind & Use.SERVICE else "REST clients"
-        decorator = "@dependent" if scope is Scope.DEPENDENT else f"@{scope}_scoped"
+        decorator = scope.rule.decorator
         fact = f"{decorator} has no effect here: {what} are application-scoped"
         yield decorator, Problem(cls.__name__, fact, "remove it")
 
