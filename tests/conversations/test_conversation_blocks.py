@@ -80,7 +80,7 @@ class Held:
 
 
 def wiring_of(container: Container) -> Wiring:
-    wiring = container._wiring
+    wiring = internals_of(container).wiring
     assert wiring is not None
     return wiring
 

@@ -60,7 +60,7 @@ class Step:
 
 
 def wiring_of(container: Container) -> Wiring:
-    wiring = container._wiring
+    wiring = internals_of(container).wiring
     assert wiring is not None
     return wiring
 

@@ -440,8 +440,8 @@ class OwnView:
         return Excerpt(alternating(repaired(chosen)), log.head.notes, log.turns, head=log.head)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem for an object without `newest`."""
-        if not callable(getattr(self.chooses, "newest", None)):
+        """Yield a problem for an object without a `newest` that takes messages."""
+        if isinstance(self.chooses, type) or not takes(getattr(self.chooses, "newest", None), 1):
             yield f"invalid view {self.chooses!r}", "use MessageWindow(…), TokenWindow(…), FullHistory() or None"
 
     def describe(self) -> str:
