@@ -108,6 +108,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "openai": ("toolbox.models",),
     "anthropic": ("toolbox.models",),
     "pydantic_ai": ("toolbox.models",),
+    "ag_ui": ("toolbox_fastapi.ag_ui",),
     "aiohttp": ("toolbox.models",),
     "jiter": ("toolbox.models",),
     "pydantic_settings": ("toolbox.settings",),

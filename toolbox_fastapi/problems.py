@@ -83,6 +83,9 @@ _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
 """The status of each kind of `ToolboxError`, and the text for the client."""
 
 
+_UNKNOWN: tuple[int, str] = (HTTPStatus.INTERNAL_SERVER_ERROR, "")
+
+
 def status_of(error: BaseException) -> int:
     """Return the HTTP status for `error`, which may be a group."""
     error = _find_first(error)
@@ -100,8 +103,23 @@ def problem_details(error: BaseException) -> dict[str, Any]:
     status, detail = _choose_answer(error)
     if isinstance(error, HTTPException):
         status, detail = error.status_code, error.detail
+    return describe_problem(status, detail)
+
+
+def describe_problem(status: int, detail: str | None) -> dict[str, Any]:
+    """Return problem details with this status and detail."""
     problem: dict[str, Any] = {"type": "about:blank", "title": _TITLES.get(status, "Error"), "status": int(status)}
     return {**problem, "detail": detail} if detail else problem
+
+
+def problem_of_type(name: str) -> dict[str, Any]:
+    """Return the problem details for an error of which only the name of its type is known, such as that of a run."""
+    kinds: list[type[Any]] = [ToolboxError, TimeoutError]
+    for each in kinds:
+        kinds += [kind for kind in each.__subclasses__() if kind not in kinds]
+    kind = next((each for each in kinds if each.__name__ == name), Exception)
+    status, detail = _choose_answer_for(kind) if issubclass(kind, ToolboxError) else _UNKNOWN
+    return describe_problem(status, detail)
 
 
 def _find_first(error: BaseException) -> BaseException:
@@ -131,11 +149,12 @@ def _choose_answer(error: BaseException) -> tuple[int, str]:
         return HTTPStatus.INTERNAL_SERVER_ERROR, ""  # the run is cancelled: there is nothing to answer
     if isinstance(error, AnswerForbiddenError):
         return error.status, error.reason
-    if isinstance(error, ToolboxError):
-        for kind, status, detail in _KNOWN:
-            if isinstance(error, kind):
-                return status, detail
-    return HTTPStatus.INTERNAL_SERVER_ERROR, ""
+    return _choose_answer_for(type(error)) if isinstance(error, ToolboxError) else _UNKNOWN
+
+
+def _choose_answer_for(kind: type[Any]) -> tuple[int, str]:
+    """Return the same for a kind of `ToolboxError`."""
+    return next(((status, detail) for known, status, detail in _KNOWN if issubclass(kind, known)), _UNKNOWN)
 
 
 def log(error: BaseException, where: str) -> None:

@@ -266,7 +266,7 @@ async def answer_pending(container: Container, run_id: str, answers: Mapping[str
     try:
         result = await container.runs.resume(run_id, answers, by=await caller_of(container))
     except RunAnswerError as error:
-        return _refusal_response(error)
+        return refusal_response(error)
     except RunSuspendedError as error:
         return _json_response(202, suspension(error.run_id, error.pending))
     if result.pending:
@@ -306,7 +306,7 @@ def run_view(run: Run[Any]) -> RunView:
     )
 
 
-def _refusal_response(error: RunAnswerError) -> Response:
+def refusal_response(error: RunAnswerError) -> Response:
     """Return 422 with the problems of replaced arguments, 401 or 403 for the wrong person, and 409 for the others."""
     problem = {**problem_details(error), "detail": error.reason}
     if error.problems:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias, get_args
 
 import anyio
 from fastapi.sse import EventSourceResponse, ServerSentEvent, format_sse_event
@@ -196,8 +196,24 @@ def sse(
         raise TypeError("sse(…): pass filter= or encode=, not both; encode= can leave items out as well")
     # The first event has an id, so that a reconnecting client sends `Last-Event-ID`.
     first_id = None if isinstance(stream, RunEvents) else "0"
-    frames = Frames(filter, first_id) if encode is None else OwnFrames(encode)
+    frames: StreamFrames = Frames(filter, first_id) if encode is None else OwnFrames(encode)
     return EventStreamResponse(stream, frames, ping, headers, background)
+
+
+class StreamFrames(Protocol):
+    """Encodes a stream as server-sent events. What returns None sends nothing."""
+
+    def encode_item(self, item: Any) -> bytes | None:
+        """Return the frames of an item."""
+        ...
+
+    def encode_end(self) -> bytes | None:
+        """Return the frame of a stream that has ended well."""
+        ...
+
+    def encode_failure(self, problem: Mapping[str, Any]) -> bytes | None:
+        """Return the frame of a stream that has failed."""
+        ...
 
 
 class Frames:
@@ -280,7 +296,7 @@ class EventStreamResponse(EventSourceResponse):
     def __init__(
         self,
         stream: Stream,
-        frames: Frames | OwnFrames,
+        frames: StreamFrames,
         ping: float,
         headers: Mapping[str, str] | None,
         background: BackgroundTask | None,
@@ -367,7 +383,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _encode_stream(stream: Stream, frames: Frames | OwnFrames) -> AsyncIterator[bytes]:
+async def _encode_stream(stream: Stream, frames: StreamFrames) -> AsyncIterator[bytes]:
     """Yield the frames of the events, and of the end."""
     try:
         async for item in iterate(stream):

@@ -151,10 +151,8 @@ class ServiceHosting(ABC, Generic[Models]):
         place: PlaceInRun = load(Late.A_NEW_RUN)(run_id)
         return place
 
-    def bound_call(
-        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[MethodPlan, Mapping[str, Any]]:
-        """Return the plan and the arguments of a call. Raises `TypeError` for anything but an async service method."""
+    def plan_of(self, method: Any) -> MethodPlan:
+        """Return the plan of an async service method. Raises `TypeError` for anything else."""
         name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
         if owner is not None:
             found = [cls for cls in type(owner).__mro__ if name in self.plans.get(cls, {})][:1]
@@ -171,7 +169,7 @@ class ServiceHosting(ABC, Generic[Models]):
         plan = self.plans[found[0]][name]
         if not plan.is_coroutine:
             raise TypeError(f"runs.start: {plan.where} is not `async def`; only async methods can be started")
-        return plan, plan.bind(args, kwargs)
+        return plan
 
     def tools_added_by(self, place: str) -> Sequence[Tool] | None:
         """Return the tools that an endpoint adds to its calls; None: only containers know endpoints."""

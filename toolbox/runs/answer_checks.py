@@ -65,7 +65,7 @@ class AnswerChecks:
                 run_id,
                 f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() is not a valid answer; use {allowed}",
             )
-        self._check_person(run_id, waiting, prepared, answer.kind, by)
+        self.check_person(run_id, waiting, prepared, answer.kind, by)
         if answer.kind == "approve" and answer.arguments is not None:
             answer = replace(answer, arguments=_write_replaced_arguments(run_id, call, answer.arguments))
             await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
@@ -102,16 +102,18 @@ class AnswerChecks:
             what = f"call {call.id}: the value is not what {call.tool_name} returns, {type_name(tool.returns)}"
             raise RunAnswerError(stored.id, f"{what}: {reason_of(error)}", faults) from None
 
-    def _check_person(
-        self, run_id: str, waiting: WaitingCall, prepared: PreparedRun, kind: AnswerKind, by: Any
-    ) -> None:
+    def find_rules(self, run_id: str, waiting: WaitingCall, prepared: PreparedRun) -> tuple[tuple[str, ...], bool]:
+        """Return the roles of a call's `approvers=`, and its `not_self=`: those of its tool now, else as stored."""
+        tool = self._preparing.find_tool(run_id, waiting, prepared.added)
+        if tool is not None and (tool.requires_approval or tool.deferred or tool.on_unknown_outcome == "ask"):
+            return tool.approvers, tool.not_self
+        return waiting.approvers, waiting.not_self
+
+    def check_person(self, run_id: str, waiting: WaitingCall, prepared: PreparedRun, kind: AnswerKind, by: Any) -> None:
         """Raise `AnswerForbiddenError` if this person may not answer the call. The present rules of its tool count."""
         call_id, name, starter = waiting.call.id, person_name(by), prepared.document.identity
         verb = "approve" if waiting.call.kind == "approval" else "answer"
-        tool = self._preparing.find_tool(run_id, waiting, prepared.added)
-        approvers, not_self = waiting.approvers, waiting.not_self
-        if tool is not None and (tool.requires_approval or tool.deferred or tool.on_unknown_outcome == "ask"):
-            approvers, not_self = tool.approvers, tool.not_self
+        approvers, not_self = self.find_rules(run_id, waiting, prepared)
         if approvers:
             roles = getattr(by, "roles", None)
             needed = ", ".join(approvers)

@@ -219,6 +219,7 @@ class RunDocument:
       they are counted when they begin.
     - `failures`: how many of them have failed, before the run went on. `asks_again`: the last one failed with the reply
       of its model, so that the next one must not use it.
+    - `client_tools`: the tools that the client of the call has, as `write_client_tool` writes them.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -250,6 +251,7 @@ class RunDocument:
     attempts: int = 1
     failures: int = 0
     asks_again: bool = False
+    client_tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def started_by(self) -> str | None:
@@ -323,6 +325,7 @@ _NOT_SHOWN: dict[str, Any] = {
     "result": None,
     "details": None,
     "message": None,
+    "client_tools": [],
 }
 """Fields of a document that no list shows and that can be large, with what they are without a value."""
 

@@ -113,14 +113,16 @@ class EventLog:
             for each in found:
                 with self._run.reading():
                     event = event_from_json(each.data)
-                if isinstance(event, IntermediateResponse):
-                    self._seen.clear()
-                elif not isinstance(event, _PIECES):
+                if isinstance(event, (IntermediateResponse, RunSuspended)):
+                    self._seen.clear()  # what was before a suspension is not produced again
+                if not isinstance(event, _PIECES):
                     self._seen.append(_identity(event))
 
     def put(self, event: ServiceEvent) -> None:
         """Write this event soon, unless an earlier owner has written it."""
-        if not isinstance(event, _PIECES):
+        if isinstance(event, _PIECES):
+            self._seen.clear()  # the next reply: models may repeat the calls of this one
+        else:
             identity = _identity(event)
             if identity in self._seen:
                 self._seen.remove(identity)

@@ -5,12 +5,12 @@ Not here: executing it (`run_execution`), the values in the header (`new_documen
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from ..chat import ToolSpecification, UserMessage
 from ..context import InvocationContext, current_attributes
 from ..errors import IllegalConfigurationError, Problem, RunConflictError, RunSuspendedError
 from ..events import ServiceFailedEvent, ServiceStartedEvent
@@ -19,6 +19,7 @@ from ..service_names import stored_names
 from ..services.outputs import Shape
 from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import place_of_added_tools
+from .client_tools import read_client_tools, write_client_tool
 from .documents import are_arguments_of, make_comparable
 from .new_documents import describe_run, new_header, with_message
 from .persons import current_identity
@@ -42,16 +43,26 @@ class NewRuns:
         self._host, self._runs, self._execution = host, runs, execution
         self._submit = submit
 
-    async def start_run(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredRun:
-        """Create a run of a service method and hand it to the engine; return it, or the run of the same call."""
-        plan, arguments = self._host.bound_call(method, args, kwargs)
+    async def start_run(
+        self,
+        plan: MethodPlan,
+        arguments: Mapping[str, Any],
+        message: UserMessage | None = None,
+        client_tools: Sequence[ToolSpecification] = (),
+    ) -> StoredRun:
+        """Create a run of a service method and hand it to the engine; return it, or the run of the same call.
+
+        `message` is the user message, if it is not that of the arguments. The caller runs `client_tools`.
+        """
         await self._refuse_without_role(plan, arguments)
-        new = await self._make_run(plan, arguments, follows=True)
+        new = await self._make_run(plan, arguments, follows=True, client_tools=client_tools)
+        if message is not None:
+            new = new.with_document(with_message(new.prepared.document, plan, arguments, message))
         account, store = current_account.get(), await self._runs.open()
         if (account is not None or _has_check(plan)) and not await self._exists(new):
             if account is not None:
                 refuse_if_used_up(account)
-            new = await self._with_checked_input(new, arguments)
+            new = await self._with_checked_input(new, arguments, message)
         wanted = new.stored
         while True:
             if is_new := await store.create(wanted):
@@ -94,23 +105,28 @@ class NewRuns:
             return False
         return await (await self._runs.open()).load(new.stored.id) is not None
 
-    async def _with_checked_input(self, new: NewRun, arguments: Mapping[str, Any]) -> NewRun:
+    async def _with_checked_input(
+        self, new: NewRun, arguments: Mapping[str, Any], message: UserMessage | None = None
+    ) -> NewRun:
         """Return the run with the message that the input guardrails let through. Raises `InputGuardrailError`."""
         plan, document = new.prepared.plan, new.prepared.document
         if not _has_check(plan):
             return new
-        message = await check_input(self._host, plan, arguments)
+        checked = await check_input(self._host, plan, arguments, message)
         # A guardrail may have asked a model, which counts for the limits around this call.
         document = document.changed(is_checked=True, limits=remaining(current_account.get()))
-        if message is not None:
-            document = with_message(document, plan, arguments, message)
-        return replace(
-            new,
-            stored=replace(new.stored, document=document.to_json()),
-            prepared=replace(new.prepared, document=document),
-        )
+        if checked is not None:
+            document = with_message(document, plan, arguments, checked)
+        return new.with_document(document)
 
-    async def _make_run(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> NewRun:
+    async def _make_run(
+        self,
+        plan: MethodPlan,
+        arguments: Mapping[str, Any],
+        *,
+        follows: bool,
+        client_tools: Sequence[ToolSpecification] = (),
+    ) -> NewRun:
         """Return a new run, with a new id unless the method has a `RunId` parameter.
 
         Raises `TypeError` for an argument of another type than the method declares, and `IllegalConfigurationError`
@@ -128,10 +144,12 @@ class NewRuns:
             fact = f"the argument {name!r} cannot be stored with the run"
             fix = "use a value of the declared type, which pydantic can write and read"
             raise IllegalConfigurationError([Problem(plan.where, fact, fix)])
-        document = described.document.changed(follows=follows, attempts=0 if follows else 1)
+        written = tuple(map(write_client_tool, client_tools))
+        document = described.document.changed(follows=follows, attempts=0 if follows else 1, client_tools=written)
         conversation = plan.find_conversation(plan.find_memory_id(arguments))
         stored = new_header(given or uuid4().hex, plan, conversation, document, await self._runs.now())
-        added = (self._host.tools_added_by(added_by) or ()) if added_by else ()
+        of_endpoint = (self._host.tools_added_by(added_by) or ()) if added_by else ()
+        added = (*of_endpoint, *read_client_tools(written))
         # The identity is not loaded: the caller is there now.
         prepared = PreparedRun(plan, described.arguments, described.seeds, document, added, described.identity)
         return NewRun(stored, prepared, described.document.arguments)

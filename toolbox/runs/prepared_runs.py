@@ -24,6 +24,7 @@ from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import tools_added
 from ..services.toolsets import Toolset
 from ..tools.tool_calls import Tool
+from .client_tools import read_client_tools
 from .documents import WaitingCall
 from .persons import is_same_person, read_identity, with_token_of
 from .places import invocation_of
@@ -73,6 +74,7 @@ class PreparedRuns:
         added: Sequence[Tool] | None = self._host.tools_added_by(document.added_by) if document.added_by else ()
         if added is None:
             raise RunIncompatibleError(run_id, f"this program has no endpoint {document.added_by}, which adds tools")
+        added = (*added, *read_client_tools(document.client_tools))
         edited = {each.call_id for each in document.answers if each.answer.arguments is not None}
         for each in document.waiting:
             tool, call = self.find_tool(run_id, each, added), each.call

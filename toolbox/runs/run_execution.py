@@ -29,7 +29,7 @@ from ..errors import (
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from ..tools.failures import message_of
-from .documents import with_cancellation
+from .documents import RunDocument, with_cancellation
 from .event_log import EventLog
 from .next_tries import describe_failure, wait_before_next_try
 from .prepared_runs import PreparedRuns
@@ -58,6 +58,11 @@ class NewRun:
     stored: StoredRun
     prepared: PreparedRun
     given: Mapping[str, Any]
+
+    def with_document(self, document: RunDocument) -> NewRun:
+        """Return the run with another document."""
+        stored = replace(self.stored, document=document.to_json())
+        return replace(self, stored=stored, prepared=replace(self.prepared, document=document))
 
 
 class RunExecution:

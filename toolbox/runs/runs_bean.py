@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
+from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey
 from ..errors import RunStateError
+from ..security import SecurityIdentity, identity_in
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
@@ -27,6 +29,7 @@ from .retrying import Retrying
 from .run_answers import Answer, Run
 from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
+from .run_owners import RunOwners
 from .store import ENDED, RunStatus, RunStore, StoredRun, position_of
 from .stored_runs import RunsHost, StoredRuns
 from .take_over import TakeOver
@@ -54,6 +57,7 @@ class Runs:
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
         self._cancelling = Cancelling(self._stored, preparing, self._execution)
+        self._owners = RunOwners(host, self._stored, preparing)
 
     # --- reading
 
@@ -161,7 +165,8 @@ class Runs:
         """
 
         async def start() -> Run[Any]:
-            return self._stored.show(await self._new.start_run(method, args, kwargs))
+            plan = self._host.plan_of(method)
+            return self._stored.show(await self._new.start_run(plan, plan.bind(args, kwargs)))
 
         return await self._host.on_own_loop(start)
 
@@ -268,6 +273,40 @@ class Runs:
     async def store(self) -> RunStore:
         """Return the opened store."""
         return await self._stored.open()
+
+    def plan_of(self, method: Callable[..., Any]) -> MethodPlan:
+        """Return the plan of a method that `start` takes. Raises `TypeError` for others."""
+        return self._host.plan_of(method)
+
+    async def caller(self) -> SecurityIdentity:
+        """Return the identity of the active scope; the anonymous one without any."""
+        return await identity_in(self._host.scope)
+
+    def is_of(self, run: Run[Any], identity: SecurityIdentity) -> bool:
+        """Return True if the identity has started the run, with what `run_identity` names, or if nobody known has."""
+        return self._owners.is_of(run, identity)
+
+    async def find_answerable(self, run_id: str, identity: SecurityIdentity) -> frozenset[str]:
+        """Return the ids of the pending calls that a person may answer.
+
+        Those of another's run only if their own rules, `approvers=` or `not_self=`, admit the person.
+        """
+        return await self._host.on_own_loop(lambda: self._owners.find_answerable(run_id, identity))
+
+    async def start_message(
+        self,
+        plan: MethodPlan,
+        arguments: Mapping[str, Any],
+        message: UserMessage | None,
+        client_tools: Sequence[ToolSpecification] = (),
+    ) -> Run[Any]:
+        """Start a call as `start` does. `message` replaces its user message; the caller runs `client_tools`."""
+
+        async def start() -> Run[Any]:
+            bound = plan.bind((), arguments)
+            return self._stored.show(await self._new.start_run(plan, bound, message, client_tools))
+
+        return await self._host.on_own_loop(start)
 
     async def call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
         """Call a durable method: start its run, or wait for the run with the same id, and return the method's value.

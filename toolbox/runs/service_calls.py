@@ -641,12 +641,14 @@ class PreparedRun:
 # --- before a run is stored, and before it continues
 
 
-async def check_input(host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any]) -> UserMessage | None:
+async def check_input(
+    host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any], message: UserMessage | None = None
+) -> UserMessage | None:
     """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
 
-    Raises `InputGuardrailError`.
+    `message` is the user's, if it is not that of the arguments. Raises `InputGuardrailError`.
     """
-    invocation = Invocation(plan, host, arguments)
+    invocation = Invocation(plan, host, arguments, message=message)
     await check_input_first(invocation)
     return invocation.user_message if invocation.has_other_message else None
 

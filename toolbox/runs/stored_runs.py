@@ -62,10 +62,8 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
         """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
         ...
 
-    def bound_call(
-        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[MethodPlan, Mapping[str, Any]]:
-        """Return the plan of a service method, and the arguments by name. Raises `TypeError`."""
+    def plan_of(self, method: Callable[..., Any]) -> MethodPlan:
+        """Return the plan of an async service method. Raises `TypeError` for anything else."""
         ...
 
     def tools_added_by(self, place: str) -> Sequence[Tool] | None:

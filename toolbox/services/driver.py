@@ -92,7 +92,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                         effect = event
                         break
                     if streamed is not None:
-                        if invocation.perform is not perform:  # a layer may have given the reply
+                        # A layer may have given the reply. A recorded one was sent by the execution that asked for it.
+                        if invocation.perform is not perform and not event.is_replayed:
                             await streamed.send_unsent(event.response)
                         streamed.end_reply()
                     invocation.environment.sent = event.sent

@@ -1,0 +1,396 @@
+"""The protocol of AG-UI 1.0: `RunInput`, `respond` and `stop`. Needs the extra `ag-ui`.
+
+Not here: reading the events of a run, and the chats to which runs belong (`front_ends`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+try:
+    from ag_ui.core import PROTOCOL_VERSION
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        "toolbox_fastapi.ag_ui needs ag-ui-protocol; install it with: pip install 'toolbox-di[ag-ui]'", name=_error.name
+    ) from None
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from starlette.responses import Response
+
+from toolbox.chat import PendingCall, TokenUsage, ToolSpecification, UserMessage
+from toolbox.contents import Content, TextContent
+from toolbox.runs import run_answers
+from toolbox.runs.run_answers import Answer
+from toolbox.runs.runs_bean import Runs
+
+from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
+from .front_ends.chats import Chat, ClientReply, RefusedError, StreamPlace, invalid
+from .front_ends.part_streams import PartStream
+from .front_ends.run_reading import find_passed, follow_run
+from .front_ends.stream_parts import (
+    BlockEnd,
+    BlockPiece,
+    BlockStart,
+    Broken,
+    CallEnd,
+    CallPiece,
+    CallProgress,
+    CallReady,
+    CallStart,
+    Completed,
+    Part,
+    RoundStart,
+    Stopped,
+    Waits,
+)
+
+__all__ = ["InputMessage", "InputTool", "ResumeInput", "RunInput", "respond", "stop"]
+
+Event = dict[str, Any]
+
+APPROVAL_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "approved": {"type": "boolean"},
+        "editedArgs": {"type": "object"},
+        "reason": {"type": "string"},
+    },
+    "required": ["approved"],
+}
+"""The JSON schema of an answer to an approval, for clients that make a form of it."""
+
+MAX_TOOLS = 128
+MAX_SCHEMA = 100_000  # characters of JSON
+
+
+# --- what the client sends
+
+
+class _Input(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
+
+
+class InputMessage(_Input):
+    """A message of the client. Its content is read only where it counts."""
+
+    id: Annotated[str, Short] | None = None
+    role: Annotated[str, Field(max_length=50)]
+    content: Any = None
+    tool_call_id: Annotated[str, Short] | None = None
+    error: str | None = None
+
+
+class InputTool(_Input):
+    """A tool that the client runs."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: Annotated[str, Field(max_length=10_000)] = ""
+    parameters: Any = None
+
+
+class ResumeInput(_Input):
+    """The answer to an interrupt."""
+
+    interrupt_id: Annotated[str, Short]
+    status: Literal["resolved", "cancelled"]
+    payload: Any = None
+
+
+class RunInput(_Input):
+    """The body that an AG-UI client posts.
+
+    The conversation of the service is what counts. Of the client's messages, only the last one is read, and results of
+    tools that the client runs. `state` and `context` are not read.
+    """
+
+    thread_id: ChatId
+    run_id: Annotated[str, Short]
+    parent_run_id: Annotated[str, Short] | None = None
+    messages: Annotated[list[InputMessage], Field(max_length=MAX_MESSAGES)]
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS)] | None = None
+    resume: Annotated[list[ResumeInput], Field(max_length=1000)] | None = None
+
+
+_MEDIA = {"image": "image/png", "audio": "audio/", "document": "application/pdf"}
+"""The parts of a message with a file, and the media type of those that name none."""
+
+
+def _read_user_message(message: InputMessage) -> UserMessage:
+    given = message.content
+    parts: Any = [{"type": "text", "text": given}] if isinstance(given, str) else given
+    if not isinstance(parts, list) or len(parts) > MAX_PARTS or not all(isinstance(each, dict) for each in parts):
+        raise invalid("The content of the message must be a string or a list of parts.")
+    contents: list[Content] = []
+    for each in parts:
+        kind = each.get("type")
+        if kind == "text":
+            contents.append(TextContent(read_text(each.get("text"))))
+        elif kind in _MEDIA:
+            contents.append(_read_media(kind, each.get("source")))
+        else:
+            raise invalid(f"A user message cannot have a part of the type {str(kind)[:50]!r}.")
+    return make_message(contents)
+
+
+def _read_media(kind: str, source: Any) -> Content:
+    given: Mapping[str, Any] = source if isinstance(source, dict) else {}
+    value, media_type = given.get("value"), given.get("mimeType") or _MEDIA[kind]
+    if not isinstance(media_type, str) or not media_type.startswith(_MEDIA[kind].partition("/")[0]):
+        raise invalid(f"A part of the type {kind!r} has another media type.")
+    match given.get("type"):
+        case "data" if isinstance(value, str):
+            return read_media(media_type, f"data:{media_type};base64,{value}")
+        case "url":
+            return read_media(media_type, value)
+    raise invalid(f"A part of the type {kind!r} needs a source with its data or its address.")
+
+
+def _read_replies(body: RunInput) -> Iterator[ClientReply]:
+    """Yield the answers to interrupts, and the results of the client's tools. Raises `RefusedError`."""
+    for each in body.resume or ():
+        yield _read_resume(each)
+    for message in _messages_of_turn(body.messages):
+        if message.role == "tool" and message.tool_call_id is not None:
+            yield _read_result(message.tool_call_id, message)
+
+
+def _messages_of_turn(messages: Sequence[InputMessage]) -> Sequence[InputMessage]:
+    """Return the messages since the user's last one, without a new one that stands last: calls before have ended."""
+    end = len(messages) - (bool(messages) and messages[-1].role == "user")
+    start = max((index + 1 for index in range(end) if messages[index].role == "user"), default=0)
+    return messages[start:end]
+
+
+def _read_result(call_id: str, message: InputMessage) -> ClientReply:
+    answer = run_answers.respond(read_value(message.content))
+    if message.error is not None:
+        answer = run_answers.fail(message.error)
+    return ClientReply(call_id, lambda _: answer, is_result=True)
+
+
+def _read_resume(entry: ResumeInput) -> ClientReply:
+    payload = read_value(entry.payload)
+
+    def answer_interrupt(call: PendingCall) -> Answer:
+        if call.kind == "approval":
+            return run_answers.reject() if entry.status == "cancelled" else _read_approval(payload)
+        return run_answers.fail() if entry.status == "cancelled" else run_answers.respond(payload)
+
+    return ClientReply(entry.interrupt_id, answer_interrupt)
+
+
+def _read_approval(payload: Any) -> Answer:
+    """Return the answer in a payload. Only `true`, and `approved: true`, approve. Raises `RefusedError`."""
+    given = {"approved": payload} if isinstance(payload, bool) else payload
+    approved = given.get("approved") if isinstance(given, dict) else None
+    if approved is True:
+        edited = given.get("editedArgs")
+        if edited is None:
+            return run_answers.approve()
+        if isinstance(edited, dict):
+            return run_answers.approve(edited)
+    if approved is False:
+        reason = given.get("reason")
+        if reason is None:
+            return run_answers.reject()
+        if isinstance(reason, str):
+            return run_answers.reject(reason)
+    raise invalid('The payload of an approval must be true, or an object such as {"approved": true}.')
+
+
+def _read_tools(tools: Sequence[InputTool]) -> list[ToolSpecification]:
+    found = []
+    for each in tools:
+        parameters = {"type": "object", "properties": {}} if each.parameters is None else read_value(each.parameters)
+        if not isinstance(parameters, dict) or parameters.get("type") != "object":
+            raise invalid(f"The parameters of the tool {each.name!r} must be a JSON schema of an object.")
+        if len(json.dumps(parameters)) > MAX_SCHEMA:
+            raise invalid(f"The parameters of the tool {each.name!r} have more than {MAX_SCHEMA:,} characters.")
+        found.append(ToolSpecification(each.name, each.description, parameters))
+    return found
+
+
+# --- what the client gets
+
+
+class EventWriter:
+    """Writes the parts of an answer as events, from `RUN_STARTED` to `RUN_FINISHED` or `RUN_ERROR`.
+
+    Each round is a message of the assistant; its id is made of the run and the number of the round.
+    """
+
+    last = b""
+
+    def __init__(self, position: StreamPlace, chat: Chat, body: RunInput) -> None:
+        self._run_id, self._chat, self._body = position.run_id, chat, body
+        self._round, self._has_started = 0, False
+        # The client has the results of the tools that it runs: it would show them twice.
+        self._known_results = {each.tool_call_id for each in body.messages if each.role == "tool"}
+
+    def write(self, part: Part) -> Iterator[Event]:
+        """Yield the events of a part; the first is `RUN_STARTED`."""
+        if not self._has_started:
+            self._has_started = True
+            yield {"type": "RUN_STARTED", **self._ids, "protocolVersion": PROTOCOL_VERSION}
+        yield from self._write(part)
+
+    @property
+    def _ids(self) -> dict[str, str]:
+        return {"threadId": self._body.thread_id, "runId": self._body.run_id}
+
+    @property
+    def _message_id(self) -> str:
+        return f"{self._run_id}#{self._round}" if self._round else self._run_id
+
+    def _write(self, part: Part) -> Iterator[Event]:
+        match part:
+            case RoundStart(number):
+                self._round = number
+            case BlockStart("thought", number):
+                thought = self._thought_id(number)
+                yield {"type": "REASONING_START", "messageId": thought}
+                yield {"type": "REASONING_MESSAGE_START", "messageId": thought, "role": "reasoning"}
+            case BlockPiece("thought", number, text):
+                yield {"type": "REASONING_MESSAGE_CONTENT", "messageId": self._thought_id(number), "delta": text}
+            case BlockEnd("thought", number):
+                yield {"type": "REASONING_MESSAGE_END", "messageId": self._thought_id(number)}
+                yield {"type": "REASONING_END", "messageId": self._thought_id(number)}
+            case BlockStart():
+                yield {"type": "TEXT_MESSAGE_START", "messageId": self._message_id, "role": "assistant"}
+            case BlockPiece(_, _, text):
+                yield {"type": "TEXT_MESSAGE_CONTENT", "messageId": self._message_id, "delta": text}
+            case BlockEnd():
+                yield {"type": "TEXT_MESSAGE_END", "messageId": self._message_id}
+            case CallStart(call_id, name):
+                parent = {"parentMessageId": self._message_id}
+                yield {"type": "TOOL_CALL_START", "toolCallId": call_id, "toolCallName": name, **parent}
+            case CallPiece(call_id, text):
+                yield {"type": "TOOL_CALL_ARGS", "toolCallId": call_id, "delta": text}
+            case CallReady(call_id):
+                yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
+            case CallEnd(call_id, _, text):
+                if call_id not in self._known_results:
+                    message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
+                    yield {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
+            case CallProgress(call_id, name, done, total, text):
+                value = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": text}
+                yield {"type": "CUSTOM", "name": "tool_progress", "value": value}
+            case Waits(pending):
+                yield {"type": "RUN_FINISHED", **self._ids, "outcome": self._write_pending(pending)}
+            case Completed(usage):
+                counted = {} if usage is None else {"usage": [_write_usage(usage)]}
+                yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "success"}, **counted}
+            case Stopped():
+                yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "cancelled"}}
+            case Broken(problem, code):
+                yield {"type": "RUN_ERROR", "message": str(problem.get("detail") or problem["title"]), "code": code}
+
+    def _thought_id(self, number: int) -> str:
+        return f"{self._run_id}#thought{number}"
+
+    def _write_pending(self, pending: Mapping[str, PendingCall]) -> Event:
+        """Return how a run ends that waits: for persons, or only for results of the client's tools."""
+        waiting = {each: call for each, call in pending.items() if not self._chat.waits_for_client(call)}
+        if not waiting:
+            return {"type": "success", "pendingToolCallIds": [*pending]}
+        return {"type": "interrupt", "interrupts": [_write_interrupt(each, call) for each, call in waiting.items()]}
+
+
+def _write_interrupt(call_id: str, call: PendingCall) -> Event:
+    is_approval = call.kind == "approval"
+    asked = f"Approve {call.tool_name}?" if is_approval else f"{call.tool_name} waits for an answer."
+    return {
+        "id": call_id,
+        "reason": "tool_call" if is_approval else "input_required",
+        "message": call.reason or asked,
+        "toolCallId": call_id,
+        "responseSchema": APPROVAL_SCHEMA if is_approval else _find_schema(call),
+    }
+
+
+def _find_schema(call: PendingCall) -> Mapping[str, Any]:
+    """Return the schema of the answer to a question of a server; one that admits everything for all other calls."""
+    requests = call.attributes.get("requests")
+    asked = [*requests.values()] if isinstance(requests, Mapping) else []
+    schema = asked[0].get("schema") if len(asked) == 1 and isinstance(asked[0], Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _write_usage(usage: TokenUsage) -> dict[str, int]:
+    return {
+        "inputTokens": usage.input_tokens,
+        "outputTokens": usage.output_tokens,
+        "totalTokens": usage.total_tokens,
+        "reasoningTokens": usage.reasoning_tokens,
+        "cachedInputTokens": usage.cached_input_tokens,
+        "cacheWriteInputTokens": usage.cache_write_tokens,
+    }
+
+
+# --- endpoints
+
+
+async def respond(
+    runs: Runs,
+    method: Callable[..., Any],
+    body: RunInput,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    client_tools: Collection[str] = (),
+) -> Response:
+    """Return the stream that answers a request of an AG-UI client: of a new message, or of answers to interrupts.
+
+        @app.post("/agui")
+        async def agui(body: ag_ui.RunInput, runs: Inject[Runs]) -> Response:
+            return await ag_ui.respond(runs, Desk.chat, body)
+
+    `method` is one that `runs.start` takes. Its memory id is the thread, its user message the last message, and a
+    `RunId` is a new one; `arguments` are all others, by name. The run goes on when the client leaves; a body without a
+    new message and without answers gets its stream again.
+
+    `client_tools` are the names of tools that the client may offer and runs; with others, the response is 422. A call
+    of one suspends the run until the client sends its result.
+
+    What is found before the first byte is an HTTP problem: 422 for a body that cannot be read, 404 for another's
+    conversation or run, 409 while calls wait, and with `"code": "not_pending"` for an answer to a call that has never
+    waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user message.
+    """
+    try:
+        chat = await Chat.open(runs, method, body.thread_id, client_tools)
+        offered = _read_tools(body.tools or ())
+        chat.check_offered(offered)
+        last = body.messages[-1] if body.messages else None
+        found = await chat.answer([*_read_replies(body)])
+        if isinstance(found, Response):
+            return found
+        if last is not None and last.role == "user" and not body.resume:
+            return _stream(chat, await chat.start(_read_user_message(last), arguments or {}, offered), body)
+        if found is None:
+            found = await _find_stream(chat)
+        return _stream(chat, found, body)
+    except RefusedError as error:
+        return error.response()
+
+
+async def _find_stream(chat: Chat) -> StreamPlace:
+    run = await chat.find_open_run()
+    if run is None:
+        raise invalid("The body has neither a new message nor answers, and no answer is under way.")
+    return StreamPlace(run.id, 0, await find_passed(chat.runs, run.id))
+
+
+async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
+    """Stop the answer that is not complete yet, also one that waits. Return False if there is none.
+
+    Its stream ends with the outcome `cancelled`. Raises `RunNotFoundError` if it is another's.
+    """
+    return await (await Chat.open(runs, method, room)).stop()
+
+
+def _stream(chat: Chat, position: StreamPlace, body: RunInput) -> Response:
+    parts = follow_run(
+        chat.runs, position.run_id, after=position.after, passed=position.passed, holds_text=chat.holds_text
+    )
+    return PartStream(parts, EventWriter(position, chat, body), {})

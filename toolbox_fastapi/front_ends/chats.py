@@ -1,0 +1,403 @@
+"""`Chat`: a conversation of a front end with a service method. It starts runs, finds them, and answers their calls.
+
+Of what a client sends, three things count: its new message, answers to pending calls, and results of tools that it
+runs. Not here: what the protocols send (`vercel_ai`, `ag_ui`), reading the events of a run (`run_reading`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+from uuid import uuid4
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from toolbox.chat import PendingCall, RunSuspended, ToolExecution, ToolSpecification, UserMessage
+from toolbox.contents import media_in
+from toolbox.errors import AnswerForbiddenError, RunAnswerError, RunNotFoundError
+from toolbox.introspection import unwrapped
+from toolbox.runs.program_values import qualified
+from toolbox.runs.run_answers import Answer, Run
+from toolbox.runs.runs_bean import Runs
+from toolbox.runs.store import RunStatus
+from toolbox.security import SecurityIdentity
+from toolbox.services.outputs import ANSWER_TOOL
+from toolbox.services.plans import MethodPlan
+from toolbox.services.stored_forms import adapter_of
+
+from ..problems import describe_problem
+from ..run_endpoints import refusal_response
+from .run_reading import look_at, read_so_far, split_wire_id
+
+_PAGE, _MAX_LOOKED_AT = 500, 10_000  # runs that are looked at to find that of a chat
+_MAX_RUNS = 10  # to which the answers in one request may refer; those of a client are for one
+_TRIES = 5  # how often answers are sorted again, because others answered at the same time
+
+
+class RefusedError(Exception):
+    """A request of a client is refused: the status and the detail of the response, and a `code` for programs."""
+
+    def __init__(self, status: int, detail: str, code: str | None = None) -> None:
+        super().__init__(status, detail, code)
+        self.status, self.detail, self.code = status, detail, code
+
+    def __str__(self) -> str:
+        return self.detail
+
+    def response(self) -> Response:
+        """Return the response with problem details."""
+        problem = describe_problem(self.status, self.detail)
+        if self.code is not None:
+            problem["code"] = self.code
+        return Response(json.dumps(problem), self.status, media_type="application/problem+json")
+
+
+def invalid(detail: str) -> RefusedError:
+    """Return the error for a body that cannot be read."""
+    return RefusedError(422, detail)
+
+
+def unknown_run() -> RefusedError:
+    """Return the error for another's run or conversation."""
+    return RefusedError(404, "There is no such run.")
+
+
+def not_pending(call_id: str) -> RefusedError:
+    """Return the error for an answer to a call that has never waited."""
+    return RefusedError(409, f"No call with the id {call_id[:100]!r} waits for an answer.", "not_pending")
+
+
+def waits_for_others() -> RefusedError:
+    """Return the error for a new message while calls wait."""
+    return RefusedError(409, "The conversation waits for answers to pending calls.", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientReply:
+    """What a client says about one call. `call_id` is that of the wire.
+
+    `answer` returns the answer for the pending call, or None for a call that is not answered in this way. `is_result`
+    is True for the result of a tool that the client runs: it counts only while a call of such a tool waits. Everything
+    else must be about a call that once waited.
+    """
+
+    call_id: str
+    answer: Callable[[PendingCall], Answer | None]
+    is_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """The run whose stream a client gets, from after an event; suspensions up to `passed` were answered."""
+
+    run_id: str
+    after: int = 0
+    passed: int = 0
+
+
+class Chat:
+    """The conversation of a client with a service method, in the current request.
+
+    `client_tools` are the names of tools that the client runs.
+    """
+
+    def __init__(
+        self, runs: Runs, plan: MethodPlan, chat_id: str, identity: SecurityIdentity, client_tools: Collection[str] = ()
+    ) -> None:
+        self.runs, self.plan, self.identity = runs, plan, identity
+        self.client_tools = frozenset(client_tools)
+        self._memory_id = self._read_memory_id(chat_id)
+
+    @classmethod
+    async def open(
+        cls, runs: Runs, method: Callable[..., Any], chat_id: str, client_tools: Collection[str] = ()
+    ) -> Chat:
+        """Return the chat with this id. Raises `TypeError` for a method that cannot be a run."""
+        if isinstance(client_tools, str):
+            raise TypeError('client_tools= must be a collection of names, such as ("pick_date",)')
+        return cls(runs, runs.plan_of(method), chat_id, await runs.caller(), client_tools)
+
+    @property
+    def holds_text(self) -> bool:
+        """True if the model's answer is structured: it may be refused and asked again."""
+        return self.plan.output.structure is not None
+
+    def _read_memory_id(self, chat_id: str) -> Any:
+        name = self.plan.memory_parameter
+        if name is None:
+            return None
+        try:
+            return adapter_of(self.plan.annotations[name]).validate_python(chat_id)
+        except ValidationError:
+            raise RefusedError(422, "The conversation id is invalid.") from None
+
+    # --- finding runs
+
+    def has_run(self, run: Run[Any]) -> bool:
+        """Return True if a run belongs to this conversation."""
+        if run.service != qualified(self.plan.service):
+            return False
+        return self._memory_id is None or run.memory_id == str(self._memory_id)
+
+    async def find_open_run(self) -> Run[Any] | None:
+        """Return the newest run of the conversation that has not ended. Raises `RefusedError` for another's."""
+        if self._memory_id is None:
+            return None
+        # Twice "running": a run may go on while the suspended ones are read.
+        statuses: tuple[RunStatus, ...] = ("running", "suspended", "running")
+        found = [run for status in statuses if (run := await self._find_newest(status)) is not None]
+        run = max(found, key=lambda each: (each.created_at, each.id), default=None)
+        if run is not None and not self.runs.is_of(run, self.identity):
+            raise unknown_run()
+        return run
+
+    async def _find_newest(self, status: RunStatus) -> Run[Any] | None:
+        last: Run[Any] | None = None
+        for _ in range(0, _MAX_LOOKED_AT, _PAGE):
+            page = await self.runs.list(status=status, service=self.plan.service, limit=_PAGE, before=last)
+            if (run := next(filter(self.has_run, page), None)) is not None:
+                return run
+            if len(page) < _PAGE:
+                break
+            last = page[-1]
+        return None
+
+    async def stop(self) -> bool:
+        """Cancel the run that has not ended; False if there is none. Raises `RunNotFoundError` for another's."""
+        try:
+            run = await self.find_open_run()
+        except RefusedError:
+            raise RunNotFoundError(str(self._memory_id)) from None
+        if run is None:
+            return False
+        by = None if self.identity.is_anonymous else self.identity
+        return (await self.runs.cancel(run.id, by=by)).status == "cancelled"
+
+    # --- a new message
+
+    async def start(
+        self, message: UserMessage, arguments: Mapping[str, Any], offered: Sequence[ToolSpecification] = ()
+    ) -> StreamPlace:
+        """Start a run with a new message of the user. Raises `RefusedError` while calls of the conversation wait."""
+        run = await self.find_open_run()
+        if run is not None and run.status == "suspended":
+            raise waits_for_others()
+        filled, other = self._fill_parameters(message, arguments)
+        started = await self.runs.start_message(self.plan, filled, other, offered)
+        return StreamPlace(started.id)
+
+    def _fill_parameters(
+        self, message: UserMessage, arguments: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], UserMessage | None]:
+        """Return the arguments of the method, and the message if no argument can be all of it."""
+        plan = self.plan
+        filled: dict[str, Any] = {}
+        if plan.memory_parameter is not None:
+            filled[plan.memory_parameter] = self._memory_id
+        if plan.run_id_parameter is not None:
+            filled[plan.run_id_parameter] = uuid4().hex
+        name, other = self._find_user_parameter(arguments), None
+        annotation = unwrapped(plan.annotations.get(name, Any)).type
+        if takes_text(annotation):
+            filled[name] = message.text
+            other = message if media_in(message.contents) else None
+        else:
+            filled[name] = list(message.contents) if is_sequence(annotation) else message
+        if other is not None and plan.messages.user is not None:
+            raise invalid(f"{plan.where} takes text only.")
+        if twice := filled.keys() & arguments.keys():
+            raise TypeError(f"{plan.where}: arguments= must not have {min(twice)!r}, which the chat fills")
+        return {**filled, **arguments}, other
+
+    def _find_user_parameter(self, arguments: Mapping[str, Any]) -> str:
+        """Return the name of the parameter that gets the user's message. Raises `TypeError` if there is none."""
+        messages = self.plan.messages
+        if messages.user_parameter is not None:
+            return messages.user_parameter
+        known = {self.plan.memory_parameter, self.plan.run_id_parameter, *arguments}
+        left = [each for each in dict.fromkeys(messages.values.values()) if each not in known]
+        if len(left) != 1:
+            fix = "pass the other parameters with arguments={…}"
+            raise TypeError(f"{self.plan.where} needs one parameter for the user's message; {fix}")
+        return left[0]
+
+    def check_offered(self, offered: Sequence[ToolSpecification]) -> None:
+        """Raise `RefusedError` for tools that this client may not have."""
+        own = {*self.plan.toolset.by_name, ANSWER_TOOL}
+        for each in offered:
+            if each.name not in self.client_tools:
+                raise invalid(f"The tool {each.name[:100]!r} is not one that a client may offer.")
+            if each.name in own:
+                raise invalid(f"The service has a tool with the name {each.name[:100]!r}.")
+        if len({each.name for each in offered}) < len(offered):
+            raise invalid("Two tools have the same name.")
+
+    # --- answers
+
+    async def answer(self, replies: Sequence[ClientReply]) -> StreamPlace | Response | None:
+        """Store the answers among `replies` and continue their run.
+
+        Returns where its stream goes on. Answers to calls that no longer wait are dropped; if nothing else is left, the
+        stream after the answer is returned. None if nothing here is about a call of this conversation. Returns a
+        response if an answer is refused. Raises `RefusedError`.
+        """
+        for _ in range(_TRIES):
+            sorted_replies = await self._sort(replies)
+            if not sorted_replies.answers:
+                return await self._find_answered(sorted_replies)
+            run_id = sorted_replies.run_id
+            position = (await look_at(self.runs, run_id)).events
+            by = None if self.identity.is_anonymous else self.identity
+            resumed = self.runs.resume_stream(run_id, sorted_replies.answers, by=by)
+            try:
+                await resumed.begin()
+            except RunAnswerError as error:
+                # Perhaps somebody else was faster: then the calls do not wait any more.
+                if error.problems or isinstance(error, AnswerForbiddenError) or await self._still_wait(sorted_replies):
+                    return refusal_response(error)
+                continue
+            finally:
+                await resumed.aclose()  # the run goes on
+            return StreamPlace(run_id, position, position)
+        raise RefusedError(409, "Others answer this conversation at the same time; try again.")
+
+    async def _sort(self, replies: Sequence[ClientReply]) -> _SortedReplies:
+        """Return which replies answer pending calls, and which are about calls that waited earlier."""
+        found = _SortedReplies()
+        known: dict[str, _KnownRun | None] = {}
+        for reply in replies:
+            run_id, place = split_wire_id(reply.call_id) or ("", "")
+            if run_id not in known:
+                if len(known) == _MAX_RUNS:
+                    raise invalid("The answers are for calls of several runs.")
+                known[run_id] = await self._load(run_id)
+            run = known[run_id]
+            call = None if run is None else run.find_call(place)
+            if reply.is_result:
+                if run is None or not self._is_client_tool(run, place, call):
+                    continue
+            elif run is None or (call is None and not await self._has_waited(run, place)):
+                raise not_pending(reply.call_id)
+            if not self._may_answer(run, place):
+                raise unknown_run()
+            if call is None:
+                found.earlier.append((run_id, place))
+            elif (answer := reply.answer(call)) is None:
+                raise not_pending(reply.call_id)
+            elif found.run_id not in ("", run_id):
+                raise invalid("The answers are for calls of several runs.")
+            else:
+                found.run_id = run_id
+                found.answers[place] = answer
+        return found
+
+    async def _load(self, run_id: str) -> _KnownRun | None:
+        """Return a run of this conversation; None if there is none. Raises `RefusedError` for another's."""
+        try:
+            run = await self.runs.get(run_id)
+        except RunNotFoundError:
+            return None
+        is_own = self.runs.is_of(run, self.identity)
+        answerable = await self.runs.find_answerable(run_id, self.identity) if run.pending else frozenset()
+        has_answered = any(each.by is not None and each.by == self.identity.name for each in run.history)
+        if not (is_own or answerable or has_answered):
+            raise unknown_run()
+        return _KnownRun(run, is_own, answerable) if self.has_run(run) else None
+
+    async def _has_waited(self, run: _KnownRun, place: str) -> bool:
+        """Return True if a call of the run has waited for an answer."""
+        if any(each.call_id == place for each in run.run.history):
+            return True
+        if run.suspensions is None:
+            run.suspensions = await self._suspensions_of(run.run.id)
+        return any(place in pending for _, pending in run.suspensions)
+
+    def _may_answer(self, run: _KnownRun, place: str) -> bool:
+        """Return True if this person may answer a call, or has answered it. Who has started a run learns why not."""
+        if run.is_own or place in run.answerable:
+            return True
+        return any(each.call_id == place and each.by == self.identity.name for each in run.run.history)
+
+    def _is_client_tool(self, run: _KnownRun, place: str, call: PendingCall | None) -> bool:
+        """Return True if a call was of a tool that the client runs: nobody else's results come from a client."""
+        if call is not None:
+            return self.waits_for_client(call)
+        return any(each.call_id == place and each.tool_name in self.client_tools for each in run.run.history)
+
+    def waits_for_client(self, call: PendingCall) -> bool:
+        """Return True if a pending call waits for the result of a tool that the client runs."""
+        return call.kind == "deferred" and call.tool_name in self.client_tools
+
+    async def _still_wait(self, replies: _SortedReplies) -> bool:
+        run = await self.runs.get(replies.run_id)
+        return replies.answers.keys() <= {each.id for each in run.pending}
+
+    async def _find_answered(self, replies: _SortedReplies) -> StreamPlace | None:
+        """Return where the stream goes on after the earliest of the answers that were given already."""
+        if not replies.earlier:
+            return None
+        run_id = replies.earlier[0][0]
+        places = {place for run, place in replies.earlier if run == run_id}
+        last: dict[str, int] = {}
+        for number, pending in await self._suspensions_of(run_id):
+            last |= dict.fromkeys(places & pending, number)
+        after = min(last.values(), default=0)
+        return StreamPlace(run_id, after, after)
+
+    async def _suspensions_of(self, run_id: str) -> list[tuple[int, frozenset[str]]]:
+        """Return the number and the pending calls of each suspension so far."""
+        return [
+            (number, frozenset(call.id for call in event.pending))
+            for number, event in await read_so_far(self.runs, run_id)
+            if isinstance(event, RunSuspended)
+        ]
+
+
+@dataclass(slots=True)
+class _KnownRun:
+    """A run to which a client refers, and what this person may do with it."""
+
+    run: Run[Any]
+    is_own: bool
+    answerable: frozenset[str]
+    suspensions: list[tuple[int, frozenset[str]]] | None = None  # once they were read
+
+    def find_call(self, place: str) -> PendingCall | None:
+        """Return the pending call at a place."""
+        return next((each for each in self.run.pending if each.id == place), None)
+
+
+class _SortedReplies:
+    """Answers to the pending calls of a run, by place; and calls that have been answered, by run and place."""
+
+    def __init__(self) -> None:
+        self.run_id = ""
+        self.answers: dict[str, Answer] = {}
+        self.earlier: list[tuple[str, str]] = []
+
+
+def takes_text(annotation: Any) -> bool:
+    """Return True if a parameter of this type takes a `str`."""
+    if is_sequence(annotation):
+        return False
+    members = get_args(annotation) or (annotation,)
+    return annotation is Any or any(isinstance(each, type) and issubclass(each, str) for each in members)
+
+
+def is_sequence(annotation: Any) -> bool:
+    """Return True for a type such as `list[TextContent | ImageContent]`."""
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Sequence)
+
+
+def shown_value(execution: ToolExecution) -> Any:
+    """Return what the model reads of a result, as a JSON value if the tool returned one."""
+    if isinstance(execution.result_object, str):
+        return execution.result
+    try:
+        return json.loads(execution.result)
+    except (ValueError, RecursionError):
+        return execution.result
