@@ -555,9 +555,10 @@ def identifiers_in(node: ast.AST) -> set[str]:
     return {word for each in found if isinstance(each, str) for word in each.split(".")}
 
 
-def test_the_architecture_page_names_what_exists() -> None:
+@pytest.mark.parametrize("page_name", ["architecture.md", "layers-and-runs.md"])
+def test_the_architecture_pages_name_what_exists(page_name: str) -> None:
     """Checks what is in backquotes: paths, with the name before or after one; `Class.member`; other names."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / page_name).read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
     named = re.findall(r"`@?([a-zA-Z_][\w./]*)(?:=|\(\))?`(?:, `(\w+)`)?", prose)
     before = re.findall(r"`(?:\w+\.)*(\w+)`,?\s(?:in\s|\()`([\w/]+\.py)`", prose)
