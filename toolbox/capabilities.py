@@ -104,6 +104,7 @@ class Capabilities:
             around_turn=_load_when(options.compensate_on_failure, Late.COMPENSATION_OF_FAILURES),
             check_input=load(Late.INPUT_GUARDRAILS)(checks) if checks else None,
             effects=tuple(effects),
+            models=models,
             tools=tool_layers(interceptors, marks, in_run=in_run),
             whole_replies=bool(models or output_checks),  # the reply may be changed, or asked for again
             after_round=load(Late.COMPENSATION_OF_ROUNDS) if options.compensate_on_tool_errors else None,

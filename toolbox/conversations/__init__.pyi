@@ -4,9 +4,11 @@ from ..di.stored_beans import (
 )
 from .views import (
     FullHistory,
+    Summary,
 )
 
 __all__ = [
     "FullHistory",
+    "Summary",
     "conversation_scoped",
 ]

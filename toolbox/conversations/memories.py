@@ -120,6 +120,11 @@ class ChatMemories:
 
     # --- the port of services
 
+    @property
+    def keeps_cuts(self) -> bool:
+        """True if the store keeps the whole log, so that a cut that is stored loses nothing."""
+        return keeps_logs(self.store)
+
     async def load(self, key: ChatMemoryKey, view: ChosenView) -> Excerpt:
         """Return what a view sends of a conversation."""
         return await self._port.load(key, as_view(view))

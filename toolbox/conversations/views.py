@@ -46,11 +46,15 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Unsummarized:
-    """The messages for the next summary, which builds on the `previous` one; `rest` is what stays as it is."""
+    """The messages for the next summary, which builds on the `previous` one; `rest` is what stays as it is.
+
+    `reaches` is the first position that is not summarized.
+    """
 
     previous: str | None
     messages: tuple[Message, ...]
     rest: tuple[Piece, ...]
+    reaches: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,11 @@ class Piece:
     def has_user_message(self) -> bool:
         """True if it begins with a user message."""
         return isinstance(self.counted[0], UserMessage)
+
+    @property
+    def ends(self) -> Position:
+        """The position behind it."""
+        return replace(self.begins, index=self.begins.index + len(self.counted))
 
 
 def pieces_of(turns: Sequence[Turn]) -> tuple[Piece, ...]:
@@ -361,7 +370,11 @@ class Summary(View):
     prompt: str | None = None
 
     def begin(self, notes: ViewNotes) -> Position | None:
-        return notes.summarized if notes.summarized is not None else notes.begin
+        """Return where the summary ends, or a later cut: where no summary could be made of a full context."""
+        summarized, cut = notes.summarized, notes.begin
+        if summarized is None or cut is None or notes.made_by != type(self).__name__:
+            return cut if summarized is None else summarized
+        return max(summarized, cut)
 
     def excerpt(self, log: Log) -> Excerpt:
         """Return the summary and what follows it; with `unsummarized` if the window would leave something out.
@@ -373,8 +386,19 @@ class Summary(View):
         left = self.window.first_kept(pieces)
         if left == 0 or (first := self._first_kept(pieces)) == 0:
             return Excerpt(sent(pieces, notes.summary), notes, log.turns, head=log.head)
-        due = Unsummarized(notes.summary, sent(pieces[:first]), tuple(pieces[first:]))
+        due = _unsummarized(pieces, first, notes)
         return Excerpt(sent(pieces[left:], notes.summary), notes, log.turns, due, log.head)
+
+    def shortened(self, excerpt: Excerpt) -> Excerpt | None:
+        """Return what is sent with `unsummarized`, because the model's context is full; None if there is nothing.
+
+        All but the newest turns with `keep_messages` messages; where there are no others, the older half.
+        """
+        pieces = pieces_of(since(excerpt.turns, self.begin(excerpt.notes)))
+        if not pieces:
+            return None
+        first = self._first_kept(pieces) or _first_of_newer_half(pieces)
+        return replace(excerpt, unsummarized=_unsummarized(pieces, first, excerpt.notes))
 
     def _first_kept(self, pieces: Sequence[Piece]) -> int:
         """Return the index of the first of the newest pieces with at least `keep_messages` messages."""
@@ -386,20 +410,29 @@ class Summary(View):
         return 0
 
     def request(self, due: Unsummarized) -> tuple[Message, ...]:
-        """Return the messages of the request for a summary: the last summary, what followed it, and the prompt."""
+        """Return the messages of the request for a summary: the last summary, what followed it, and the prompt.
+
+        Tool calls and their results are texts in it: servers refuse them in a request that offers no tools, and another
+        model knows nothing of what a server has attached to its own replies.
+        """
         previous = () if due.previous is None else (UserMessage(SUMMARY.format(summary=due.previous)),)
-        return alternating((*previous, *due.messages, UserMessage(self.prompt or SUMMARY_PROMPT)))
+        told = map(_as_text, due.messages)
+        return alternating((*previous, *told, UserMessage(self.prompt or SUMMARY_PROMPT)))
 
     def with_summary(self, excerpt: Excerpt, text: str) -> Excerpt:
         """Return what is sent with a new summary, and the notes to store at once."""
         due = excerpt.unsummarized
         assert due is not None
-        notes = replace(excerpt.notes, begin=None, made_by=None, summary=text, summarized=due.rest[0].begins)
+        notes = replace(excerpt.notes, begin=None, made_by=None, summary=text, summarized=due.reaches)
         return replace(excerpt, messages=sent(due.rest, text), notes=notes, unsummarized=None)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong with its options, each with a fix."""
         inner, keep = self.window, self.keep_messages
+        for name in ("model", "prompt"):
+            given = getattr(self, name)
+            if not (given is None or (isinstance(given, str) and given)):
+                yield f"invalid Summary({name}={given!r})", "use a text, or None"
         if not isinstance(inner, (MessageWindow, TokenWindow)):
             yield f"invalid Summary(window={inner!r})", "use MessageWindow(…) or TokenWindow(…)"
             return
@@ -413,6 +446,23 @@ class Summary(View):
     def describe(self) -> str:
         """Return what it keeps, for a reader."""
         return f"a summary, and {self.window.describe()}"
+
+
+def _unsummarized(pieces: Sequence[Piece], first: int, notes: ViewNotes) -> Unsummarized:
+    """Return that all pieces before the one with the index `first` are to be summarized."""
+    reaches = pieces[first].begins if first < len(pieces) else pieces[-1].ends
+    return Unsummarized(notes.summary, sent(pieces[:first]), tuple(pieces[first:]), reaches)
+
+
+def _as_text(message: Message) -> Message:
+    """Return a message in which calls of tools and their results are texts; without what is of one server alone."""
+    if isinstance(message, ToolExecutionResultMessage):
+        said = "failed" if message.is_error else "returned"
+        return UserMessage(f"[The tool {message.tool_name} {said}: {message.text}]")
+    if isinstance(message, AiMessage):
+        calls = [f"[Called the tool {each.name} with {each.arguments}]" for each in message.tool_execution_requests]
+        return AiMessage("\n".join(filter(None, (message.text, *calls))))
+    return message
 
 
 class ChoosesMessages(Protocol):
@@ -470,11 +520,14 @@ def halved(view: View, excerpt: Excerpt) -> Excerpt | None:
     pieces = pieces_of(since(excerpt.turns, begin))
     if not pieces:
         return None
-    rest = pieces[len(pieces) - len(pieces) // 2 :]
-    last = pieces[-1]
-    end = Position(last.begins.turn, last.begins.index + len(last.counted))
-    notes = view.cut(excerpt.notes, rest[0].begins if rest else end)
-    return replace(excerpt, messages=sent(rest, notes.summary), notes=notes)
+    rest = pieces[_first_of_newer_half(pieces) :]
+    notes = view.cut(excerpt.notes, rest[0].begins if rest else pieces[-1].ends)
+    return replace(excerpt, messages=sent(rest, notes.summary), notes=notes, unsummarized=None)
+
+
+def _first_of_newer_half(pieces: Sequence[Piece]) -> int:
+    """Return the index of the first piece to keep; of one, nothing stays."""
+    return len(pieces) - len(pieces) // 2
 
 
 # --- complete tool calls

@@ -14,6 +14,7 @@ from typing import Any
 from ..bean_references import BeanReference
 from ..capabilities import Capabilities, Late, load
 from ..chat import ChatModel
+from ..conversations.views import Summary
 from ..di.beans import Stop, read_class
 from ..di.decorators import Scope
 from ..di.graph import BeanGraph, Registration
@@ -24,11 +25,17 @@ from ..di.values import SingleBean
 from ..errors import Problem
 from ..introspection import method_takes
 from ..limits import CostEstimator, UsageLimits, no_estimator
-from ..models.routing import model_names_of, router_in
+from ..models.routing import names_of_router, router_in
 from ..service_names import same_name_problems
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
-from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
+from ..services.declared_sources import (
+    model_names_in,
+    providers_of,
+    service_cycles,
+    services_offered_by,
+    sources_of,
+)
 from ..services.implied_beans import named_beans, registrable, strategies
 from ..services.inner_plans import is_run, may_suspend, settled
 from ..services.method_marks import named_at_method
@@ -133,14 +140,14 @@ class _Service:
     @property
     def model_names(self) -> tuple[str | None, ...]:
         """The names of the models that the service may use; None is the default model."""
-        return model_names_of(self._options.model)
+        return model_names_in(self._options)
 
     def _model_problems(self, graph: BeanGraph) -> Iterator[Problem]:
         """Yield the problems of the service's models, and of the bean that chooses among them."""
         where, router = self._cls.__name__, router_in(self._options.model)
         if router is not None:
             where = f"{where}, model={router.__name__}"
-            if not self.model_names:
+            if not names_of_router(router):
                 fix = 'set the class attribute `names`, such as `names = ("small", "large")`'
                 yield Problem(where, "the router has no names of models", fix)
             if not method_takes(router, "choose", 2):
@@ -154,6 +161,10 @@ class _Service:
                 if isinstance(found, SingleBean) and graph.definitions[found.bean].scope.is_temporary:
                     fact = f"the router is {graph.definitions[found.bean].scope}-scoped"
                     yield Problem(where, fact, "mark it @application_scoped")
+            view = self._options.chat_memory
+            if isinstance(view, Summary) and view.model is None:
+                fact = "Summary has no model, and the router chooses the model of each call only later"
+                yield Problem(f"{self._cls.__name__}, chat_memory", fact, 'name one: Summary(…, model="small")')
         for name in self.model_names:
             if (problem := self._host.models.problem(name, where)) is not None:
                 yield problem

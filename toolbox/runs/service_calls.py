@@ -167,7 +167,7 @@ class RunPlace:
         """Return the invocation as it is stored; None if it begins now."""
         return self.body.restored(self.path)
 
-    async def effect(self, form: EffectForm[T], run: Callable[[], Awaitable[T]]) -> T:
+    async def effect(self, form: EffectForm[T], run: Callable[[], Awaitable[T]], number: int = 1) -> T:
         """Return the recorded value of an effect of this invocation; else run it, and record its value."""
 
         def write(value: T) -> tuple[str, str]:
@@ -177,7 +177,7 @@ class RunPlace:
             return form.read(self.session.read_record(record))
 
         fact: RecordedFact = cast("RecordedFact", form.fact)
-        return await effect(self.session, RecordKey(self.path, fact), run, write=write, read=read)
+        return await effect(self.session, RecordKey(self.path, fact, number), run, write=write, read=read)
 
     def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Encoded]:
         """Return the recorded result of a tool; else run it, and record its result."""
@@ -321,7 +321,6 @@ class ServiceCall:
         """Return the recorded reply to a model request; else ask the model, and record its reply."""
         session, place, path = self.session, self.at(path_of(invocation)), path_of(invocation)
         number, usage = place.next_reply, _write_usage(invocation)
-        place.next_reply = number + 1
 
         async def ask() -> ModelReplied:
             if session.cancels:
@@ -336,6 +335,7 @@ class ServiceCall:
             return "reply", reply_to_json(invocation.state, before, replied, usage, unfit)
 
         replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
+        place.next_reply = number + 1  # a refused request may be sent again, shorter: it gets the same number
         if replied.is_replayed:
             if not session.cancels:
                 # Interceptors see it again; the record has what they returned, and calls that have happened.

@@ -20,9 +20,9 @@ from ..di.problem_texts import web_request_fix
 from ..di.values import LazyBean, SingleBean, Value, beans_in
 from ..errors import Problem
 from ..introspection import type_name
-from ..models.routing import model_names_of
 from ..security import TOKEN, SecurityIdentity
 from ..services.call_messages import FunctionMessage
+from ..services.declared_sources import model_names_in
 from ..services.inner_plans import inner_plan, is_run
 from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import MethodPlan
@@ -312,7 +312,7 @@ class _Needs:
         for provider in plan.providers:
             yield from self._of_bean(provider.bean, path)
         yield from self._of_bean(BeanReference.to(plan.options.tool_search).bean, path)
-        for name in model_names_of(plan.options.model):
+        for name in model_names_in(plan.options):
             yield from self._of_bean(ChatModel if name is None else Annotated[ChatModel, Named(name)], path)
         if plan.durable and isinstance(plan.messages.system, FunctionMessage):
             for parameter in plan.messages.system.injected:

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, get_origin
 
+from ..conversations.views import Summary
 from ..errors import Problem
 from ..introspection import takes
+from ..models.routing import model_names_of
 from ..tools.marks import toolbox_of
 from ..tools.sources import bean_types, classes_of_methods
 from .declaration import PROVIDERS_MARK, ServiceOptions, method_names, service_options_of
@@ -24,6 +26,13 @@ def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[A
     for name in method_names(cls):
         listed += toolbox_of(getattr(cls, name)) or ()
     return tuple(listed)
+
+
+def model_names_in(options: ServiceOptions) -> tuple[str | None, ...]:
+    """Return the names of the models that a service may use, also for summaries; None is the default model."""
+    names = model_names_of(options.model)
+    view = options.chat_memory
+    return (*names, view.model) if isinstance(view, Summary) and isinstance(view.model, str) else names
 
 
 def as_sources(given: Any) -> tuple[Any, ...]:

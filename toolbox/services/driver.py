@@ -20,13 +20,14 @@ from typing import Any
 from ..chat import CompleteResponse
 from ..chat_streams import no_response
 from ..context import current_bean_caller, current_invocation
-from ..errors import ModelError
+from ..errors import ContextLengthError, ModelError
 from ..execution.cancellation import CancellationsHere
 from ..models.fallbacks import is_worth_another_model
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
 from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans
+from .compaction import shorten
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
@@ -87,7 +88,13 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     if streamed is not None:
                         await streamed.begin_request()
                     asking = invocation.perform if plan.fallback is None else partial(_ask_or_fall_back, streamed)
-                    event = await asking(effect, invocation)
+                    try:
+                        event = await asking(effect, invocation)
+                    except ContextLengthError as error:
+                        if streamed is not None and streamed.has_sent_pieces:
+                            raise
+                        effect = await shorten(invocation, error)  # raises the error if nothing can be left out
+                        continue
                     if isinstance(event, Finish):  # a `@fallback` gave the value
                         effect = event
                         break

@@ -16,11 +16,13 @@ from ..chat import (
     ChatResponse,
     Message,
     StreamEvent,
+    TokenUsage,
     ToolExecutionRequest,
     UserMessage,
 )
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
 from ..conversations.memories import Caller, caller_here
+from ..conversations.views import Excerpt
 from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
@@ -79,6 +81,10 @@ class Invocation(ModelCall):
     before_end: Callable[[Finish], None] | None = None
     """Called before the invocation ends with an answer; may raise."""
     history: tuple[Message, ...] = ()
+    excerpt: Excerpt | None = None
+    """What was loaded of the conversation, with the notes to store with the turn."""
+    summary_usage: TokenUsage | None = None
+    """The tokens of the summary that was made before the first request."""
     added: Sequence[Tool] = ()
     """Tools that enclosing blocks add to this call."""
     added_by = ""

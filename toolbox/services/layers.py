@@ -19,7 +19,7 @@ from time import perf_counter
 
 from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey
-from ..conversations.log import NO_USAGE, Turn
+from ..conversations.log import Turn
 from ..conversations.memories import ChatMemories
 from ..errors import AsyncBeanError, ConversationSuspendedError
 from ..events import (
@@ -51,11 +51,12 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
         checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
         if checks and not invocation.is_resumed:
             await _refuse_suspended(key, invocation)
-        excerpt = await memories.load(key, window)
-        invocation.history = excerpt.messages
+        invocation.excerpt = await memories.load(key, window)
+        invocation.history = invocation.excerpt.messages
         yield
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
             turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
+            excerpt = invocation.excerpt  # a full context may have moved its cut
             written = await memories.append(key, turn, excerpt, window, may_be_stored=may_be_stored)
             if written and invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
@@ -63,7 +64,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
 
 def _answered_turn(invocation: Invocation) -> Turn:
     """Return the turn of an invocation that has an answer. That of a run has the same id in each process."""
-    messages, usage = invocation.state.remembered, invocation.state.token_usage or NO_USAGE
+    messages, usage = invocation.state.remembered, invocation.state.usage_of_turn
     if invocation.place is None:
         return Turn(messages=messages, usage=usage)
     run_id = invocation.place.run_id

@@ -28,6 +28,7 @@ from ..chat import (
     ToolSpecification,
     UserMessage,
 )
+from ..conversations.views import alternating
 from ..errors import (
     ModelRefusedError,
     ModelTruncatedError,
@@ -222,10 +223,12 @@ def begin(
     *,
     mode: OutputMode = "prompt",
     model: str | None = None,
+    recalled: int = 0,
 ) -> tuple[State, CallModel]:
     """Return the first state and the first effect of an invocation; without a user message, the history has it.
 
-    In mode `prompt`, the instructions for a structured answer follow the last user message.
+    In mode `prompt`, the instructions for a structured answer follow the last user message. The first `recalled`
+    messages of the history are those of the conversation.
     """
     messages = () if user_message is None else (user_message,)
     prompted = None
@@ -233,7 +236,7 @@ def begin(
         last = [*history, *messages][-1]
         user = last if isinstance(last, UserMessage) else UserMessage(())
         prompted = UserMessage([*user.contents, rules.structure.instructions], user.name, user.attributes)
-    state = State(system, tuple(history), messages, prompted, mode, rules.names, model=model)
+    state = State(system, tuple(history), messages, prompted, mode, rules.names, model=model, recalled=recalled)
     return state, CallModel(request_of(rules, state))
 
 
@@ -316,15 +319,44 @@ def request_of(rules: Rules, state: State) -> ChatRequest:
 def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     """Return the messages to send, with the instructions about the answer in the last user message.
 
-    A history that is sent alone may end with the results of tools: the instructions follow them.
+    A history that is sent alone may end with the results of tools: the instructions follow them. A conversation may end
+    with a user message, such as a summary: it is sent in one message with the next one.
     """
     history, messages, prompted = state.history, state.messages, state.prompted
+    if state.omitted:
+        messages = tuple(_omitted(each) if at in state.omitted else each for at, each in enumerate(messages))
     if prompted is None:
-        return (*history, *messages)
-    if not rules.continues_history:
-        return (*history, prompted, *messages[1:])
-    before = history[:-1] if isinstance(history[-1], UserMessage) else history
-    return (*before, prompted, *messages)
+        told = (*history, *messages)
+    elif not rules.continues_history:
+        told = (*history, prompted, *messages[1:])
+    else:
+        before = history[:-1] if isinstance(history[-1], UserMessage) else history
+        told = (*before, prompted, *messages)
+    joint = state.recalled
+    if joint and isinstance(told[joint - 1], UserMessage):
+        return (*told[: joint - 1], *alternating(told[joint - 1 : joint + 1]), *told[joint + 1 :])
+    return told
+
+
+OMITTED = "[The result of the tool {name} was left out, because it made the conversation too long: {size} characters.]"
+"""What a model reads in place of a result, when its context is full."""
+
+
+def _omitted(result: Message) -> Message:
+    """Return the note in place of a result. It keeps the attributes: they tell which tools a search has found."""
+    assert isinstance(result, ToolExecutionResultMessage)
+    return replace(result, text=OMITTED.format(name=result.tool_name, size=len(result.text)), contents=())
+
+
+def without_results(state: State) -> State | None:
+    """Return the state that sends notes in place of the results of its tools; None if that leaves nothing out."""
+    left_out = {
+        at
+        for at, each in enumerate(state.messages)
+        if isinstance(each, ToolExecutionResultMessage) and at not in state.omitted
+        if each.contents or len(each.text) > len(OMITTED.format(name=each.tool_name, size=len(each.text)))
+    }
+    return state.changed(omitted=state.omitted | left_out) if left_out else None
 
 
 def tool_calls_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> Sequence[ToolExecutionRequest]:

@@ -17,6 +17,7 @@ from ..tools.tool_calls import ToolEnvironment
 from . import loop
 from .added_tools import find_dynamic_tools, find_toolset
 from .answers import restored_result
+from .compaction import summarize_first
 from .invocation import Invocation
 from .loop import Effect, Rules, next_effect, request_of
 from .recording_needs import MODEL_CHOICE
@@ -144,7 +145,10 @@ async def begin(invocation: Invocation) -> Effect:
     plan = invocation.plan
     host, context, arguments = invocation.host, invocation.context, invocation.arguments
     system = await plan.messages.make_system_message(arguments, context, host.scope, invocation.runner)
+    if invocation.excerpt is not None and invocation.excerpt.unsummarized is not None:
+        await summarize_first(invocation)
     history = invocation.conversation if plan.messages.history else invocation.history
+    recalled = len(invocation.history)
     asked: UserMessage | None = invocation.user_message
     if plan.messages.continues_history:
         asked = None
@@ -153,11 +157,13 @@ async def begin(invocation: Invocation) -> Effect:
 
     mode, rules = plan.output_mode, invocation.rules
     if not invocation.model_name:
-        _, first = loop.begin(rules, system, history, asked, mode=mode or "schema")
+        _, first = loop.begin(rules, system, history, asked, mode=mode or "schema", recalled=recalled)
         await _route(invocation, first.request)
     if mode is None:
         mode = "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
-    invocation.state, effect = loop.begin(rules, system, history, asked, mode=mode, model=invocation.model_name)
+    name = invocation.model_name
+    state, effect = loop.begin(rules, system, history, asked, mode=mode, model=name, recalled=recalled)
+    invocation.state = state.with_summary_usage(invocation.summary_usage)
     invocation.has_begun = True
     return effect
 

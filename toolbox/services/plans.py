@@ -71,7 +71,8 @@ class Layers:
     """The layers of a method, outermost first. They are chosen once, and a method has only those that it needs.
 
     `around_turn` layers wrap the invocation and its turn in the conversation, `effects` layers each model request and
-    each tool call, and `tools` layers each tool call with decoded arguments. `check_input` judges the user message
+    each tool call, and `tools` layers each tool call with decoded arguments. `models` are those of `effects` that wrap
+    a request for a summary too: interceptors. `check_input` judges the user message
     before the invocation begins, or before its run is stored, and may replace it. With `whole_replies`, tools start
     only when the reply is complete, because a layer may change it. `after_round` is called when all tools of a reply
     have ended, with the position of the first one in `State.executions`, and may change the state. `check_answer`
@@ -81,6 +82,7 @@ class Layers:
     around_turn: tuple[InvocationLayer, ...] = ()
     check_input: Callable[[Any], Awaitable[None]] | None = None
     effects: tuple[EffectLayer, ...] = ()
+    models: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
     whole_replies: bool = False
     after_round: Callable[[Any, int], Awaitable[None]] | None = None

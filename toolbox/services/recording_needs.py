@@ -17,13 +17,14 @@ from ..limits import Usage, UsageLimits
 from ..tools.failures import message_of
 from ..tools.tool_calls import ToolCall, ToolStep
 from .state import State
+from .stored_forms import response_from_dict, response_to_dict
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class EffectForm(Generic[T]):
-    """A kind of effect that an invocation has at most once, and the JSON values of what it gave.
+    """A kind of effect of an invocation, and the JSON values of what it gave.
 
     `fact` is its name in the keys of records: a `RecordedFact` of `runs.places`.
     """
@@ -86,8 +87,30 @@ FAILURE: EffectForm[RecordedFailure] = EffectForm(
 )
 """An invocation fails: recorded before the first of its tools is undone, so that it cannot succeed after a crash."""
 
+
+@dataclass(frozen=True, slots=True)
+class SummaryReply:
+    """The reply to a request for a summary. `asked` stands for the messages of the request."""
+
+    asked: str
+    response: ChatResponse
+
+    def write(self) -> Mapping[str, Any]:
+        """Return the JSON values of a record."""
+        return {"asked": self.asked, "response": response_to_dict(self.response)}
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> SummaryReply:
+        """Read what `write` wrote."""
+        return cls(written["asked"], response_from_dict(written["response"]))
+
+
 MODEL_CHOICE: EffectForm[str] = EffectForm("model", lambda name: {"model": name}, lambda written: str(written["model"]))
 """A router has chosen a model, by its name. Before a run is stored, the state has the name."""
+
+
+SUMMARY: EffectForm[SummaryReply] = EffectForm("summary", SummaryReply.write, SummaryReply.read)
+"""A model has summarized a part of the conversation."""
 
 
 # --- the place in a run
@@ -160,8 +183,11 @@ class PlaceInRun(CallPlace, Protocol):
         """Return the invocation as it is stored; None if it begins now."""
         ...
 
-    async def effect(self, form: EffectForm[T], run: Callable[[], Awaitable[T]]) -> T:
-        """Return the recorded value of an effect of this invocation; else run it, and record its value."""
+    async def effect(self, form: EffectForm[T], run: Callable[[], Awaitable[T]], number: int = 1) -> T:
+        """Return the recorded value of an effect of this invocation; else run it, and record its value.
+
+        `number` counts the effects of one form from 1.
+        """
         ...
 
     def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Any]:

@@ -21,6 +21,7 @@ from ..chat import (
     ToolExecutionRequest,
     ToolExecutionResultMessage,
 )
+from ..conversations.log import NO_USAGE
 from ..frozen_copies import copy_with
 from ..tools.tool_calls import ToolOutcome
 from ..transcripts import (
@@ -122,6 +123,10 @@ class State:
       model read; `undone`: of those whose compensation was called, as in `compensations`.
     - `arguments`: in states of earlier versions, those of tools that ran with others than the model's, by position.
     - `model`: the name of the model; None in states of earlier versions.
+    - `recalled`: so many messages of `history` are those of the conversation; parameters gave the others.
+    - `compactions`: how often something was left out because the model's context was full; `omitted`: positions in
+      `messages` of results that are sent as notes since then.
+    - `noted_usage`: the part of `token_usage` that was stored with the conversation already: that of summaries.
     """
 
     system: StoredSystemMessage | None
@@ -145,6 +150,10 @@ class State:
     compensations: tuple[Compensation, ...] = ()
     arguments: StoredArguments = field(default_factory=dict, hash=False)
     model: str | None = None
+    recalled: int = 0
+    compactions: int = 0
+    omitted: Positions = frozenset()
+    noted_usage: TokenUsage | None = None
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -211,6 +220,21 @@ class State:
                 each = each if calls is each.tool_execution_requests else replace(each, tool_execution_requests=calls)
             kept.append(each)
         return tuple(kept)
+
+    @property
+    def usage_of_turn(self) -> TokenUsage:
+        """The tokens of all requests, to store with the turn: without those of summaries."""
+        total, noted = self.token_usage or NO_USAGE, self.noted_usage
+        if noted is None:
+            return total
+        return TokenUsage(**{name: getattr(total, name) - getattr(noted, name) for name in TokenUsage.__slots__})
+
+    def with_summary_usage(self, usage: TokenUsage | None) -> State:
+        """Return the state with the tokens of a request for a summary, which are stored with the conversation."""
+        if usage is None:
+            return self
+        counted = (usage if each is None else each + usage for each in (self.token_usage, self.noted_usage))
+        return self.changed(**dict(zip(("token_usage", "noted_usage"), counted, strict=True)))
 
     @property
     def all_executions(self) -> tuple[ToolExecution, ...]:

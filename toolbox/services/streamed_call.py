@@ -102,6 +102,11 @@ class StreamedCall:
         self.tasks.take_in_results()
 
     @property
+    def has_sent_pieces(self) -> bool:
+        """True if the reader has a part of the current reply."""
+        return self._has_sent_pieces
+
+    @property
     def has_sent(self) -> bool:
         """True if the reader has a part of an answer, or of the current reply."""
         return self._has_sent_text or self._has_sent_pieces

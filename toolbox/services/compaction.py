@@ -1,0 +1,213 @@
+"""Makes what a call sends shorter: with a summary before its first request, and when the model's context is full.
+
+What is left out of a request stays in the log. Not here: what a view leaves out (`conversations.views`), recognizing
+that a server refuses a request because it is too long (`models.length_refusals`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any, TypeAlias
+
+from ..chat import ChatModel, ChatRequest, ChatResponse, FinishReason
+from ..conversations.log import NO_USAGE, Turn
+from ..conversations.memories import ChatMemories
+from ..conversations.views import Excerpt, FullHistory, Summary, View, halved
+from ..errors import ContextLengthError, EndsInvocation
+from ..models.selection import DEFAULT_NAME
+from ..transcripts import messages_to_json
+from .interruptions import ModelCall
+from .invocation import Invocation
+from .loop import CallModel, ModelReplied, RunTool, request_of, without_results
+from .model_calls import ask_model
+from .recording_needs import SUMMARY, SummaryReply
+from .usage_layers import counted, limited
+
+logger = logging.getLogger("toolbox.services")
+
+MOST_TIMES = 2
+"""How often a call may leave something out because the model's context is full."""
+
+
+# --- before the first request
+
+
+async def summarize_first(invocation: Invocation) -> None:
+    """Summarize what the window of a `Summary` would leave out. Without a summary, the window leaves it out."""
+    excerpt, view = invocation.excerpt, invocation.plan.window
+    assert excerpt is not None
+    assert isinstance(view, Summary)
+    summarized = await _summarized(view, excerpt, invocation)
+    if summarized is not None:
+        invocation.excerpt, response = summarized
+        invocation.history = invocation.excerpt.messages
+        invocation.summary_usage = response.token_usage
+
+
+# --- a full context
+
+
+async def shorten(invocation: Invocation, refused: ContextLengthError) -> CallModel:
+    """Leave something out of a request that was too long, and return the request to send in its place.
+
+    First earlier turns of the conversation, then the results of tools of this call. Raises `refused` if neither is
+    left, and the third time.
+    """
+    # The state has what was left out, so that a run that continues leaves it out too. A run that continues before the
+    # reply to the shorter request was recorded sends the longer one again, and comes here again.
+    times = invocation.state.compactions
+    if times == MOST_TIMES:
+        raise refused
+    if not await _leave_out_turns(invocation):
+        shorter = without_results(invocation.state)
+        if shorter is None:
+            raise refused
+        invocation.state = shorter
+    invocation.state = invocation.state.changed(compactions=times + 1)
+    return CallModel(request_of(invocation.rules, invocation.state))
+
+
+async def _leave_out_turns(invocation: Invocation) -> bool:
+    """Leave out earlier turns of the conversation, by a summary of them or without. Returns False if there are none."""
+    state, excerpt, view = invocation.state, invocation.excerpt, invocation.plan.window
+    recalled = state.history[: state.recalled]
+    if not recalled:
+        return False
+    if excerpt is None or not isinstance(view, View) or excerpt.messages != recalled:
+        # The program's own view chooses each time, or this is not what was loaded: a run continues with what it had,
+        # or the last cut could not be stored. So this call alone leaves it out.
+        view, excerpt = FullHistory(), Excerpt(recalled, turns=(Turn(messages=recalled, number=1),))
+        shorter = halved(view, excerpt)
+    else:
+        shorter = await _stored_shorter(view, excerpt, invocation)
+    if shorter is None:
+        return False
+    history = (*shorter.messages, *state.history[state.recalled :])
+    invocation.state = invocation.state.changed(history=history, recalled=len(shorter.messages))
+    return True
+
+
+async def _stored_shorter(view: View, excerpt: Excerpt, invocation: Invocation) -> Excerpt | None:
+    """Return what is sent with a new summary, or without the older half of the turns; None if there are none.
+
+    Either is stored at once: the next call would find the context full again.
+    """
+    key = invocation.memory_key
+    assert key is not None
+    if isinstance(view, Summary) and (due := view.shortened(excerpt)) is not None:
+        summarized = await _summarized(view, due, invocation)
+        if summarized is not None:
+            invocation.excerpt, response = summarized
+            invocation.state = invocation.state.with_summary_usage(response.token_usage)
+            return invocation.excerpt
+    shorter = halved(view, excerpt)
+    memories: ChatMemories = await invocation.host.memories()
+    if shorter is not None and memories.keeps_cuts:
+        await memories.note(key, shorter)
+        invocation.excerpt = shorter
+    return shorter
+
+
+# --- a summary
+
+
+async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -> tuple[Excerpt, ChatResponse] | None:
+    """Ask for a summary and store it. Returns what is sent then, and the reply; None, with a warning, without one.
+
+    Raises the errors that end the invocation, such as a limit.
+    """
+    key, due = invocation.memory_key, excerpt.unsummarized
+    assert key is not None
+    assert due is not None
+    if invocation.place is not None and invocation.place.cancels:
+        return None  # only what is recorded still happens
+    try:
+        response = await _ask(ChatRequest(view.request(due)), view.model, invocation)
+        text = _read_summary(response)
+    except EndsInvocation:
+        raise
+    except Exception as error:
+        where = invocation.where
+        logger.warning("%s: no summary of the conversation, so what its window leaves out is missing: %s", where, error)
+        return None
+    summarized = view.with_summary(excerpt, text)
+    memories = await invocation.host.memories()
+    await memories.note(key, summarized, response.token_usage or NO_USAGE)
+    return summarized, response
+
+
+def _read_summary(response: ChatResponse) -> str:
+    """Return the text of a summary. Raises `ValueError` for a reply that is none: without a text, or cut off."""
+    text = (response.ai_message.text or "").strip()
+    if not text:
+        raise ValueError("the model's reply has no text")
+    if response.finish_reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER):
+        raise ValueError(f"the model's reply is not complete (finish_reason {response.finish_reason})")
+    return text
+
+
+class _SummaryCall(ModelCall):
+    """The request for a summary, as a call that asks a model: a part of an invocation, without tools."""
+
+    def __init__(self, invocation: Invocation, name: str, model: ChatModel) -> None:
+        self.host, self.context, self.runner = invocation.host, invocation.context, invocation.runner
+        self.model_name, self.model, self.where = name, model, invocation.where
+        self.plan, self.account = invocation.plan, invocation.account
+
+    def count_tool_calls(self, response: ChatResponse) -> int:
+        """Return 0: no tool was offered, so none is called."""
+        return 0
+
+
+Ask: TypeAlias = Callable[[CallModel | RunTool, Any], Awaitable[Any]]
+
+
+async def _ask(request: ChatRequest, model: str | None, invocation: Invocation) -> ChatResponse:
+    """Return the reply to a request for a summary, inside of the layers of a model request that do not need tools."""
+    plan = invocation.plan
+    name = model or plan.model_name or invocation.model_name or DEFAULT_NAME
+    call = _SummaryCall(invocation, name, await invocation.host.models.find(name, invocation.context))
+    performing: Ask = _ask_now
+    if invocation.account is not None:
+        performing = counted(performing)
+    for layer in reversed(plan.layers.models):
+        performing = layer(performing)
+    if invocation.place is not None:
+        performing = _recorded(performing, invocation)
+    if invocation.account is not None:
+        performing = limited(performing)
+    replied: ModelReplied = await performing(CallModel(request), call)
+    return replied.response
+
+
+async def _ask_now(effect: Any, call: ModelCall) -> ModelReplied:
+    """Ask the model: the innermost step."""
+    return ModelReplied(await ask_model(call, effect.request))
+
+
+def _recorded(perform: Ask, invocation: Invocation) -> Ask:
+    """Return the layer that records the reply in the run, and gives a recorded one."""
+    place = invocation.place
+    assert place is not None
+
+    async def ask(effect: Any, call: ModelCall) -> ModelReplied:
+        # A process that continues the run may need another summary than the first one that is recorded: that one may
+        # be stored in the conversation already. So a record counts for exactly the same messages.
+        asked = hashlib.sha256(messages_to_json(effect.request.messages).encode()).hexdigest()
+        is_new = False
+
+        async def ask_now() -> SummaryReply:
+            nonlocal is_new
+            is_new = True
+            return SummaryReply(asked, (await perform(effect, call)).response)
+
+        for number in count(1):
+            reply = await place.effect(SUMMARY, ask_now, number)
+            if reply.asked == asked:
+                return ModelReplied(reply.response, is_replayed=not is_new)
+        raise AssertionError("the last number has no record")
+
+    return ask
