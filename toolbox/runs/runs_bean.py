@@ -281,10 +281,6 @@ class Runs:
         """Return the id of the suspended run of a conversation, or None."""
         return await self._stored.suspended_in(key)
 
-    def label_of(self, service: str) -> str:
-        """Return the name of the class of a service with this stored name, for error texts."""
-        return self._stored.label_of(service)
-
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""
         await self._take_over.execute_in_background(run_id)
