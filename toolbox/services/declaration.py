@@ -44,7 +44,7 @@ NAMES_MARK: Final = "__toolbox_local_names__"
 
 DURABLE_MARK: Final = "__toolbox_durable__"
 
-OnSuspended: TypeAlias = Literal["raise", "cancel"]
+OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
 """A new call in a conversation with a suspended run: raise an error, or cancel that run."""
 
 
