@@ -47,7 +47,7 @@ DURABLE_MARK: Final = "__toolbox_durable__"
 WhenBusy: TypeAlias = Literal["wait", "raise"]
 """A call of a conversation in which another call is at work: wait for its turn, or raise an error."""
 
-OnSuspended: TypeAlias = Literal["raise", "cancel"]
+OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
 """A new call in a conversation with a suspended run: raise an error, or cancel that run."""
 
 

@@ -53,7 +53,8 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
         excerpt = await memories.load(key, window)
         owner = await _refuse_other(invocation, memories, excerpt.head)
         checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
-        if checks and not invocation.is_resumed and await _refuse_suspended(key, invocation):
+        checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
+        if checks and await _refuse_suspended(key, invocation):
             excerpt = await memories.load(key, window)
         invocation.history = excerpt.messages
         yield
@@ -122,19 +123,22 @@ async def check_conversation_first(host: ServiceHost, plan: MethodPlan, key: Cha
     if not plan.options.shared_conversations and (identity := await host.caller()) is not None:
         head = await memories.head(key)
         refuse_other(None if head is None else head.owner, key, identity, host.run_identity)
-    if plan.options.when_busy == "raise" and await memories.is_at_work(key):
-        raise ConversationBusyError(key.service, key.memory_id)
+    if plan.options.when_busy == "raise":
+        run = await host.runs.run_of(key.service, key.memory_id)  # it may have been started, and not be at work yet
+        if (run is not None and run.status == "running") or await memories.is_at_work(key):
+            raise ConversationBusyError(key.service, key.memory_id)
 
 
 async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> bool:
     """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that and return True."""
     host, plan = invocation.host, invocation.plan
-    if (run_id := await host.suspended_run(key)) is None:
-        return False
-    if plan.options.on_suspended == "raise":
-        raise ConversationSuspendedError(plan.service.__name__, run_id)
-    await host.cancel_run(run_id, "a new call began in its conversation")
-    return True
+    was_cancelled = False
+    while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
+        if plan.options.on_suspended == "raise":
+            raise ConversationSuspendedError(plan.service.__name__, run_id)
+        await host.cancel_run(run_id, "a new call began in its conversation")
+        was_cancelled = True
+    return was_cancelled
 
 
 @contextmanager
