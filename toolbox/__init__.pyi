@@ -78,6 +78,7 @@ from .errors import (
     ContainerNotStartedError,
     ContextLengthError,
     ConversationBusyError,
+    ConversationNotFoundError,
     ConversationSuspendedError,
     EndsInvocation,
     FrameworkError,
@@ -209,6 +210,7 @@ from .search import (
     ToolSearchStrategy,
 )
 from .security import (
+    AccessDeniedError,
     ForbiddenError,
     UnauthenticatedError,
 )
@@ -280,6 +282,7 @@ from .services.outputs import (
 )
 
 __all__ = [
+    "AccessDeniedError",
     "AiMessage",
     "AiServiceTool",
     "AmbiguousBeanError",
@@ -303,6 +306,7 @@ __all__ = [
     "ContainerNotStartedError",
     "ContextLengthError",
     "ConversationBusyError",
+    "ConversationNotFoundError",
     "ConversationSuspendedError",
     "DEFAULT",
     "DemoChatModel",

@@ -23,6 +23,7 @@ __all__ = [
     "ContainerNotStartedError",
     "ContextLengthError",
     "ConversationBusyError",
+    "ConversationNotFoundError",
     "ConversationSuspendedError",
     "EndsInvocation",
     "FrameworkError",
@@ -664,6 +665,16 @@ class ConversationBusyError(_WithFacts, ToolboxError):
     service: str
     memory_id: str
     template = "conversation {memory_id!r} of {service} is in use by another call; try again when that has ended"
+
+
+class ConversationNotFoundError(_WithFacts, ToolboxError):
+    """There is no conversation with this memory id."""
+
+    service: str
+    memory_id: str
+
+    def __str__(self) -> str:
+        return f"unknown conversation {brief(self.memory_id)!r} of {self.service}; it may have been deleted"
 
 
 class ConversationSuspendedError(_WithFacts, FrameworkError):

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from ..chat import Message, TokenUsage, UserMessage
+from ..transcripts import AsTranscript
 from .keys import ChatMemoryKey, Owner
 
 TurnState: TypeAlias = Literal["answered", "failed", "stopped", "waiting"]
@@ -103,11 +104,13 @@ class LogEntry:
     - `state`: `"answered"`; `"failed"` or `"stopped"` if its call did not end well; `"waiting"` while it waits.
     - `usage`: the tokens of all requests of its call, at the last entry of the call; None at the others.
     - `run_id`: the run that it belongs to, or None. `client_id`: the id that a client gave to the message, or None.
+
+    As JSON, `message` has the form of `toolbox.transcripts`.
     """
 
     id: str
     at: datetime
-    message: Message
+    message: Annotated[Message, AsTranscript()]
     state: TurnState
     usage: TokenUsage | None = None
     run_id: str | None = None

@@ -6,6 +6,7 @@ Not here: which messages are kept (`views`), stores (`stores`), storing a call's
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -19,11 +20,14 @@ from weakref import ReferenceType, ref
 from ..chat import Message, TokenUsage, UserMessage
 from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
+from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Log, LogWrite, Turn, ViewNotes, begin_head
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head
 from .queues import queues_of
-from .stores import ChatMemoryStore, LogStore, keeps_logs
+from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
 from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
+
+logger = logging.getLogger("toolbox.memory")
 
 T = TypeVar("T")
 
@@ -43,8 +47,8 @@ class Calling(Protocol):
     caller: Caller | None
 
 
-class _Program:
-    """The program itself as the caller, for `ChatMemory`."""
+class Program:
+    """The program itself as the caller, which is the task or thread that makes this."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = caller_here()
@@ -70,6 +74,7 @@ class ChatMemories:
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
+        self._has_warned = False
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
@@ -101,15 +106,12 @@ class ChatMemories:
         Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
         call, or from the reader of its stream.
         """
-        call = call or _Program()
-        held = tuple(each for each in _held.get() if not each.ended)
-        other = self._under_way.get(key)
-        reads_it = other is not None and other.caller is not None and other.caller is call.caller
-        if reads_it or any(each.key == key and each.store is self.store for each in held):
+        call = call or Program()
+        if key in self.entered_by(call):
             raise MemoryInUseError(key.service, key.memory_id)
         async with self.lock(key, wait=wait):
             held_here = _Held(self.store, key)
-            token = _held.set((*held, held_here))
+            token = _held.set((*(each for each in _held.get() if not each.ended), held_here))
             self._under_way[key] = call
             try:
                 yield
@@ -117,6 +119,32 @@ class ChatMemories:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
+
+    def entered_by(self, call: Calling) -> set[ChatMemoryKey]:
+        """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream."""
+        around = {each.key for each in _held.get() if not each.ended and each.store is self.store}
+        if call.caller is None:
+            return around
+        return around | {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
+
+    async def is_at_work(self, key: ChatMemoryKey) -> bool:
+        """Return True if a call of any process is in the conversation; False on a store without logs."""
+        if not keeps_logs(self.store):
+            return False
+        return any([await self.store.holder(each) is not None for each in key.places])
+
+    def warn_without_owners(self, owner: Owner | None) -> None:
+        """Warn once, if a store without logs is used for an identity, that it does not know whose a conversation is."""
+        if owner is not None and not keeps_logs(self.store) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s keeps no owners: everyone who knows the id of a conversation can use it; check that the caller may",
+                type(self.store).__name__,
+            )
+
+    async def head(self, key: ChatMemoryKey) -> Head | None:
+        """Return the head of a conversation; None for an unknown one, and on a store without logs."""
+        return await find_head(self.store, key) if keeps_logs(self.store) else None
 
     # --- the port of services
 
@@ -147,6 +175,11 @@ class ChatMemories:
         """
         stored = AppendedTurn(turn, excerpt, as_view(view), owner, may_be_stored)
         return await self._port.append(key, stored)
+
+    async def begin(self, key: ChatMemoryKey, owner: Owner | None) -> None:
+        """Create a conversation before its first turn is stored, unless there is one, on a store with logs."""
+        if keeps_logs(self.store):
+            await self.store.create(key, Log(begin_head(key, clock_of(self.store).now(), owner)))
 
     async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage = NO_USAGE) -> None:
         """Store the notes of a view at once, without a turn: a new summary and its `usage`, or a cut."""
@@ -344,7 +377,7 @@ class ChatMemory:
 
     async def add(self, *messages: Message) -> None:
         """Append messages. Waits until a running call of the conversation has ended."""
-        program = _Program()
+        program = Program()
 
         async def write() -> None:
             memories = await self._host.memories()
@@ -355,7 +388,7 @@ class ChatMemory:
 
     async def clear(self) -> None:
         """Delete the conversation. Waits until a running call of the conversation has ended."""
-        program = _Program()
+        program = Program()
 
         async def delete() -> None:
             memories = await self._host.memories()

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from ..chat import Message
 from ..execution.threads import register_for_fork
@@ -213,12 +213,21 @@ def _messages_of(log: Log) -> tuple[Message, ...]:
     return tuple(message for turn in log.turns for message in turn.shown)
 
 
+async def find_head(store: LogStore, key: ChatMemoryKey) -> Head | None:
+    """Return the head of a conversation; None for an unknown one."""
+    log = await store.read_since(key, lambda head: head.next_number)
+    return None if log is None else log.head
+
+
 def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
     """Return True for a store with logs. A subclass that changes how messages are kept has only messages."""
+    return kind_keeps_logs(type(store))
+
+
+def kind_keeps_logs(kind: type[Any]) -> bool:
+    """Return True for a class of stores with logs."""
     methods = ("get_messages", "update_messages", "delete_messages")
-    return isinstance(store, LogStore) and all(
-        getattr(type(store), each) is getattr(LogStore, each) for each in methods
-    )
+    return LogStore in kind.__mro__ and all(getattr(kind, each) is getattr(LogStore, each) for each in methods)
 
 
 # --- in memory

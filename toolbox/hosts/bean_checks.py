@@ -10,9 +10,11 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from typing_extensions import is_protocol
+
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..conversations.stores import ChatMemoryStore
+from ..conversations.stores import ChatMemoryStore, kind_keeps_logs
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -159,6 +161,30 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
             f"{definition.label} is {definition.scope.value}-scoped, but a ChatMemoryStore must be application-scoped",
             "mark it @application_scoped",
         )
+
+
+def store_without_logs(graph: BeanGraph) -> str | None:
+    """Return the name of the class of the store, if it is known before the start to keep no logs."""
+    value = graph.resolve_type(ChatMemoryStore, None)
+    kind: Any = class_of(graph.definitions[value.bean].provides) if isinstance(value, SingleBean) else None
+    if kind is None or is_protocol(kind) or inspect.isabstract(kind) or kind_keeps_logs(kind):
+        return None
+    return str(kind.__name__)
+
+
+def log_problems(service: type[Any], plans: Iterable[MethodPlan], store: str) -> Iterator[Problem]:
+    """Yield a problem for each option of a service with conversations that the class `store` does not support."""
+    options = next((each.options for each in plans if each.memory_parameter and each.window), None)
+    if options is None:
+        return
+    used = {
+        "shared_conversations=True": options.shared_conversations is True,
+        'when_busy="raise"': options.when_busy == "raise",
+        "former_names=": bool(options.former_names),
+    }
+    for option in (name for name, is_used in used.items() if is_used):
+        fact = f"{option} needs a store that keeps logs, but {store} has only the three methods of a ChatMemoryStore"
+        yield Problem(service.__name__, fact, "use a store of toolbox.sql or toolbox.redis, or remove the option")
 
 
 def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

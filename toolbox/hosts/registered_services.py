@@ -44,7 +44,15 @@ from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..tools.sources import bean_types, classes_of_methods
 from ..tools.tool_calls import Tool
-from .bean_checks import global_interceptors, guardrail_cycles, injection_problems, reference_problems, store_problems
+from .bean_checks import (
+    global_interceptors,
+    guardrail_cycles,
+    injection_problems,
+    log_problems,
+    reference_problems,
+    store_problems,
+    store_without_logs,
+)
 from .model_beans import ModelBeans
 from .service_hosting import ServiceHosting
 
@@ -197,6 +205,8 @@ class _Service:
             )
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
+            if (store := store_without_logs(graph)) is not None:
+                yield from log_problems(self._cls, plans.values(), store)
         seen: set[object] = set()
         yield from guardrail_cycles(self._cls, plans, graph)
         for plan in plans.values():

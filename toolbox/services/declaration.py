@@ -44,7 +44,10 @@ NAMES_MARK: Final = "__toolbox_local_names__"
 
 DURABLE_MARK: Final = "__toolbox_durable__"
 
-OnSuspended: TypeAlias = Literal["raise", "cancel"]
+WhenBusy: TypeAlias = Literal["wait", "raise"]
+"""A call of a conversation in which another call is at work: wait for its turn, or raise an error."""
+
+OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
 """A new call in a conversation with a suspended run: raise an error, or cancel that run."""
 
 
@@ -160,6 +163,8 @@ class ServiceOptions:
     compensate_on_failure: bool = False
     durable: bool = False
     on_suspended: OnSuspended = "raise"
+    when_busy: WhenBusy = "wait"
+    shared_conversations: bool = False
     on_unknown_outcome: UnknownOutcome = "tell"
     limits: UsageLimits | None = None
     run_retries: Retries | None = None
@@ -208,6 +213,8 @@ def register_ai_service(
     compensate_on_failure: bool = False,
     durable: bool = False,
     on_suspended: OnSuspended = "raise",
+    when_busy: WhenBusy = "wait",
+    shared_conversations: bool = False,
     on_unknown_outcome: UnknownOutcome = "tell",
     limits: UsageLimits | None = None,
     run_retries: Retries | None = None,
@@ -251,6 +258,10 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `durable`: True records every effect of a call in the `RunStore`, so that it continues after a crash.
     - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
       `"cancel"` cancels that run.
+    - `when_busy`: a call of a conversation in which another call is at work waits for its turn, or with `"raise"`
+      raises `ConversationBusyError` at once.
+    - `shared_conversations`: True lets everyone use each conversation. Otherwise it belongs to the identity of its
+      first call, and a call by another one raises `AccessDeniedError`.
     - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
     - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
     - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the

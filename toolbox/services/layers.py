@@ -18,10 +18,10 @@ from contextlib import (
 from time import perf_counter
 
 from ..context import complete_context, current_invocation
-from ..conversations.keys import ChatMemoryKey
-from ..conversations.log import Turn
+from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
+from ..conversations.log import Head, Turn
 from ..conversations.memories import ChatMemories
-from ..errors import AsyncBeanError, ConversationSuspendedError
+from ..errors import AsyncBeanError, ConversationBusyError, ConversationSuspendedError
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
@@ -30,10 +30,12 @@ from ..events import (
     ServiceSuspendedEvent,
 )
 from ..security import identity_in, identity_now
+from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
+from .plans import MethodPlan
 from .usage_layers import in_account
 
 # --- the conversation
@@ -48,16 +50,20 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     memories = await invocation.host.memories()
     async with _turn(memories, key, invocation):
         plan = invocation.plan
-        checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
-        if checks and not invocation.is_resumed:
-            await _refuse_suspended(key, invocation)
         invocation.excerpt = await memories.load(key, window)
+        owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
+        checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
+        checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
+        if checks and await _refuse_suspended(key, invocation):
+            invocation.excerpt = await memories.load(key, window)
         invocation.history = invocation.excerpt.messages
         yield
+        if isinstance(invocation.end, Suspend) and invocation.excerpt.head is None:
+            await memories.begin(key, owner)
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
             turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
             excerpt = invocation.excerpt  # a full context may have moved its cut
-            written = await memories.append(key, turn, excerpt, window, may_be_stored=may_be_stored)
+            written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
             if written and invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
 
@@ -86,18 +92,54 @@ async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocati
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     async with AsyncExitStack() as entered:
         with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-            await entered.enter_async_context(memories.enter(key, invocation))
+            # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.
+            waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
+            await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
         yield
 
 
-async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
-    """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that run."""
+async def _refuse_other(invocation: Invocation, memories: ChatMemories, head: Head | None) -> Owner | None:
+    """Return the owner of a conversation that begins with this call. Raises `AccessDeniedError` in that of another."""
+    host, key = invocation.host, invocation.memory_key
+    assert key is not None
+    identity = await host.caller()
+    if identity is None:
+        return None
+    owner = Owner.of(identity, host.run_identity)
+    memories.warn_without_owners(owner)
+    # What a stored run has begun, it may end. One that only starts is checked again, because its conversation may have
+    # got an owner since; that of the program has an anonymous identity.
+    checks = not invocation.is_resumed and not (invocation.is_recorded and owner is None)
+    if head is not None and checks and not invocation.plan.options.shared_conversations:
+        refuse_other(head.owner, key, identity, host.run_identity)
+    return owner
+
+
+async def check_conversation_first(host: ServiceHost, plan: MethodPlan, key: ChatMemoryKey) -> None:
+    """Check the conversation of a call that will run later, as a run, before that is stored.
+
+    Raises `AccessDeniedError`, and with `when_busy="raise"` `ConversationBusyError`.
+    """
+    memories = await host.memories()
+    if not plan.options.shared_conversations and (identity := await host.caller()) is not None:
+        head = await memories.head(key)
+        refuse_other(None if head is None else head.owner, key, identity, host.run_identity)
+    if plan.options.when_busy == "raise":
+        run = await host.runs.run_of(key.service, key.memory_id)  # it may have been started, and not be at work yet
+        if (run is not None and run.status == "running") or await memories.is_at_work(key):
+            raise ConversationBusyError(key.service, key.memory_id)
+
+
+async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> bool:
+    """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that and return True."""
     host, plan = invocation.host, invocation.plan
-    if (run_id := await host.suspended_run(key)) is None:
-        return
-    if plan.options.on_suspended == "raise":
-        raise ConversationSuspendedError(plan.service.__name__, run_id)
-    await host.cancel_run(run_id, "a new call began in its conversation")
+    was_cancelled = False
+    while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
+        if plan.options.on_suspended == "raise":
+            raise ConversationSuspendedError(plan.service.__name__, run_id)
+        await host.cancel_run(run_id, "a new call began in its conversation")
+        was_cancelled = True
+    return was_cancelled
 
 
 @contextmanager
