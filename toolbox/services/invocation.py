@@ -21,6 +21,7 @@ from ..chat import (
 )
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
 from ..conversations.memories import Caller, caller_here
+from ..conversations.views import Excerpt
 from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
@@ -91,6 +92,10 @@ class Invocation(ModelCall):
     """True if the input guardrails have judged the user message, before the run was stored."""
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
+    excerpt: Excerpt | None = None
+    """What was loaded of the conversation, for the write of its turn."""
+    is_conversation_stopped = False
+    """True if the call ends because its conversation was stopped."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
 
@@ -114,6 +119,8 @@ class Invocation(ModelCall):
         self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
         self.where = plan.where
         self.stored, self.stored_state = restored, None if restored is None else restored.state
+        self.said: list[str] = []  # the text of the current reply that was sent to the reader of a stream
+        self.undone: dict[int, bool] = {}  # by position of the execution; False if undoing it failed
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         self.runner = self._make_runner(caller_waits)
