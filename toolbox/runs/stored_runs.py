@@ -169,7 +169,7 @@ class StoredRuns:
             started_by=stored.started_by or document.started_by,
             memory_id=stored.memory_id or document.memory_id,
             attempts=document.attempts,
-            identity_attributes=_named_attributes(document, self._host.run_identity),
+            identity_attributes=named_attributes(document, self._host.run_identity),
         )
 
     def _pending_of(self, stored: StoredRun, document: RunDocument) -> tuple[PendingCall, ...]:
@@ -254,7 +254,7 @@ def read_document(stored: StoredRun) -> RunDocument:
         raise RunIncompatibleError(stored.id, str(error)) from error
 
 
-def _named_attributes(document: RunDocument, run_identity: Iterable[str]) -> Mapping[str, Any]:
+def named_attributes(document: RunDocument, run_identity: Iterable[str]) -> Mapping[str, Any]:
     """Return the attributes of the identity that `run_identity=` names; for runs of earlier releases, names now."""
     if document.identity_attributes is not None:
         return document.identity_attributes

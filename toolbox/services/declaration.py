@@ -44,9 +44,10 @@ NAMES_MARK: Final = "__toolbox_local_names__"
 
 DURABLE_MARK: Final = "__toolbox_durable__"
 
-OnSuspended: TypeAlias = Literal["raise", "cancel"]
-
 UnfinishedTurns: TypeAlias = Literal["keep", "discard"]
+"""What a conversation keeps of a call that ends without an answer, after a tool had begun."""
+
+OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
 """A new call in a conversation with a suspended run: raise an error, or cancel that run."""
 
 

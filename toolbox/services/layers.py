@@ -67,7 +67,7 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
     assert key is not None
     assert window is not None
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
-    if checks and not invocation.is_resumed:
+    if checks and plan.options.on_suspended != "continue" and not invocation.is_resumed:
         await _refuse_suspended(key, invocation)
     invocation.excerpt = await (await invocation.host.memories()).load(key, window)
     invocation.history = invocation.excerpt.messages
@@ -146,11 +146,10 @@ async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocati
 async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
     """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that run."""
     host, plan = invocation.host, invocation.plan
-    if (run_id := await host.suspended_run(key)) is None:
-        return
-    if plan.options.on_suspended == "raise":
-        raise ConversationSuspendedError(plan.service.__name__, run_id)
-    await host.cancel_run(run_id, "a new call began in its conversation")
+    while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
+        if plan.options.on_suspended == "raise":
+            raise ConversationSuspendedError(plan.service.__name__, run_id)
+        await host.cancel_run(run_id, "a new call began in its conversation")
 
 
 @contextmanager
