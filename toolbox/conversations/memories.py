@@ -71,6 +71,7 @@ class ChatMemories:
 
     def __init__(self, store: ChatMemoryStore) -> None:
         self.store = store
+        self.keeps_logs = keeps_logs(store)
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}

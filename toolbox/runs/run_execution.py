@@ -319,7 +319,7 @@ class RunExecution:
         # session: another error would be taken for one of the method.
         session = RunSession.of(held.run, prepared.document, records, await self._runs.open())
         session.is_without_user = prepared.is_without_user
-        session.leave = held.leave
+        session.leave, session.is_wished = held.leave, lambda: held.wish is not None
         log = EventLog(session, self._runs.looks) if prepared.document.follows else None
         try:
             if log is not None:

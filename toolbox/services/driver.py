@@ -31,7 +31,7 @@ from .compaction import shorten
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
-from .layers import in_conversation, observed, with_checked_input, with_roles
+from .layers import in_conversation, observed, with_checked_input, with_memory, with_roles
 from .loop import (
     AnswerChecked,
     CallModel,
@@ -258,9 +258,12 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
         yield observed
     if plan.access is not None and not invocation.is_admitted:
         yield with_roles
+    has_memory = invocation.memory_key is not None
+    if has_memory:
+        yield in_conversation  # takes the turn; writes what was done until then, if the call ends without an answer
     yield from plan.layers.around_turn  # compensation, if the call fails
-    if invocation.memory_key is not None:
-        yield in_conversation  # loads the messages; writes them at its end, if the call has ended with an answer
+    if has_memory:
+        yield with_memory  # loads the messages; writes them at its end, if the call has ended with an answer
     if plan.layers.check_input is not None and not (invocation.is_resumed or invocation.is_input_checked):
         yield with_checked_input
 

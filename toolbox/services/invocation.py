@@ -21,6 +21,7 @@ from ..chat import (
     UserMessage,
 )
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
+from ..conversations.keys import Owner
 from ..conversations.memories import Caller, caller_here
 from ..conversations.views import Excerpt
 from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
@@ -97,6 +98,10 @@ class Invocation(ModelCall):
     """True if the input guardrails have judged the user message, before the run was stored."""
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
+    owner: Owner | None = None
+    """The owner of a conversation that begins with this call."""
+    is_conversation_stopped = False
+    """True if the call ends because its conversation was stopped."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
 
@@ -120,6 +125,8 @@ class Invocation(ModelCall):
         self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
         self.where = plan.where
         self.stored, self.stored_state = restored, None if restored is None else restored.state
+        self.said: list[str] = []  # the text of the current reply that was sent to the reader of a stream
+        self.undone: dict[int, bool] = {}  # by position of the execution; False if undoing it failed
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         self.runner = self._make_runner(caller_waits)
