@@ -91,7 +91,7 @@ async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocati
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     async with AsyncExitStack() as entered:
         with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-            # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.
+            # A run waits also with `when_busy="raise"`: it was accepted when it was stored.
             waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
             await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
         yield
