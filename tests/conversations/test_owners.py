@@ -123,6 +123,24 @@ async def test_what_has_no_owner_is_not_checked(first: SecurityIdentity | None) 
         assert await owner_of(container, Desk) is None
 
 
+@pytest.mark.parametrize("text", ["hello", "refund"])
+async def test_a_conversation_that_was_created_without_an_owner_belongs_to_its_first_caller(text: str) -> None:
+    async with container_of(Desk) as container:
+        conversations = container.conversations
+        for title in ("first", "second", "third"):
+            await conversations.create(Desk, title, title=title)
+        await say(container, Desk, text, by=ANN, room="first")
+        assert await owner_of(container, Desk, "first") == "ann"
+        with pytest.raises(AccessDeniedError):
+            await say(container, Desk, "hello", by=BOB, room="first")
+        await say(container, Desk, "hello", by=NOBODY, room="second")
+        await say(container, Desk, text, by=ANN, room="second")
+        assert await owner_of(container, Desk, "second") is None
+        await conversations.of(Desk, "third").adopt("bob")
+        await say(container, Desk, text, room="third")
+        assert await owner_of(container, Desk, "third") == "bob"
+
+
 async def test_a_call_that_fails_owns_nothing() -> None:
     def fail(request: Any) -> Any:
         raise RuntimeError("down")

@@ -195,9 +195,9 @@ def chat(
     Piped input is sent line by line. The exit status is then 1 if one of the questions failed.
     """
     from .terminal import (
-        TerminalChat,
         ShowJson,
         ShowText,
+        TerminalChat,
         converse,
         exit_interrupted,
         identity_named,

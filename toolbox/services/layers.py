@@ -58,7 +58,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             excerpt = await memories.load(key, window)
         invocation.history = excerpt.messages
         yield
-        if isinstance(invocation.end, Suspend) and excerpt.head is None:
+        if isinstance(invocation.end, Suspend) and (excerpt.head is None or excerpt.head.owner is None):
             await memories.begin(key, owner)
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
             turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
