@@ -722,7 +722,7 @@ class ContainerInternals:
 
     @property
     def is_used_by_program(self) -> bool:
-        """True outside of requests, where the program itself acts, and nobody's identity counts."""
+        """True outside of requests, where the program itself acts, and no identity counts."""
         request = None if self.wiring is None else self.wiring.active_scope().request
         return request is None or request.is_of_program
 

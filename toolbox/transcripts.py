@@ -187,7 +187,7 @@ class AsTranscript:
         """Return the schema."""
         from pydantic_core import core_schema
 
-        writing = core_schema.plain_serializer_function_ser_schema(_write_for_clients, when_used="json")
+        writing = core_schema.plain_serializer_function_ser_schema(_write_for_clients)
         return core_schema.no_info_plain_validator_function(_read_given, serialization=writing)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Json:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..chat import Message, TokenUsage
 from ..errors import (
@@ -30,9 +30,6 @@ from .log_forms import export_log, restore_log
 from .memories import ChatMemories, MemoryHost, Program
 from .stores import Deleted, LogStore, find_head, keeps_logs
 from .views import ChosenView
-
-if TYPE_CHECKING:
-    from ..runs.run_answers import Run
 
 T = TypeVar("T")
 
@@ -70,8 +67,8 @@ class ConversationsHost(MemoryHost, Protocol):
         """Return the id of the suspended run of a conversation, or None."""
         ...
 
-    async def run_of(self, key: ChatMemoryKey) -> Run[Any] | None:
-        """Return the newest run of a conversation that has not ended, or None."""
+    async def run_of(self, key: ChatMemoryKey) -> Any:
+        """Return the newest `Run` of a conversation that has not ended, or None."""
         ...
 
     async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
@@ -344,10 +341,10 @@ class Conversation:
 
         return await self._with(read)
 
-    async def run(self) -> Run[Any] | None:
-        """Return the newest run of the conversation that has not ended; None without any."""
+    async def run(self) -> Any:
+        """Return the newest run of the conversation that has not ended, a `toolbox.runs.Run`; None without any."""
 
-        async def read(store: LogStore, check: _Check) -> Run[Any] | None:
+        async def read(store: LogStore, check: _Check) -> Any:
             check(await find_head(store, self._key))
             return await self._host.run_of(self._key)
 
@@ -610,7 +607,7 @@ def _position_of(before: ConversationInfo | str) -> tuple[datetime, str]:
             return _EPOCH + int(at) * _MICROSECOND, head_id
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"unknown before={before!r}; use an item of list(), or its cursor") from None
+    raise ValueError(f"invalid before={cursor!r}; use an item of list(), or its cursor") from None
 
 
 def _id_of(entry: LogEntry | str) -> str:

@@ -168,8 +168,8 @@ class Log:
 class LogWrite:
     """One write: a turn, and what belongs to it. All of it is stored, or nothing.
 
-    `owner` is that of a conversation that begins with this write. `notes` are those of the view, if they changed.
-    `usage` is that of requests that belong to no turn, such as a summary.
+    `owner` is that of a conversation whose first turn this is, unless it has one. `notes` are those of the view, if
+    they changed. `usage` is that of requests that belong to no turn, such as a summary.
     """
 
     turn: Turn | None = None
@@ -250,7 +250,7 @@ def head_after(head: Head, write: LogWrite, now: datetime, replaced: int = 0) ->
     turn = write.turn or Turn(id="")
     usage = head.usage + turn.usage + write.usage
     return replace(
-        head,
+        claimed(head, write.owner),
         updated_at=max(now, head.updated_at) if turn.messages else head.updated_at,
         messages=head.messages - replaced + len(turn.messages),
         usage=usage,
@@ -259,6 +259,12 @@ def head_after(head: Head, write: LogWrite, now: datetime, replaced: int = 0) ->
         beans={**head.beans, **turn.beans},
         in_charge=head.in_charge if turn.in_charge is None else turn.in_charge,
     )
+
+
+def claimed(head: Head, owner: Owner | None) -> Head:
+    """Return the head after the first call, by this person: an owner that the program has set stays."""
+    is_first = head.next_number == 1 and head.owner is None
+    return replace(head, owner=owner) if is_first and owner is not None else head
 
 
 def place_of_entry(turn: Turn | None, given: str) -> Position:

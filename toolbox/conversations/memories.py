@@ -22,7 +22,7 @@ from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head, claimed
 from .queues import queues_of
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
 from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
@@ -170,7 +170,7 @@ class ChatMemories:
     ) -> tuple[Message, ...]:
         """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
 
-        `owner` is that of a conversation that begins with this turn. `may_be_stored` says that an earlier process may
+        `owner` is that of a conversation whose first turn this is. `may_be_stored` says that an earlier process may
         have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
         turn; none if nothing was written.
         """
@@ -178,9 +178,11 @@ class ChatMemories:
         return await self._port.append(key, stored)
 
     async def begin(self, key: ChatMemoryKey, owner: Owner | None) -> None:
-        """Create a conversation before its first turn is stored, unless there is one, on a store with logs."""
+        """Note a first call that stores no turn yet: create the conversation with its owner, on a store with logs."""
         if keeps_logs(self.store):
-            await self.store.create(key, Log(begin_head(key, clock_of(self.store).now(), owner)))
+            new = Log(begin_head(key, clock_of(self.store).now(), owner))
+            if not await self.store.create(key, new) and owner is not None:
+                await self.store.change(key, lambda head: claimed(head, owner))
 
     async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage = NO_USAGE) -> None:
         """Store the notes of a view at once, without a turn: a new summary and its `usage`, or a cut."""

@@ -77,7 +77,8 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
         invocation.excerpt = await memories.load(key, window)
     invocation.history = invocation.excerpt.messages
     yield
-    if isinstance(invocation.end, Suspend) and invocation.excerpt.head is None:
+    head = invocation.excerpt.head
+    if isinstance(invocation.end, Suspend) and (head is None or head.owner is None):
         await memories.begin(key, invocation.owner)
     if not isinstance(invocation.end, Finish):
         return
