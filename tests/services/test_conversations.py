@@ -458,7 +458,7 @@ async def test_conversations_can_be_seeded_read_and_cleared() -> None:
         await memory.add(UserMessage("my name is Ada"), AiMessage("Hello Ada"))
         await memory.add(UserMessage("one more"))
         await container.get(Assistant).chat("s", "who am I?")
-        assert said(model.requests[0]) == ["Be kind.", "my name is Ada", "Hello Ada", "one more", "who am I?"]
+        assert said(model.requests[0]) == ["Be kind.", "my name is Ada", "Hello Ada", "one more\nwho am I?"]
         assert len(await memory.messages()) == 5
         await memory.clear()
         assert list(await memory.messages()) == []

@@ -76,13 +76,15 @@ async def _leave_out_turns(invocation: Invocation) -> bool:
     recalled = state.history[: state.recalled]
     if not recalled:
         return False
-    if excerpt is None or not isinstance(view, View) or excerpt.messages != recalled:
-        # The program's own view chooses each time, or this is not what was loaded: a run continues with what it had,
-        # or the last cut could not be stored. So this call alone leaves it out.
-        view, excerpt = FullHistory(), Excerpt(recalled, turns=(Turn(messages=recalled, number=1),))
-        shorter = halved(view, excerpt)
-    else:
+    shorter: Excerpt | None
+    if excerpt is not None and excerpt.messages == recalled and isinstance(view, View):
         shorter = await _stored_shorter(view, excerpt, invocation)
+    elif excerpt is not None and len(excerpt.messages) < len(recalled):
+        shorter = excerpt  # of a run that continues: another process had stored this before it crashed
+    else:
+        # A run continues with what it had, or the last cut could not be stored, or the program's own view chooses each
+        # time. So this call alone leaves it out.
+        shorter = halved(FullHistory(), Excerpt(recalled, turns=(Turn(messages=recalled, number=1),)))
     if shorter is None:
         return False
     history = (*shorter.messages, *state.history[state.recalled :])
