@@ -416,8 +416,8 @@ class Summary(View):
         model knows nothing of what a server has attached to its own replies.
         """
         previous = () if due.previous is None else (UserMessage(SUMMARY.format(summary=due.previous)),)
-        told = map(_as_text, due.messages)
-        return alternating((*previous, *told, UserMessage(self.prompt or SUMMARY_PROMPT)))
+        texts = map(_as_text, due.messages)
+        return alternating((*previous, *texts, UserMessage(self.prompt or SUMMARY_PROMPT)))
 
     def with_summary(self, excerpt: Excerpt, text: str) -> Excerpt:
         """Return what is sent with a new summary, and the notes to store at once."""

@@ -142,7 +142,7 @@ async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -
 
 
 def _read_summary(response: ChatResponse) -> str:
-    """Return the text of a summary. Raises `ValueError` for a reply that is none: without a text, or cut off."""
+    """Return the text of a summary. Raises `ValueError` for a reply without a text, and for one that was cut off."""
     text = (response.ai_message.text or "").strip()
     if not text:
         raise ValueError("the model's reply has no text")
