@@ -28,11 +28,9 @@ from toolbox.conversations.views import (
     Excerpt,
     FullHistory,
     Summary,
-    View,
     Window,
     alternating,
     as_view,
-    halved,
     pieces_of,
 )
 from toolbox.services import loop
@@ -112,8 +110,8 @@ async def go_through(choices: Choices, chosen: Any) -> None:
             await memories.note(KEY, excerpt)
             check(excerpt, chosen)
             assert (await memories.load(KEY, chosen)).messages == excerpt.messages
-        elif isinstance(chosen, View) and is_full:
-            excerpt = halved(chosen, excerpt) or excerpt
+        elif is_full:
+            excerpt = as_view(chosen).halved(excerpt) or excerpt
             check(excerpt, None)
         if choices.below(8) == 7:
             await memories.add(KEY, [UserMessage(f"added {name}")])
@@ -208,12 +206,12 @@ def test_a_greeting_of_the_assistant_is_sent() -> None:
 def test_half_of_the_turns_are_left_out_of_a_full_context_and_of_one_nothing_stays() -> None:
     excerpt = FullHistory().excerpt(log(*talk(1, 2, 3)))
     for expected in (["q3", "a3"], []):
-        shorter = halved(FullHistory(), excerpt)
+        shorter = FullHistory().halved(excerpt)
         assert shorter is not None
         assert texts(shorter) == expected
         excerpt = FullHistory().excerpt(log(*talk(1, 2, 3), notes=shorter.notes))
         assert texts(excerpt) == expected
-    assert halved(FullHistory(), excerpt) is None
+    assert FullHistory().halved(excerpt) is None
     assert texts(FullHistory().excerpt(log(*talk(1, 2, 3, 4), notes=excerpt.notes))) == ["q4", "a4"]
 
 
