@@ -161,18 +161,21 @@ async def test_a_store_with_three_methods_keeps_what_was_left_out() -> None:
         assert len(await app.chat_memory(Assistant, "7").messages()) == 8
 
 
-async def test_a_view_of_the_programs_own_is_halved_for_this_call() -> None:
+async def test_of_what_a_view_of_the_programs_own_has_chosen_half_is_left_out() -> None:
     class Newest:
         def newest(self, messages: Sequence[Message]) -> Sequence[Message]:
             return messages[-4:]
 
     service = service_with(Newest())
-    model = ScriptedChatModel([*answers(1, 2, 3), FULL, *answers(4)])
+    model = ScriptedChatModel([*answers(1, 2, 3), FULL, FULL, *answers(4, 5, 6)])
     async with container(model, service) as app:
-        await talk(app.get(service), 1, 2, 3, 4)
+        await talk(app.get(service), 1, 2, 3, 4, 5, 6)
 
     assert sent_by(model, 3) == ["q2", "a2", "q3", "a3", "q4"]
-    assert sent_by(model) == ["q3", "a3", "q4"]
+    assert sent_by(model, 4) == ["q3", "a3", "q4"]
+    assert sent_by(model, 5) == ["q4"]
+    assert sent_by(model, 6) == ["q4", "a4", "q5"]
+    assert sent_by(model, 7) == ["q4", "a4", "q5", "a5", "q6"]
 
 
 # --- results of tools

@@ -66,7 +66,7 @@ from toolbox.runs.record_contents import (
 from toolbox.runs.run_answers import Answer, HistoryEntry
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
-from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, RecordedFailure
+from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, SUMMARY, RecordedFailure, SummaryReply
 from toolbox.services.state import PendingToolCall, State
 from toolbox.tools.results import EncodedInFull
 from toolbox.tools.tool_calls import ToolOutcome
@@ -126,6 +126,10 @@ FULL_STATE = State(
     compensations=(Compensation("pay", {"amount": 4}), Compensation("seats", {}, "ValueError: no")),
     arguments={0: {"amount": 4}, 1: {}},
     model="strong",
+    recalled=2,
+    compactions=1,
+    omitted=frozenset({2}),
+    noted_usage=TokenUsage(1, 2),
 )
 STATES = {
     "full": FULL_STATE,
@@ -236,6 +240,7 @@ RECORDS = {
     "snapshot": snapshot_to_json(FULL_STATE, 3, 1.5, {"limits": {"a": 1}}, {"model_calls": 1}),
     "snapshot.new": snapshot_to_json(STATES["new"], 0, None, {}),
     "failure": json.dumps({"version": 1, **FAILURE.write(RecordedFailure.of(ValueError("no"), [{"position": 0}]))}),
+    "summary": json.dumps({"version": 1, **SUMMARY.write(SummaryReply("0123", RESPONSE))}),
     "result": result_to_json(RESULT, {"amount": 4}, has_run=True, is_judged=True),
     "result.error": result_to_json(ValueError("no\ud800"), has_run=False),
     "result.retry": result_to_json(ToolRetry("again"), has_run=False),
@@ -288,6 +293,7 @@ def test_records_are_read_again() -> None:
     assert (result.contents, result.attributes, result.failed) == (RESULT.contents, RESULT.attributes, True)
     assert has_run_in(records["result"])
     assert isinstance(result_from_dict(records["result.retry"]), ToolRetry)
+    assert SUMMARY.read(records["summary"]) == SummaryReply("0123", RESPONSE)
 
 
 @pytest.mark.parametrize("make", [shown_document, reduced_document])
@@ -299,7 +305,10 @@ def test_a_part_of_a_document_is_stored_as_before(make: Callable[[str], str]) ->
 
 # --- earlier and later releases
 
-ADDED_TO_STATES = {"answer_retries", "failed", "ran", "undone", "sent", "model", "compensations", "arguments"}
+ADDED_TO_STATES = {
+    *("answer_retries", "failed", "ran", "undone", "sent", "model", "compensations", "arguments"),
+    *("recalled", "compactions", "omitted", "noted_usage"),
+}
 WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),

@@ -18,6 +18,7 @@ NOT_NEEDED = {
     "services/layers.py",
     "services/usage_layers.py",
     "conversations/memories.py",
+    "services/compaction.py",
     "services/compensation.py",
     "services/fallback_answers.py",
     "services/added_tools.py",

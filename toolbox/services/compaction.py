@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from ..chat import ChatModel, ChatRequest, ChatResponse, FinishReason
 from ..conversations.log import NO_USAGE, Turn
 from ..conversations.memories import ChatMemories
-from ..conversations.views import Excerpt, FullHistory, Summary, View, halved
+from ..conversations.views import Excerpt, FullHistory, OwnView, Summary, View, as_view
 from ..errors import ContextLengthError, EndsInvocation
 from ..models.selection import DEFAULT_NAME
 from ..transcripts import messages_to_json
@@ -72,17 +72,18 @@ async def shorten(invocation: Invocation, refused: ContextLengthError) -> CallMo
 
 async def _leave_out_turns(invocation: Invocation) -> bool:
     """Leave out earlier turns of the conversation, by a summary of them or without. Returns False if there are none."""
-    state, excerpt, view = invocation.state, invocation.excerpt, invocation.plan.window
+    state, excerpt = invocation.state, invocation.excerpt
     recalled = state.history[: state.recalled]
     if not recalled:
         return False
-    if excerpt is None or not isinstance(view, View) or excerpt.messages != recalled:
-        # The program's own view chooses each time, or this is not what was loaded: a run continues with what it had,
-        # or the last cut could not be stored. So this call alone leaves it out.
-        view, excerpt = FullHistory(), Excerpt(recalled, turns=(Turn(messages=recalled, number=1),))
-        shorter = halved(view, excerpt)
+    shorter: Excerpt | None
+    if excerpt is not None and excerpt.messages == recalled:
+        shorter = await _stored_shorter(as_view(invocation.plan.window), excerpt, invocation)
+    elif excerpt is not None and len(excerpt.messages) < len(recalled):
+        shorter = excerpt  # of a run that continues: another process had stored this before it crashed
     else:
-        shorter = await _stored_shorter(view, excerpt, invocation)
+        # A run continues with what it had, or the store could not keep the last cut: this call alone leaves it out.
+        shorter = FullHistory().halved(Excerpt(recalled, turns=(Turn(messages=recalled, number=1),)))
     if shorter is None:
         return False
     history = (*shorter.messages, *state.history[state.recalled :])
@@ -90,7 +91,7 @@ async def _leave_out_turns(invocation: Invocation) -> bool:
     return True
 
 
-async def _stored_shorter(view: View, excerpt: Excerpt, invocation: Invocation) -> Excerpt | None:
+async def _stored_shorter(view: View | OwnView, excerpt: Excerpt, invocation: Invocation) -> Excerpt | None:
     """Return what is sent with a new summary, or without the older half of the turns; None if there are none.
 
     Either is stored at once: the next call would find the context full again.
@@ -103,7 +104,7 @@ async def _stored_shorter(view: View, excerpt: Excerpt, invocation: Invocation) 
             invocation.excerpt, response = summarized
             invocation.state = invocation.state.with_summary_usage(response.token_usage)
             return invocation.excerpt
-    shorter = halved(view, excerpt)
+    shorter = view.halved(excerpt)
     memories: ChatMemories = await invocation.host.memories()
     if shorter is not None and memories.keeps_cuts:
         await memories.note(key, shorter)
@@ -140,7 +141,7 @@ async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -
 
 
 def _read_summary(response: ChatResponse) -> str:
-    """Return the text of a summary. Raises `ValueError` for a reply that is none: without a text, or cut off."""
+    """Return the text of a summary. Raises `ValueError` for a reply without a text, and for one that was cut off."""
     text = (response.ai_message.text or "").strip()
     if not text:
         raise ValueError("the model's reply has no text")

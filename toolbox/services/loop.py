@@ -326,16 +326,16 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     if state.omitted:
         messages = tuple(_omitted(each) if at in state.omitted else each for at, each in enumerate(messages))
     if prompted is None:
-        told = (*history, *messages)
+        sent = (*history, *messages)
     elif not rules.continues_history:
-        told = (*history, prompted, *messages[1:])
+        sent = (*history, prompted, *messages[1:])
     else:
         before = history[:-1] if isinstance(history[-1], UserMessage) else history
-        told = (*before, prompted, *messages)
+        sent = (*before, prompted, *messages)
     joint = state.recalled
-    if joint and isinstance(told[joint - 1], UserMessage):
-        return (*told[: joint - 1], *alternating(told[joint - 1 : joint + 1]), *told[joint + 1 :])
-    return told
+    if joint and isinstance(sent[joint - 1], UserMessage):
+        return (*sent[: joint - 1], *alternating(sent[joint - 1 : joint + 1]), *sent[joint + 1 :])
+    return sent
 
 
 OMITTED = "[The result of the tool {name} was left out, because it made the conversation too long: {size} characters.]"
