@@ -108,6 +108,11 @@ class LogStore(ChatMemoryStore):
         ...
 
     @abstractmethod
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        """Return what a run has stored in a conversation, also if a rewind has hidden it; None for nothing."""
+        ...
+
+    @abstractmethod
     async def find_heads(
         self,
         *,
@@ -327,6 +332,11 @@ class InMemoryChatMemoryStore(LogStore):
                 turns = tuple(each for each in earlier if each.shown)
             first = choose_newest(((each.number, len(each.shown)) for each in reversed(turns)), messages)
             return Log(kept.head, () if first is None else tuple(each for each in turns if each.number >= first))
+
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        with self._guard:
+            kept = self._find(key)
+            return None if kept is None else kept.turns.get(kept.runs.get(run_id, 0))
 
     async def find_heads(
         self,

@@ -15,12 +15,14 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from functools import partial
 from time import perf_counter
 
 from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.log import NO_USAGE, Turn
 from ..conversations.memories import ChatMemories
+from ..conversations.views import Excerpt
 from ..errors import AsyncBeanError, ConversationSuspendedError
 from ..events import (
     MemoryWrittenEvent,
@@ -35,6 +37,7 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
 from .usage_layers import in_account
+from .waiting_turns import load_conversation, waiting_turn_of
 
 # --- the conversation
 
@@ -46,19 +49,29 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     assert key is not None
     assert window is not None
     memories = await invocation.host.memories()
-    async with _turn(memories, key, invocation):
+    async with AsyncExitStack() as entered:
+        await _take_turn(entered, memories, key, invocation)
         plan = invocation.plan
         checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
         if checks and plan.options.on_suspended != "continue" and not invocation.is_resumed:
-            await _refuse_suspended(key, invocation)
-        excerpt = await memories.load(key, window)
+            await _refuse_suspended(entered, memories, key, invocation)
+        excerpt = await load_conversation(invocation, key, memories)
         invocation.history = excerpt.messages
+        if plan.options.on_suspended == "continue":
+            invocation.before_suspension = partial(_append_waiting, invocation, key, excerpt)
         yield
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
             turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
             written = await memories.append(key, turn, excerpt, window, may_be_stored=may_be_stored)
             if written and invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+async def _append_waiting(invocation: Invocation, key: ChatMemoryKey, excerpt: Excerpt) -> None:
+    """Store what waits of a call that is suspended, so that the conversation goes on."""
+    window, turn = invocation.plan.window, waiting_turn_of(invocation)
+    if turn is not None and window is not None:
+        await (await invocation.host.memories()).append(key, turn, excerpt, window)
 
 
 def _answered_turn(invocation: Invocation) -> Turn:
@@ -79,23 +92,26 @@ def _may_be_written(invocation: Invocation) -> bool:
     return invocation.is_resumed and not (place is not None and place.has_new_records)
 
 
-@asynccontextmanager
-async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+async def _take_turn(
+    entered: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> None:
+    """Take the turn until `entered` is closed. For a run that is recorded, waiting for it does not count as `timeout`."""
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
-    async with AsyncExitStack() as entered:
-        with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-            await entered.enter_async_context(memories.enter(key, invocation))
-        yield
+    with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
+        await entered.enter_async_context(memories.enter(key, invocation))
 
 
-async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
+async def _refuse_suspended(
+    entered: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> None:
     """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that run."""
     host, plan = invocation.host, invocation.plan
     while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
         if plan.options.on_suspended == "raise":
             raise ConversationSuspendedError(plan.service.__name__, run_id)
+        await entered.aclose()  # undoing the tools of that run takes its own turn
         await host.cancel_run(run_id, "a new call began in its conversation")
+        await _take_turn(entered, memories, key, invocation)
 
 
 @contextmanager
