@@ -220,10 +220,13 @@ def _messages_of(log: Log) -> tuple[Message, ...]:
 
 def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
     """Return True for a store with logs. A subclass that changes how messages are kept has only messages."""
+    return is_log_store(type(store))
+
+
+def is_log_store(cls: type[object]) -> bool:
+    """Return True if the stores of a class keep logs."""
     methods = ("get_messages", "update_messages", "delete_messages")
-    return isinstance(store, LogStore) and all(
-        getattr(type(store), each) is getattr(LogStore, each) for each in methods
-    )
+    return issubclass(cls, LogStore) and all(getattr(cls, each) is getattr(LogStore, each) for each in methods)
 
 
 # --- in memory

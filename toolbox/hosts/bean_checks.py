@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..conversations.stores import ChatMemoryStore
+from ..conversations.stores import ChatMemoryStore, is_log_store
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -24,8 +24,9 @@ from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from ..security import SecurityIdentity, access_to_member, class_access, marked_access
-from ..services.declaration import method_names, service_options_of
+from ..services.declaration import ServiceOptions, method_names, service_options_of
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
+from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked
 from ..tools.sources import bean_types, members_of, read_tools
@@ -159,6 +160,17 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
             f"{definition.label} is {definition.scope.value}-scoped, but a ChatMemoryStore must be application-scoped",
             "mark it @application_scoped",
         )
+
+
+def log_problems(where: str, options: ServiceOptions, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each option that the store of the conversations cannot do, as far as its class is known."""
+    value = graph.resolve(point_of(ChatMemoryStore | None, "the store of the conversations"))
+    if isinstance(value, SingleBean):
+        definition = graph.definitions[value.bean]
+        source = definition.source
+        store = type(source) if hasattr(type(source), "get_messages") else class_of(definition.provides)
+        if store is not ChatMemoryStore and not is_log_store(store):
+            yield from (log_problem(where, each, store) for each in options_with_logs(options))
 
 
 def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemory
-from ..conversations.stores import ChatMemoryStore
+from ..conversations.stores import ChatMemoryStore, keeps_logs
 from ..di.graph import BeanGraph
 from ..di.scopes import RequestScope, outside_scopes
 from ..di.values import SingleBean
@@ -34,6 +34,7 @@ from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_names
 from ..services.declaration import CallLimits
+from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
@@ -321,8 +322,17 @@ class ContainerHost(ServiceHosting[ModelBeans]):
     async def _open_conversations(self) -> None:
         if self._has_bean(ChatMemoryStore):
             store = (await self.memories()).store  # the calls use the same one
+            if not keeps_logs(store) and (problems := [*self._log_problems(type(store))]):
+                raise IllegalConfigurationError(problems)
             if (open_at_start := getattr(store, "open_at_start", None)) is not None:
                 await open_at_start()
+
+    def _log_problems(self, store: type[object]) -> Iterator[Problem]:
+        """Yield a problem for each option that needs logs, for a store whose class the graph did not know."""
+        for cls, plans in self.plans.items():
+            plan = next((each for each in plans.values() if each.memory_parameter and each.window), None)
+            for option in () if plan is None else options_with_logs(plan.options):
+                yield log_problem(cls.__name__, option, store)
 
     async def _open_run_store(self, find_bean: Callable[[int], Awaitable[Any]]) -> None:
         if runs_are_imported() and self._has_bean(load(Late.RUN_STORE)):

@@ -37,7 +37,14 @@ from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..tools.sources import bean_types, classes_of_methods
 from ..tools.tool_calls import Tool
-from .bean_checks import global_interceptors, guardrail_cycles, injection_problems, reference_problems, store_problems
+from .bean_checks import (
+    global_interceptors,
+    guardrail_cycles,
+    injection_problems,
+    log_problems,
+    reference_problems,
+    store_problems,
+)
 from .model_beans import ModelBeans
 from .service_hosting import ServiceHosting
 
@@ -186,6 +193,7 @@ class _Service:
             )
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
+            yield from log_problems(self._cls.__name__, self._options, graph)
         seen: set[object] = set()
         yield from guardrail_cycles(self._cls, plans, graph)
         for plan in plans.values():

@@ -95,7 +95,7 @@ def _may_be_written(invocation: Invocation) -> bool:
 async def _take_turn(
     entered: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
 ) -> None:
-    """Take the turn until `entered` is closed. For a run that is recorded, waiting for it does not count as `timeout`."""
+    """Take the turn until `entered` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
         await entered.enter_async_context(memories.enter(key, invocation))
