@@ -69,4 +69,4 @@ async def test_a_service_without_conversations_does_not_need_one(store: Any) -> 
 async def test_stores_with_logs_and_services_without_a_container_have_them() -> None:
     async with container(Open, InMemoryChatMemoryStore()):
         pass
-    create_ai_service(Open, model=ScriptedChatModel([]))
+    create_ai_service(Open, chat_model=ScriptedChatModel([]))
