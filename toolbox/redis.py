@@ -240,6 +240,12 @@ class RedisChatMemoryStore(LogStore):
         first = choose_newest(((each.number, len(each.shown)) for each in reversed(read)), messages)
         return Log(found.head, () if first is None else tuple(each for each in read if each.number >= first))
 
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        found = await self._find(key, f"r:{run_id}")
+        number = found.asked[0]
+        turns = () if number is None else await self._read_turns(found, [int(number)])
+        return turns[0] if turns else None
+
     async def find_heads(
         self,
         *,

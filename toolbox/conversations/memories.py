@@ -22,7 +22,7 @@ from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head, claimed
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed
 from .queues import queues_of
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
 from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
@@ -154,9 +154,18 @@ class ChatMemories:
         """True if the store keeps the whole log, so that a cut that is stored loses nothing."""
         return keeps_logs(self.store)
 
-    async def load(self, key: ChatMemoryKey, view: ChosenView) -> Excerpt:
-        """Return what a view sends of a conversation."""
-        return await self._port.load(key, as_view(view))
+    @property
+    def has_entered(self) -> bool:
+        """True in code that a call of any conversation waits for, such as that of its tools."""
+        return any(not each.ended for each in _held.get())
+
+    def is_entered_here(self, key: ChatMemoryKey) -> bool:
+        """Return True in code that a call of this conversation waits for, such as that of its tools."""
+        return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
+
+    async def load(self, key: ChatMemoryKey, view: ChosenView, *, without_run: str | None = None) -> Excerpt:
+        """Return what a view sends of a conversation, without what this run has stored in it before."""
+        return await self._port.load(key, as_view(view), without_run)
 
     async def append(
         self,
@@ -192,6 +201,25 @@ class ChatMemories:
         """Append messages of the program, as one turn."""
         await self._port.add(key, messages)
 
+    # --- turns that wait
+
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        """Return what a run has stored in a conversation; None for nothing, and on a store without logs."""
+        return await self.store.read_run(key, run_id) if keeps_logs(self.store) else None
+
+    async def end_waiting(self, key: ChatMemoryKey, run_id: str, state: TurnState) -> bool:
+        """Let the turn of a run that waits end in this state; return False if it does not wait. Takes no lock."""
+        turn = await self.read_run(key, run_id)
+        if turn is None or turn.state != "waiting" or not turn.counts:
+            return False
+        await self.write(key, replace(turn, id=f"{turn.id}:{state}", state=state, note=None))
+        return True
+
+    async def write(self, key: ChatMemoryKey, turn: Turn) -> None:
+        """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
+        assert keeps_logs(self.store)
+        await self.store.write(key, LogWrite(turn=turn))
+
 
 def _reset(token: Any) -> None:
     with suppress(ValueError):  # a stream may be closed in another context than the one it started in
@@ -215,8 +243,8 @@ class AppendedTurn:
 class MemoryPort(Protocol):
     """What services need of a store: load what a view sends, append one turn, with its id."""
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
-        """Return what a view sends."""
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
+        """Return what a view sends, without what a run has stored."""
         ...
 
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
@@ -238,7 +266,7 @@ class StoredLogs:
     def __init__(self, store: LogStore) -> None:
         self._store = store
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
         """Read the turns that the view needs."""
         if isinstance(view, View):
             log = await self._store.read_since(key, view.first_turn)
@@ -246,7 +274,11 @@ class StoredLogs:
             log = await self._store.read_newest(key, NEWEST)
         if log is not None and isinstance(view, Window):
             log = await self._fill(key, log, view)
-        return Excerpt() if log is None else view.excerpt(log)
+        if log is None:
+            return Excerpt()
+        if without_run is not None:
+            log = replace(log, turns=tuple(each for each in log.turns if each.run_id != without_run))
+        return view.excerpt(log)
 
     async def _fill(self, key: ChatMemoryKey, log: Log, window: Window) -> Log | None:
         """Read backwards, more each time, until there is enough for a window that has not been cut yet."""
@@ -284,7 +316,7 @@ class StoredMessages:
     def __init__(self, store: ChatMemoryStore) -> None:
         self._store = store
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
         """Return what the view sends of the stored messages."""
         summary, messages = _split_summary(await self._store.get_messages(key))
         return view.excerpt(_log_of(key, messages, summary))

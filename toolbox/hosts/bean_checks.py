@@ -10,11 +10,9 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from typing_extensions import is_protocol
-
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..conversations.stores import ChatMemoryStore, kind_keeps_logs
+from ..conversations.stores import ChatMemoryStore, is_log_store
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -26,8 +24,9 @@ from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from ..security import SecurityIdentity, access_to_member, class_access, marked_access
-from ..services.declaration import method_names, service_options_of
+from ..services.declaration import ServiceOptions, method_names, service_options_of
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
+from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked
 from ..tools.sources import bean_types, members_of, read_tools
@@ -163,28 +162,15 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
         )
 
 
-def store_without_logs(graph: BeanGraph) -> str | None:
-    """Return the name of the class of the store, if it is known before the start to keep no logs."""
-    value = graph.resolve_type(ChatMemoryStore, None)
-    kind: Any = class_of(graph.definitions[value.bean].provides) if isinstance(value, SingleBean) else None
-    if kind is None or is_protocol(kind) or inspect.isabstract(kind) or kind_keeps_logs(kind):
-        return None
-    return str(kind.__name__)
-
-
-def log_problems(service: type[Any], plans: Iterable[MethodPlan], store: str) -> Iterator[Problem]:
-    """Yield a problem for each option of a service with conversations that the class `store` does not support."""
-    options = next((each.options for each in plans if each.memory_parameter and each.window), None)
-    if options is None:
-        return
-    used = {
-        "shared_conversations=True": options.shared_conversations is True,
-        'when_busy="raise"': options.when_busy == "raise",
-        "former_names=": bool(options.former_names),
-    }
-    for option in (name for name, is_used in used.items() if is_used):
-        fact = f"{option} needs a store that keeps logs, but {store} has only the three methods of a ChatMemoryStore"
-        yield Problem(service.__name__, fact, "use a store of toolbox.sql or toolbox.redis, or remove the option")
+def log_problems(where: str, options: ServiceOptions, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each option that the store of the conversations cannot do, as far as its class is known."""
+    value = graph.resolve(point_of(ChatMemoryStore | None, "the store of the conversations"))
+    if isinstance(value, SingleBean):
+        definition = graph.definitions[value.bean]
+        source = definition.source
+        store = type(source) if hasattr(type(source), "get_messages") else class_of(definition.provides)
+        if store is not ChatMemoryStore and not is_log_store(store):
+            yield from (log_problem(where, each, store) for each in options_with_logs(options))
 
 
 def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

@@ -35,13 +35,14 @@ from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_names
 from ..services.declaration import CallLimits
+from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
 from ..tools.pipeline import execute_tool
 from ..tools.results import Encoded
 from ..tools.tool_calls import Tool, ToolCall, ToolEnvironment, ToolLayer, ToolOutcome, ToolStep
-from .bean_checks import ESTIMATOR, log_problems, tool_bean_problems
+from .bean_checks import ESTIMATOR, tool_bean_problems
 from .model_beans import ModelBeans
 from .registered_services import RegisteredServices, runs_are_imported
 from .service_hosting import ServiceHosting
@@ -346,12 +347,17 @@ class ContainerHost(ServiceHosting[ModelBeans]):
     async def _open_conversations(self) -> None:
         if self._has_bean(ChatMemoryStore):
             store = (await self.memories()).store  # the calls use the same one
-            if not keeps_logs(store):
-                name, plans = type(store).__name__, self.plans.items()
-                if problems := [each for cls, of in plans for each in log_problems(cls, of.values(), name)]:
-                    raise IllegalConfigurationError(problems)
+            if not keeps_logs(store) and (problems := [*self._log_problems(type(store))]):
+                raise IllegalConfigurationError(problems)
             if (open_at_start := getattr(store, "open_at_start", None)) is not None:
                 await open_at_start()
+
+    def _log_problems(self, store: type[object]) -> Iterator[Problem]:
+        """Yield a problem for each option that needs logs, for a store whose class the graph did not know."""
+        for cls, plans in self.plans.items():
+            plan = next((each for each in plans.values() if each.memory_parameter and each.window), None)
+            for option in () if plan is None else options_with_logs(plan.options):
+                yield log_problem(cls.__name__, option, store)
 
     async def _open_run_store(self, find_bean: Callable[[int], Awaitable[Any]]) -> None:
         if runs_are_imported() and self._has_bean(load(Late.RUN_STORE)):

@@ -51,7 +51,6 @@ from .bean_checks import (
     log_problems,
     reference_problems,
     store_problems,
-    store_without_logs,
 )
 from .model_beans import ModelBeans
 from .service_hosting import ServiceHosting
@@ -205,8 +204,7 @@ class _Service:
             )
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
-            if (store := store_without_logs(graph)) is not None:
-                yield from log_problems(self._cls, plans.values(), store)
+            yield from log_problems(self._cls.__name__, self._options, graph)
         seen: set[object] = set()
         yield from guardrail_cycles(self._cls, plans, graph)
         for plan in plans.values():

@@ -78,6 +78,7 @@ class Cancelling:
         waiting = document.waiting if stored.status == "suspended" else ()
         changed, must_undo = with_cancellation(document, entry, waiting), self._must_undo(stored)
         if must_undo:  # it ends when its tools are undone; after a crash another process continues
+            await self._execution.refuse_inside_conversation(stored.id)
             text = changed.changed(waiting=(), cancels=True).to_json()
             changes = RunChanges(status="running", document=text, owner=self._runs.owner)
         else:
@@ -88,6 +89,8 @@ class Cancelling:
             return
         self._execution.leases.lose(stored.id)
         self._runs.looks.announce(stored.id)
+        if taken.status == "cancelled":
+            await self._execution.waiting_turns.end(self._runs.conversation_of(taken), taken.id, taken.status)
         if must_undo:
             await asyncio.shield(self._execution.spawn(stored.id, self._undo(taken, by)))
 

@@ -49,6 +49,7 @@ class Resuming:
         if not isinstance(answers, Mapping):
             got = type(answers).__name__
             raise TypeError(f"resume(run_id, answers): expected a dictionary of answers by the ids of calls, got {got}")
+        await self._execution.refuse_inside_conversation(run_id)
         request = copy_context()
 
         def tell(*answered: Any) -> None:  # the answers, unlike the run, belong to this request

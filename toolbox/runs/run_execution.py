@@ -22,6 +22,7 @@ from ..context import context_of_a_run, current_invocation, current_limit
 from ..errors import (
     InvocationTimeoutError,
     LeaseLostError,
+    MemoryInUseError,
     RunBusyError,
     RunCancelledError,
     leaves_run_unchanged,
@@ -39,6 +40,7 @@ from .run_session import RunSession
 from .service_calls import PreparedRun, execute
 from .store import RunChanges, RunLook, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
+from .waiting_turns import WaitingTurns
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -79,7 +81,7 @@ class RunExecution:
         watch_times: Callable[[], Awaitable[None]],
     ) -> None:
         self._host, self._runs, self._preparing, self._watch_times = host, runs, preparing, watch_times
-        self.leases = RunLeases(runs)
+        self.leases, self.waiting_turns = RunLeases(runs), WaitingTurns(host, runs)
         self.report_to: Callable[[str, StoredRun], None] | None = None
         self.when_one_ends: Callable[[], None] = lambda: None
         self._tasks: dict[asyncio.Task[Any], str] = {}
@@ -250,6 +252,14 @@ class RunExecution:
             stored = await self._runs.load(run_id)
             raise InvocationTimeoutError(self._runs.label_of(stored.service), stored.method, around.seconds) from None
 
+    async def refuse_inside_conversation(self, run_id: str) -> None:
+        """Raise `MemoryInUseError` in code that a call of the run's conversation waits for: the run takes its turn."""
+        memories = await self._host.memories()
+        if memories.has_entered:
+            key = self._runs.conversation_of(await self._runs.load(run_id))
+            if key is not None and memories.is_entered_here(key):
+                raise MemoryInUseError(key.service, key.memory_id)
+
     # --- one execution
 
     async def create_and_execute(self, new: NewRun) -> Result[Any] | None:
@@ -341,6 +351,9 @@ class RunExecution:
             prepared = await self._cancel(session, prepared, wish)
         finally:
             held.has_left = session.has_left
+            if session.ended is not None and prepared.plan.options.on_suspended == "continue":
+                key = prepared.plan.find_conversation(prepared.plan.find_memory_id(prepared.arguments))
+                await self.waiting_turns.end(key, session.id, session.ended)
             if log is not None:
                 await log.close()
         return await self._continue_held(held, prepared, None)

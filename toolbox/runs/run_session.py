@@ -51,7 +51,8 @@ class RunSession:
     run, and `has_left` is True after it: it has also ended the lease. `is_wished` returns True once somebody's wish to
     cancel the run was granted. `has_new_records` is True after the first record
     that this process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the
-    results that are stored if the run is suspended. `is_without_user` is that of `PreparedRun`.
+    results that are stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `ended` is the status
+    with which the run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -63,6 +64,7 @@ class RunSession:
         self.leave: Callable[[], None] = lambda: None
         self.is_wished: Callable[[], bool] = lambda: False
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
+        self.ended: RunStatus | None = None
         self.unstored: dict[str, StoredRecord] = {}
         self._store: RunStore | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
@@ -143,6 +145,11 @@ class RunSession:
         self._forgotten.add(key)
         if key in self._counted:
             self._counted.remove(key)
+
+    @property
+    def suspensions(self) -> int:
+        """How often the run has been suspended: the outermost invocation has a state of each suspension."""
+        return len(self.numbered("", "s"))
 
     def numbered(self, place: str, fact: RecordedFact) -> dict[int, Recorded]:
         """Return all records of one fact about a place, by their numbers."""
@@ -275,6 +282,13 @@ class RunSession:
                 return await store.now()
         raise IllegalConfigurationError([unsupported_problem(f"the tool {tool_name}", "approval_expires", store)])
 
+    async def refuse_known_id(self) -> None:
+        """Raise `RunConflictError` if a run has the id of this one, which is not stored so far."""
+        with self.using_store() as store:
+            found = await store.load(self.id)
+        if found is not None:
+            raise RunConflictError(self.id, "another call")
+
     async def create_suspended(self, run: StoredRun, records: Sequence[StoredRecord]) -> None:
         """Store a run that was not stored so far, and waits. Raises `RunConflictError` if its id exists."""
         assert self.document is not None
@@ -319,7 +333,7 @@ class RunSession:
         changes = RunChanges(status=status, document=self.document.changed(waiting=(), **facts).to_json())
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)
-        self.has_left = True
+        self.has_left, self.ended = True, status
 
 
 def describe_store_error(error: BaseException) -> str:

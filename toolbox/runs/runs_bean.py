@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
+from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunStateError
 from ..security import SecurityIdentity, identity_in
 from ..services.outputs import Result
@@ -329,6 +330,10 @@ class Runs:
     async def suspended_in(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
         return await self._stored.suspended_in(key)
+
+    async def turn_state_after(self, run_id: str) -> TurnState | None:
+        """Return the state in which the turn of a run ends that has stored no other; None while the run goes on."""
+        return await self._execution.waiting_turns.state_after(run_id)
 
     async def run_of(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
         """Return the newest run of a conversation that has not ended, or None; also under former names."""

@@ -191,6 +191,14 @@ class StoredRuns:
         """Return the present stored name of a service with this name, also a former one; an unknown one stays."""
         return self.names_of(service)[0]
 
+    def conversation_of(self, stored: StoredRun) -> ChatMemoryKey | None:
+        """Return the conversation of a run, also of one that this program cannot read; None without one."""
+        memory_id = memory_id_of(stored)
+        if stored.conversation is None or memory_id is None:
+            return None
+        name, *former = self.names_of(stored.service)
+        return ChatMemoryKey(name, memory_id, tuple(former))
+
     async def suspended_in(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, also under a former name of its service, or None."""
         store = await self.open()
@@ -250,6 +258,19 @@ def read_document(stored: StoredRun) -> RunDocument:
         return RunDocument.from_json(stored.document)
     except UnreadableDocumentError as error:
         raise RunIncompatibleError(stored.id, str(error)) from error
+
+
+def memory_id_of(stored: StoredRun) -> str | None:
+    """Return the memory id of a run; runs of earlier releases, and stores of programs, have it in the document."""
+    return stored.memory_id if stored.memory_id is not None else document_or_empty(stored).memory_id
+
+
+def document_or_empty(stored: StoredRun) -> RunDocument:
+    """Return the document of a run; an empty one for a run of another version of the program."""
+    try:
+        return RunDocument.from_json(stored.document)
+    except UnreadableDocumentError:
+        return RunDocument()
 
 
 def named_attributes(document: RunDocument, run_identity: Iterable[str]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from functools import partial
 from time import perf_counter
 
 from ..context import complete_context, current_invocation
@@ -41,6 +42,7 @@ from .model_calls import reported
 from .plans import MethodPlan
 from .turns import answered_turn, state_after, unfinished_turn
 from .usage_layers import in_account
+from .waiting_turns import load_conversation, waiting_turn_of
 
 logger = logging.getLogger("toolbox.memory")
 
@@ -52,9 +54,19 @@ _LAST_WRITE = 5.0
 
 @asynccontextmanager
 async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn in the conversation. If the invocation ends without an answer, store what it did until then."""
-    assert invocation.memory_key is not None
-    async with _turn(await invocation.host.memories(), invocation.memory_key, invocation):
+    """Take the turn in the conversation and load its messages.
+
+    If the invocation ends without an answer, stores what it did until then.
+    """
+    async with AsyncExitStack() as turn:
+        try:
+            await _begin_turn(turn, invocation)
+        except BaseException:
+            # A run that continues has tools to undo. What undoes them is inside of this block.
+            async with AsyncExitStack() as undoing:
+                for layer in invocation.plan.layers.around_turn:
+                    await undoing.enter_async_context(layer(invocation))
+                raise
         try:
             yield  # also the compensation of a failure, so that what is stored says what was undone
         except (Exception, asyncio.CancelledError) as error:
@@ -62,30 +74,45 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             raise
 
 
-@asynccontextmanager
-async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
-    """Load the messages of the conversation, and store the turn if the invocation succeeds."""
-    key, window, plan = invocation.memory_key, invocation.plan.window, invocation.plan
+async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> None:
+    """Take the turn until `turn` is closed, and load the messages. Raises the errors of a conversation in use."""
+    key, plan = invocation.memory_key, invocation.plan
     assert key is not None
-    assert window is not None
     memories = await invocation.host.memories()
-    invocation.excerpt = await memories.load(key, window)
+    await _take_turn(turn, memories, key, invocation)
+    invocation.excerpt = await load_conversation(invocation, key, memories)
     invocation.owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
     checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
-    if checks and await _refuse_suspended(key, invocation):
-        invocation.excerpt = await memories.load(key, window)
+    if checks and await _refuse_suspended(turn, memories, key, invocation):
+        invocation.excerpt = await load_conversation(invocation, key, memories)
     invocation.history = invocation.excerpt.messages
+    if plan.options.on_suspended == "continue":
+        invocation.before_suspension = partial(_append_waiting, invocation)
+
+
+@asynccontextmanager
+async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
+    """Store the turn in the conversation if the invocation succeeds, and the owner if it is suspended."""
     yield
-    head = invocation.excerpt.head
-    if isinstance(invocation.end, Suspend) and (head is None or head.owner is None):
-        await memories.begin(key, invocation.owner)
+    if isinstance(invocation.end, Suspend):
+        assert invocation.excerpt is not None
+        assert invocation.memory_key is not None
+        head = invocation.excerpt.head
+        if head is None or head.owner is None:
+            await (await invocation.host.memories()).begin(invocation.memory_key, invocation.owner)
     if not isinstance(invocation.end, Finish):
         return
     if not invocation.end.is_fallback:
         await _append(answered_turn(invocation), invocation)
     elif await _keeps_unfinished(invocation) and (turn := unfinished_turn(invocation, "failed")) is not None:
         await _append(turn, invocation)  # no model has given the answer, so it is not in the conversation
+
+
+async def _append_waiting(invocation: Invocation) -> None:
+    """Store what waits of a call that is suspended, so that the conversation goes on."""
+    if (turn := waiting_turn_of(invocation)) is not None:
+        await _append(turn, invocation)
 
 
 async def _append(turn: Turn, invocation: Invocation) -> None:
@@ -141,16 +168,15 @@ def _may_be_written(invocation: Invocation) -> bool:
     return invocation.is_resumed and not (place is not None and place.has_new_records)
 
 
-@asynccontextmanager
-async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+async def _take_turn(
+    entered: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> None:
+    """Take the turn until `entered` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
-    async with AsyncExitStack() as entered:
-        with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-            # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.
-            waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
-            await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
-        yield
+    with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
+        # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.
+        waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
+        await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
 
 
 async def _refuse_other(invocation: Invocation, memories: ChatMemories, head: Head | None) -> Owner | None:
@@ -185,14 +211,18 @@ async def check_conversation_first(host: ServiceHost, plan: MethodPlan, key: Cha
             raise ConversationBusyError(key.service, key.memory_id)
 
 
-async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> bool:
+async def _refuse_suspended(
+    turn: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> bool:
     """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that and return True."""
     host, plan = invocation.host, invocation.plan
     was_cancelled = False
     while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
         if plan.options.on_suspended == "raise":
             raise ConversationSuspendedError(plan.service.__name__, run_id)
+        await turn.aclose()  # undoing the tools of that run takes its own turn
         await host.cancel_run(run_id, "a new call began in its conversation")
+        await _take_turn(turn, memories, key, invocation)
         was_cancelled = True
     return was_cancelled
 

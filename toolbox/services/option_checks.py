@@ -86,6 +86,23 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             )
 
 
+def options_with_logs(options: ServiceOptions) -> Iterator[str]:
+    """Yield the options that need a store which keeps the whole log of a conversation."""
+    used = {
+        'on_suspended="continue"': options.on_suspended == "continue",
+        "shared_conversations=True": options.shared_conversations is True,
+        'when_busy="raise"': options.when_busy == "raise",
+        "former_names=": bool(options.former_names),
+    }
+    yield from (name for name, is_used in used.items() if is_used)
+
+
+def log_problem(where: str, option: str, store: type[object]) -> Problem:
+    """Return the problem of such an option with a store that only keeps messages."""
+    fact = f"{option} needs a store with logs, and {store.__name__} has only the three methods of ChatMemoryStore"
+    return Problem(where, fact, "use InMemoryChatMemoryStore, sql.SqlChatMemoryStore or redis.RedisChatMemoryStore")
+
+
 def _retries_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     """Yield problems of `run_retries=`."""
     if options.run_retries is None:

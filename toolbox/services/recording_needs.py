@@ -180,6 +180,11 @@ class PlaceInRun(CallPlace, Protocol):
         """The calls of this invocation, and of services within, that wait for an answer."""
         ...
 
+    @property
+    def suspensions(self) -> int:
+        """How often the run has been suspended."""
+        ...
+
     def enter(self) -> PlaceInRun | None:
         """Return the place of a service that runs as the tool here; None if one already does."""
         ...

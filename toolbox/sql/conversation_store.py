@@ -137,6 +137,15 @@ class SqlChatMemoryStore(LogStore):
             read = await self._read_turns(connection, head, first, None if place is None else place.turn)
             return Log(head, read if place is None else tuple(each for each in before_entry(read, place) if each.shown))
 
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        async with self._open_transaction() as connection:
+            if (head := await self._find(connection, key)) is None:
+                return None
+            turns = self._turns.c
+            found = select(self._turns).where(turns.conversation == head.id, turns.run_id == run_id)
+            row = (await connection.execute(found)).first()
+            return None if row is None else _read_turn(row)
+
     async def find_heads(
         self,
         *,
