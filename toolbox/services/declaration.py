@@ -45,7 +45,7 @@ NAMES_MARK: Final = "__toolbox_local_names__"
 DURABLE_MARK: Final = "__toolbox_durable__"
 
 OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
-"""A new call in a conversation with a suspended run: raise an error, or cancel that run."""
+"""A new call in a conversation with a suspended run: raise an error, cancel that run, or go on beside it."""
 
 
 class Default:
@@ -249,8 +249,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `strict`: True asks the server to enforce the schemas of tools and replies, False not to, where it can. A tool's
       own `strict=` wins; None leaves it to the model's settings.
     - `durable`: True records every effect of a call in the `RunStore`, so that it continues after a crash.
-    - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
-      `"cancel"` cancels that run.
+    - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, with
+      `"cancel"` cancels that run, or with `"continue"` goes on beside it.
     - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
     - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
     - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the
