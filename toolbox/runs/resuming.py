@@ -95,8 +95,7 @@ class Resuming:
     async def _take(self, stored: StoredRun, document: RunDocument) -> StoredRun | None:
         """Store the answers in this document and take the run, in one step; None if it has changed."""
         changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
-        store = await self._runs.open()
-        return await store.change(stored.id, stored.version, self._runs.moved(stored, document, changes))
+        return await self._runs.change(stored, document, changes)
 
     # --- calls that nobody has answered in time
 

@@ -47,7 +47,6 @@ class Retrying:
 
     async def _go_on(self, run_id: str, by: Any) -> Result[Any] | None:
         """Take a run and execute it; return None if it waits for an answer, or for its next try."""
-        store = await self._runs.open()
         stored = await self._runs.load(run_id)
         document, suspensions = await self._read_ended(stored)
         prepared = await self._preparing.admit_to_method(run_id, self._preparing.prepare(stored), by)
@@ -66,8 +65,8 @@ class Retrying:
             failures = document.failures + (1 if stored.status == "failed" else 0)
             document = document.changed(attempts=document.attempts + 1, failures=failures)
             changes = RunChanges(status="running", owner=self._runs.owner)
-        changes = self._runs.moved(stored, document, replace(changes, document=document.to_json()))
-        if (taken := await store.change(run_id, stored.version, changes)) is None:
+        changes = replace(changes, document=document.to_json())
+        if (taken := await self._runs.change(stored, document, changes)) is None:
             raise RunStateError(run_id, "it has changed just now; read it again with runs.get(run_id)")
         self._runs.looks.announce(run_id)
         if document.waiting:
@@ -82,10 +81,10 @@ class Retrying:
         """Return the document of a run that can go on, and how often it was suspended. Raises `RunStateError`."""
         if stored.status not in ("failed", "cancelled"):
             raise RunStateError(stored.id, f"it is {stored.status}; only a failed or cancelled run can be retried")
-        document, store = read_document(stored), await self._runs.open()
+        document = read_document(stored)
         if document.is_reduced:
             raise RunStateError(stored.id, "its store deletes the records of ended runs, so it cannot be retried")
-        session = RunSession.of(stored, document, await store.records(stored.id), store)
+        session = RunSession.of(stored, document, await self._runs.records(stored.id), await self._runs.open())
         if were_tools_undone(session):
             raise RunStateError(stored.id, "its tools were undone, so it cannot be retried; start a new run")
         return document, session.suspensions

@@ -227,12 +227,12 @@ class RunExecution:
 
     async def _is_still_running(self, owned: StoredRun) -> bool:
         """Return True if an error came before or after the method, so that no end of the run is written."""
-        now = await (await self._runs.open()).load(owned.id)
+        now = await self._runs.find(owned.id)
         return now is not None and (now.status, now.generation) == ("running", owned.generation)
 
     async def _report_end(self, report_to: Callable[[str, StoredRun], None], owned: StoredRun) -> None:
         with suppress(Exception):  # the database is away
-            now = await (await self._runs.open()).load(owned.id)
+            now = await self._runs.find(owned.id)
             report_to(now.status if now is not None else "deleted", owned)
 
     @asynccontextmanager
@@ -267,7 +267,9 @@ class RunExecution:
 
         What was encoded a moment ago is not read again.
         """
-        if not await (await self._runs.open()).create(new.stored, owner=self._runs.owner):
+        async with self._runs.using(new.stored.id) as store:
+            is_new = await store.create(new.stored, owner=self._runs.owner)
+        if not is_new:
             return None
         owned = replace(new.stored, generation=1, owner=self._runs.owner)
         async with self.leases.hold(owned) as held:
@@ -302,15 +304,14 @@ class RunExecution:
         document = prepared.document
         document = document.changed(attempts=document.attempts + 1, error_type=None, error_text=None)
         changes = self._runs.moved(owned, document, RunChanges(document=document.to_json()))
-        # Through a session: logs would show the values of the statement in an error of the database.
-        with RunSession.of(owned, document, (), await self._runs.open()).using_store() as store:
+        async with self._runs.using(owned.id) as store:
             await store.append(owned.id, owned.generation, [], changes)
         return replace(prepared, document=document)
 
     async def _continue_held(self, held: HeldRun, prepared: PreparedRun, put: PutEvent | None) -> Result[Any] | None:
         if put is not None:
             await put(None)
-        records = await (await self._runs.open()).records(held.run.id)
+        records = await self._runs.records(held.run.id)
         return await self._execute_held(held, prepared, records, put)
 
     async def _execute_held(

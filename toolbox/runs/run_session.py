@@ -211,14 +211,8 @@ class RunSession:
         There is no other way to the store of a session: after any other error the run would be written as failed.
         """
         assert self._store is not None
-        try:
+        with store_errors_of(self.id):
             yield self._store
-        except LeaseLostError:
-            raise
-        except Exception as error:
-            # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
-            cause = None if _error_of_database(error) is not None else error
-            raise RunStoreError(self.id, describe_store_error(error)) from cause
 
     def keeps(self, key: RecordKey) -> bool:
         """Return True if a record with this key is written, or remembered until the run is suspended."""
@@ -334,6 +328,19 @@ class RunSession:
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)
         self.has_left, self.ended = True, status
+
+
+@contextmanager
+def store_errors_of(run_id: str) -> Iterator[None]:
+    """Raise `RunStoreError` for an error of a store inside the block, which may contain what was to be stored."""
+    try:
+        yield
+    except (LeaseLostError, RunStoreError):
+        raise
+    except Exception as error:
+        # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
+        cause = None if _error_of_database(error) is not None else error
+        raise RunStoreError(run_id, describe_store_error(error)) from cause
 
 
 def describe_store_error(error: BaseException) -> str:

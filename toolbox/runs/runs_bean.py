@@ -257,7 +257,8 @@ class Runs:
             stored = await self._stored.load(run_id)
             if stored.status not in ENDED:
                 raise RunStateError(run_id, f"it is {stored.status}; cancel it before you delete it")
-            await (await self._stored.open()).delete(run_id)
+            async with self._stored.using(run_id) as store:
+                await store.delete(run_id)
 
         await self._host.on_own_loop(delete)
 
