@@ -6,7 +6,7 @@ Not here: which messages are kept (`views`), stores (`stores`), storing a call's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -17,13 +17,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 from ..chat import Message, TokenUsage, UserMessage
+from ..di.scopes import ConversationScope, find_conversation
 from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from .keys import ChatMemoryKey, Owner
 from .log import NO_USAGE, Log, LogWrite, Turn, ViewNotes, begin_head
-from .queues import queues_of
+from .queues import CallQueues, queues_of
 from .stores import ChatMemoryStore, LogStore, keeps_logs
-from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
+from .views import FEW, NEWEST, ChosenView, Excerpt, NoMessages, OwnView, View, Window, as_view, since
 
 T = TypeVar("T")
 
@@ -62,6 +63,16 @@ class _Held:
 _held: ContextVar[tuple[_Held, ...]] = ContextVar("toolbox.conversations", default=())
 
 
+class HoldingBlock:
+    """A block of the program that holds a conversation. The calls inside it take turns in it.
+
+    The scope of the block's beans has it as its key: code is inside if that scope is around it.
+    """
+
+    def __init__(self) -> None:
+        self.queue = CallQueues()
+
+
 class ChatMemories:
     """The conversations of one container: enters one at a time, loads what is sent, appends turns."""
 
@@ -70,12 +81,18 @@ class ChatMemories:
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
+        self._blocks: dict[ChatMemoryKey, HoldingBlock] = {}
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
         keep_inherited(self._under_way)
-        self._under_way = {}
+        self._under_way, self._blocks = {}, {}
+
+    @property
+    def keeps_beans(self) -> bool:
+        """True if the store keeps beans with its conversations."""
+        return keeps_logs(self.store)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
@@ -94,34 +111,50 @@ class ChatMemories:
             yield
 
     @asynccontextmanager
-    async def enter(self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True) -> AsyncIterator[None]:
+    async def enter(
+        self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True
+    ) -> AsyncIterator[ConversationScope | None]:
         """Enter a conversation for `call`, or for the program itself, when all others have left it.
 
-        With `wait=False`, raises `ConversationBusyError` if another caller is inside.
+        A call inside of a block that holds the conversation joins it, when the calls before it have ended: yields the
+        block's scope. With `wait=False`, raises `ConversationBusyError` if another caller is inside.
         Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
-        call, or from the reader of its stream.
+        call, or from the reader of its stream; and inside of such a block for the program itself.
         """
         call = call or _Program()
         held = tuple(each for each in _held.get() if not each.ended)
-        other = self._under_way.get(key)
+        other, block = self._under_way.get(key), self._blocks.get(key)
+        joined = None if block is None else find_conversation(block)
         reads_it = other is not None and other.caller is not None and other.caller is call.caller
-        if reads_it or any(each.key == key and each.store is self.store for each in held):
+        waits_for_block = joined is not None and isinstance(call, _Program)
+        if reads_it or waits_for_block or any(each.key == key and each.store is self.store for each in held):
             raise MemoryInUseError(key.service, key.memory_id)
-        async with self.lock(key, wait=wait):
+        lock = self.lock if block is None or joined is None else block.queue.enter
+        async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
             token = _held.set((*held, held_here))
             self._under_way[key] = call
             try:
-                yield
+                yield joined
             finally:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
 
+    @asynccontextmanager
+    async def hold(self, key: ChatMemoryKey) -> AsyncIterator[HoldingBlock]:
+        """Hold a conversation for a block of the program, when all others have left it."""
+        async with self.enter(key):
+            block = self._blocks[key] = HoldingBlock()
+            try:
+                yield block
+            finally:
+                del self._blocks[key]
+
     # --- the port of services
 
-    async def load(self, key: ChatMemoryKey, view: ChosenView) -> Excerpt:
-        """Return what a view sends of a conversation."""
+    async def load(self, key: ChatMemoryKey, view: ChosenView | None) -> Excerpt:
+        """Return what a view sends of a conversation; without a view, only its head."""
         return await self._port.load(key, as_view(view))
 
     async def append(
@@ -129,19 +162,25 @@ class ChatMemories:
         key: ChatMemoryKey,
         turn: Turn,
         excerpt: Excerpt,
-        view: ChosenView,
+        view: ChosenView | None,
         *,
         owner: Owner | None = None,
         may_be_stored: bool = False,
     ) -> tuple[Message, ...]:
         """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
 
+        Without a view, only the beans of the turn are stored, if there are any.
         `owner` is that of a conversation that begins with this turn. `may_be_stored` says that an earlier process may
         have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
         turn; none if nothing was written.
         """
         stored = AppendedTurn(turn, excerpt, as_view(view), owner, may_be_stored)
         return await self._port.append(key, stored)
+
+    async def store_beans(self, key: ChatMemoryKey, beans: Mapping[str, Any], owner: Owner | None = None) -> None:
+        """Store the JSON values of beans outside of calls. `owner` is that of a conversation that begins with them."""
+        if keeps_logs(self.store):
+            await self.store.write(key, LogWrite(turn=Turn(beans=beans), owner=owner))
 
     async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage = NO_USAGE) -> None:
         """Store the notes of a view at once, without a turn: a new summary and its `usage`, or a cut."""
@@ -220,6 +259,11 @@ class StoredLogs:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Append a turn with the notes of the view."""
         turn, excerpt = appended.turn, appended.excerpt
+        if isinstance(appended.view, NoMessages):
+            if turn.beans:
+                only_beans = Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
+                await self._store.write(key, LogWrite(turn=only_beans, owner=appended.owner))
+            return ()
         await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
         return (*excerpt.messages, *turn.messages)
 
@@ -251,7 +295,7 @@ class StoredMessages:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Store what the view keeps of the messages with the turn."""
         excerpt, new = appended.excerpt, appended.turn.messages
-        if not new:
+        if not new or isinstance(appended.view, NoMessages):
             return ()
         before = _kept_of(excerpt)
         if appended.may_be_stored and before[-len(new) :] == new:

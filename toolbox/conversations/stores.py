@@ -32,6 +32,7 @@ from .log import (
     place_of_entry,
     place_of_user_message,
     read_entry_id,
+    state_after,
 )
 from .queues import queues_of
 
@@ -96,7 +97,10 @@ class LogStore(ChatMemoryStore):
 
     @abstractmethod
     async def read_since(self, key: ChatMemoryKey, first: Callable[[Head], int]) -> Log | None:
-        """Return the log from the turn with a number on, which `first` decides; None for an unknown conversation."""
+        """Return the log from the turn with a number on, which `first` decides; None for an unknown conversation.
+
+        With the turns that have no messages: `fork_log` needs their beans.
+        """
         ...
 
     @abstractmethod
@@ -215,10 +219,13 @@ def _messages_of(log: Log) -> tuple[Message, ...]:
 
 def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
     """Return True for a store with logs. A subclass that changes how messages are kept has only messages."""
+    return is_log_store(type(store))
+
+
+def is_log_store(cls: type) -> bool:
+    """Return True for the class of a store with logs."""
     methods = ("get_messages", "update_messages", "delete_messages")
-    return isinstance(store, LogStore) and all(
-        getattr(type(store), each) is getattr(LogStore, each) for each in methods
-    )
+    return issubclass(cls, LogStore) and all(getattr(cls, each) is getattr(LogStore, each) for each in methods)
 
 
 # --- in memory
@@ -226,9 +233,13 @@ def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
 
 @dataclass(slots=True)
 class _Kept:
-    """A log in memory: the head, turns by number, and their numbers by id and by run."""
+    """A log in memory: the head, turns by number, and their numbers by id and by run.
+
+    `dropped` has the state after the turns that are gone, so that a rewind finds it.
+    """
 
     head: Head
+    dropped: Turn = field(default_factory=lambda: Turn(id=""))
     turns: dict[int, Turn] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     runs: dict[str, int] = field(default_factory=dict)
@@ -258,11 +269,13 @@ class _Kept:
 
     def trim(self, most: int) -> None:
         """Drop the oldest messages, so that at most so many are kept."""
-        while (excess := self.messages - most) > 0:
-            turn = next(iter(self.turns.values()))
+        while self.turns:
+            turn, excess = next(iter(self.turns.values())), self.messages - most
+            if excess <= 0 and turn.messages:
+                break
             shown = len(turn.shown)
-            if excess >= len(turn.messages):
-                self.remove(turn.number)
+            if not turn.messages or excess >= len(turn.messages):
+                self._drop(turn)
             else:
                 rest = replace(turn, messages=turn.messages[excess:], start=turn.start + excess)
                 self.turns[turn.number] = rest
@@ -270,12 +283,19 @@ class _Kept:
                 shown -= len(rest.shown)
             self.head = replace(self.head, messages=self.head.messages - shown)
 
+    def _drop(self, turn: Turn) -> None:
+        self.remove(turn.number)
+        if turn.counts:
+            beans, in_charge = state_after((self.dropped, turn))
+            self.dropped = replace(self.dropped, beans=beans, in_charge=in_charge, at=turn.at)
+
     def turn_of(self, entry: str) -> Turn | None:
         return self.turns.get(self.ids.get(read_entry_id(entry)[0], 0))
 
     def seen(self, first: int = 0) -> tuple[Turn, ...]:
         """Return the turns from a number on that are not hidden as a whole."""
-        return tuple(each for number, each in self.turns.items() if number >= first and each.shown)
+        turns = (self.dropped, *self.turns.values()) if self.dropped.beans else self.turns.values()
+        return tuple(each for each in turns if each.number >= first and each.counts)
 
 
 @dataclass(slots=True)
@@ -321,7 +341,7 @@ class InMemoryChatMemoryStore(LogStore):
         with self._guard:
             if (kept := self._find(key)) is None:
                 return None
-            turns = kept.seen()
+            turns = tuple(each for each in kept.seen() if each.shown)
             if before is not None:
                 earlier = before_entry(turns, place_of_entry(kept.turn_of(before), before))
                 turns = tuple(each for each in earlier if each.shown)
@@ -394,7 +414,7 @@ class InMemoryChatMemoryStore(LogStore):
                 index = place.index if each.number == place.turn else each.start
                 kept.turns[each.number] = changed = replace(each, hidden_from=min(index, each.end))
                 hidden -= len(changed.shown)
-            before = [each for each in kept.turns.values() if each.number < place.turn and each.counts]
+            before = [each for each in (kept.dropped, *kept.turns.values()) if each.number < place.turn and each.counts]
             kept.head = head_before(kept.head, place, hidden, before)
             return kept.head
 

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..capabilities import Late, load, tool_layers
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
+from ..conversations.conversation_blocks import HeldConversation
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemory
 from ..conversations.stores import ChatMemoryStore
 from ..di.graph import BeanGraph
 from ..di.scopes import RequestScope, outside_scopes
 from ..di.values import SingleBean
-from ..errors import ContainerNotStartedError, IllegalConfigurationError, Problem
+from ..errors import ContainerNotStartedError, ConversationSuspendedError, IllegalConfigurationError, Problem
 from ..events import EventListener, Listeners
 from ..execution.cancellation import finish_before_cancellation
 from ..execution.runners import LoopRunner
@@ -33,7 +34,7 @@ from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_names
-from ..services.declaration import CallLimits
+from ..services.declaration import CallLimits, service_options_of
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
@@ -50,7 +51,6 @@ logger = logging.getLogger("toolbox.services")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from ..conversations.conversation_blocks import HeldConversation
     from ..settings import ToolboxSettings
 
 
@@ -279,10 +279,34 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         """Return the access to one conversation of a service."""
         return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
 
-    def hold_conversation(self, service: type[Any], memory_id: object) -> AbstractAsyncContextManager[HeldConversation]:
-        """Hold one conversation of a service with its beans, for a block. Raises `IllegalConfigurationError`."""
-        fact = "the store of the conversations does not keep beans"
-        raise IllegalConfigurationError([Problem(f"{service.__name__}, conversation_scope", fact, "use another store")])
+    @asynccontextmanager
+    async def hold_conversation(self, service: type[Any], memory_id: object) -> AsyncIterator[HeldConversation]:
+        """Hold one conversation of a service with its beans, for a block.
+
+        Raises `InvalidMemoryIdError`, `MemoryInUseError` inside of a call or a block of it,
+        `ConversationSuspendedError` while a run of it is suspended, and `IllegalConfigurationError` if the store keeps
+        no beans.
+        """
+        key, memories = ChatMemoryKey.of(service, memory_id), await self.memories()
+        if not memories.keeps_beans:
+            fact = "the store of the conversations does not keep beans"
+            fix = "use a store of toolbox: in memory, toolbox.sql or toolbox.redis"
+            raise IllegalConfigurationError([Problem(f"{service.__name__}, conversation_scope", fact, fix)])
+        async with memories.hold(key) as block:
+            await self._refuse_suspended(service, key)
+            head = (await memories.load(key, None)).head
+            loaded = {} if head is None else head.beans
+            store = partial(memories.store_beans, key)
+            yield HeldConversation(block, loaded, self.chat_memory(service, memory_id), store)
+
+    async def _refuse_suspended(self, service: type[Any], key: ChatMemoryKey) -> None:
+        """Raise `ConversationSuspendedError` if a run of the conversation waits, unless the conversation goes on."""
+        plans, options = self.plans.get(service, {}).values(), service_options_of(service)
+        may_wait = self.added_may_suspend or any(each.checks_suspended or each.providers for each in plans)
+        if not may_wait or (options is not None and str(options.on_suspended) == "continue"):
+            return
+        if (run_id := await self.suspended_run(key)) is not None:
+            raise ConversationSuspendedError(service.__name__, run_id)
 
     async def on_own_loop(
         self, work: Callable[[], Coroutine[Any, Any, T]], label: str = "a use of a conversation"
@@ -320,9 +344,13 @@ class ContainerHost(ServiceHosting[ModelBeans]):
 
     async def _open_conversations(self) -> None:
         if self._has_bean(ChatMemoryStore):
-            store = (await self.memories()).store  # the calls use the same one
-            if (open_at_start := getattr(store, "open_at_start", None)) is not None:
+            memories = await self.memories()  # the calls use the same ones
+            if (open_at_start := getattr(memories.store, "open_at_start", None)) is not None:
                 await open_at_start()
+            if self.registered.graph is not None and not memories.keeps_beans:
+                problems = [*self.registered.bean_problems(self.registered.graph, type(memories.store).__name__)]
+                if problems:
+                    raise IllegalConfigurationError(problems)
 
     async def _open_run_store(self, find_bean: Callable[[int], Awaitable[Any]]) -> None:
         if runs_are_imported() and self._has_bean(load(Late.RUN_STORE)):

@@ -15,12 +15,15 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
 from time import perf_counter
 
 from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.log import NO_USAGE, Turn
 from ..conversations.memories import ChatMemories
+from ..conversations.views import Excerpt
+from ..di.scopes import ConversationScope
 from ..errors import AsyncBeanError, ConversationSuspendedError
 from ..events import (
     MemoryWrittenEvent,
@@ -30,6 +33,7 @@ from ..events import (
     ServiceSuspendedEvent,
 )
 from ..security import identity_in, identity_now
+from .conversation_beans import with_beans
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
 from .loop import Finish, Suspend
@@ -41,24 +45,37 @@ from .usage_layers import in_account
 
 @asynccontextmanager
 async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn in the conversation, load its messages, and store them if the invocation succeeds."""
-    key, window = invocation.memory_key, invocation.plan.window
+    """Take the turn in the conversation, load its messages, and store them if the invocation succeeds.
+
+    Where the program has conversation-scoped beans, they are loaded and stored with them.
+    """
+    key, plan = invocation.memory_key, invocation.plan
     assert key is not None
-    assert window is not None
     memories = await invocation.host.memories()
-    async with _turn(memories, key, invocation):
-        plan = invocation.plan
+    async with _turn(memories, key, invocation) as joined:
         checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
         if checks and not invocation.is_resumed:
             await _refuse_suspended(key, invocation)
-        excerpt = await memories.load(key, window)
+        excerpt = await memories.load(key, plan.window)
         invocation.history = excerpt.messages
-        yield
+        has_beans = plan.keeps_beans and memories.keeps_beans
+        async with with_beans(invocation, key, excerpt.head, joined) if has_beans else NOTHING:
+            yield
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
-            turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
-            written = await memories.append(key, turn, excerpt, window, may_be_stored=may_be_stored)
-            if written and invocation.host.listeners is not None:
-                invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+            await _append(_answered_turn(invocation), excerpt, invocation, memories)
+
+
+async def _append(turn: Turn, excerpt: Excerpt, invocation: Invocation, memories: ChatMemories) -> None:
+    """Append the turn of an invocation, with what changed of the beans, in one write."""
+    key, window, beans = invocation.memory_key, invocation.plan.window, invocation.beans
+    assert key is not None
+    if beans is not None:
+        turn = replace(turn, beans=beans.changed())
+    written = await memories.append(key, turn, excerpt, window, may_be_stored=_may_be_written(invocation))
+    if beans is not None:
+        beans.note_stored(turn.beans)
+    if written and invocation.host.listeners is not None:
+        invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
 
 
 def _answered_turn(invocation: Invocation) -> Turn:
@@ -80,13 +97,18 @@ def _may_be_written(invocation: Invocation) -> bool:
 
 
 @asynccontextmanager
-async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+async def _turn(
+    memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> AsyncIterator[ConversationScope | None]:
+    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`.
+
+    Yields the scope of a block that holds the conversation and that the call joins, or None.
+    """
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     async with AsyncExitStack() as entered:
         with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-            await entered.enter_async_context(memories.enter(key, invocation))
-        yield
+            joined = await entered.enter_async_context(memories.enter(key, invocation))
+        yield joined
 
 
 async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
@@ -173,10 +195,14 @@ async def check_input_first(invocation: Invocation) -> None:
     began = perf_counter()
     try:
         async with within_limits(invocation), _limited_by(invocation):
-            if key is not None and plan.window is not None:
-                excerpt = await (await invocation.host.memories()).load(key, plan.window)
+            has_beans, excerpt = False, Excerpt()
+            if key is not None:
+                memories = await invocation.host.memories()
+                excerpt = await memories.load(key, plan.window)
                 invocation.history = excerpt.messages
-            async with with_checked_input(invocation):
+                has_beans = plan.keeps_beans and memories.keeps_beans
+            beans = with_beans(invocation, key, excerpt.head, None) if key and has_beans else NOTHING
+            async with beans, with_checked_input(invocation):
                 pass
     except Exception as error:
         if (listeners := invocation.host.listeners) is not None:
