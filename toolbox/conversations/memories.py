@@ -78,6 +78,7 @@ class ChatMemories:
 
     def __init__(self, store: ChatMemoryStore) -> None:
         self.store = store
+        self.keeps_logs = keeps_logs(store)
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
@@ -88,11 +89,6 @@ class ChatMemories:
         """Forget the current calls, which continue in the parent process."""
         keep_inherited(self._under_way)
         self._under_way, self._blocks = {}, {}
-
-    @property
-    def keeps_beans(self) -> bool:
-        """True if the store keeps beans with its conversations."""
-        return keeps_logs(self.store)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:

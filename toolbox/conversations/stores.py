@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from ..chat import Message
 from ..execution.threads import register_for_fork
@@ -201,12 +201,13 @@ class LogStore(ChatMemoryStore):
 
         Raises `MemoryLeaseLostError` if another process has the conversation.
         """
-        before, after = tuple(await self.get_messages(key)), tuple(messages)
+        log = await self.read_since(key, lambda head: 0)
+        before, after = () if log is None else _messages_of(log), tuple(messages)
         if after[: len(before)] == before:
             rest = after[len(before) :]
             await self.write(key, LogWrite(turn=Turn(messages=rest) if rest or not before else None))
         else:
-            await self.replace(key, Turn(messages=after))
+            await self.replace(key, Turn(messages=after, beans={} if log is None else log.head.beans))
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
         """Delete the conversation. Raises `MemoryLeaseLostError` if another process has it."""
@@ -219,13 +220,13 @@ def _messages_of(log: Log) -> tuple[Message, ...]:
 
 def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
     """Return True for a store with logs. A subclass that changes how messages are kept has only messages."""
-    return is_log_store(type(store))
+    return kind_keeps_logs(type(store))
 
 
-def is_log_store(cls: type) -> bool:
-    """Return True for the class of a store with logs."""
+def kind_keeps_logs(kind: type[Any]) -> bool:
+    """Return True for a class of stores with logs."""
     methods = ("get_messages", "update_messages", "delete_messages")
-    return issubclass(cls, LogStore) and all(getattr(cls, each) is getattr(LogStore, each) for each in methods)
+    return LogStore in kind.__mro__ and all(getattr(kind, each) is getattr(LogStore, each) for each in methods)
 
 
 # --- in memory
@@ -235,7 +236,8 @@ def is_log_store(cls: type) -> bool:
 class _Kept:
     """A log in memory: the head, turns by number, and their numbers by id and by run.
 
-    `dropped` has the state after the turns that are gone, so that a rewind finds it.
+    `size` is the number of messages, where a turn without any counts as one. `dropped` has the state after the turns
+    that are gone, so that a rewind finds it.
     """
 
     head: Head
@@ -243,7 +245,7 @@ class _Kept:
     turns: dict[int, Turn] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     runs: dict[str, int] = field(default_factory=dict)
-    messages: int = 0
+    size: int = 0
 
     @classmethod
     def of(cls, log: Log) -> _Kept:
@@ -257,29 +259,27 @@ class _Kept:
         self.ids[turn.id] = turn.number
         if turn.run_id is not None:
             self.runs[turn.run_id] = turn.number
-        self.messages += len(turn.messages)
+        self.size += len(turn.messages) or 1
 
     def remove(self, number: int) -> Turn:
         turn = self.turns.pop(number)
         del self.ids[turn.id]
         if turn.run_id is not None and self.runs.get(turn.run_id) == number:
             del self.runs[turn.run_id]
-        self.messages -= len(turn.messages)
+        self.size -= len(turn.messages) or 1
         return turn
 
     def trim(self, most: int) -> None:
         """Drop the oldest messages, so that at most so many are kept."""
-        while self.turns:
-            turn, excess = next(iter(self.turns.values())), self.messages - most
-            if excess <= 0 and turn.messages:
-                break
+        while (excess := self.size - most) > 0:
+            turn = next(iter(self.turns.values()))
             shown = len(turn.shown)
-            if not turn.messages or excess >= len(turn.messages):
+            if excess >= len(turn.messages):
                 self._drop(turn)
             else:
                 rest = replace(turn, messages=turn.messages[excess:], start=turn.start + excess)
                 self.turns[turn.number] = rest
-                self.messages -= excess
+                self.size -= excess
                 shown -= len(rest.shown)
             self.head = replace(self.head, messages=self.head.messages - shown)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..conversations.stores import ChatMemoryStore, LogStore, is_log_store
+from ..conversations.stores import ChatMemoryStore, LogStore, kind_keeps_logs
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -179,7 +179,7 @@ def find_store_without_beans(graph: BeanGraph) -> str | None:
     definition = graph.definitions[value.bean]
     classes: list[Any] = [type(definition.source), class_of(definition.provides)]
     kinds = [each for each in classes if isinstance(each, type) and ChatMemoryStore in each.__mro__[1:]]
-    return kinds[0].__name__ if kinds and kinds[0] is not LogStore and not is_log_store(kinds[0]) else None
+    return kinds[0].__name__ if kinds and kinds[0] is not LogStore and not kind_keeps_logs(kinds[0]) else None
 
 
 def bean_store_problems(

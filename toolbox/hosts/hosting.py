@@ -288,7 +288,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         no beans.
         """
         key, memories = ChatMemoryKey.of(service, memory_id), await self.memories()
-        if not memories.keeps_beans:
+        if not memories.keeps_logs:
             fact = "the store of the conversations does not keep beans"
             fix = "use a store of toolbox: in memory, toolbox.sql or toolbox.redis"
             raise IllegalConfigurationError([Problem(f"{service.__name__}, conversation_scope", fact, fix)])
@@ -347,7 +347,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
             memories = await self.memories()  # the calls use the same ones
             if (open_at_start := getattr(memories.store, "open_at_start", None)) is not None:
                 await open_at_start()
-            if self.registered.graph is not None and not memories.keeps_beans:
+            if self.registered.graph is not None and not memories.keeps_logs:
                 problems = [*self.registered.bean_problems(self.registered.graph, type(memories.store).__name__)]
                 if problems:
                     raise IllegalConfigurationError(problems)

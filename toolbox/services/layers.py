@@ -58,7 +58,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             await _refuse_suspended(key, invocation)
         excerpt = await memories.load(key, plan.window)
         invocation.history = excerpt.messages
-        has_beans = plan.keeps_beans and memories.keeps_beans
+        has_beans = plan.keeps_beans and memories.keeps_logs
         async with with_beans(invocation, key, excerpt.head, joined) if has_beans else NOTHING:
             yield
         if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
@@ -200,7 +200,7 @@ async def check_input_first(invocation: Invocation) -> None:
                 memories = await invocation.host.memories()
                 excerpt = await memories.load(key, plan.window)
                 invocation.history = excerpt.messages
-                has_beans = plan.keeps_beans and memories.keeps_beans
+                has_beans = plan.keeps_beans and memories.keeps_logs
             beans = with_beans(invocation, key, excerpt.head, None) if key and has_beans else NOTHING
             async with beans, with_checked_input(invocation):
                 pass
