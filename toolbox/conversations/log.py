@@ -158,7 +158,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A part of a log: its head, and turns in their order, without those that are hidden as a whole."""
+    """A part of a log: its head, and turns in their order, without those that are hidden as a whole.
+
+    A whole log has turns without messages, too, which only stored beans.
+    """
 
     head: Head
     turns: tuple[Turn, ...] = ()

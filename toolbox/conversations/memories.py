@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,14 +18,15 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 from ..chat import Message, TokenUsage, UserMessage
+from ..di.scopes import ConversationScope, find_conversation
 from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
 from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed
-from .queues import queues_of
+from .queues import CallQueues, queues_of
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
-from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
+from .views import FEW, NEWEST, ChosenView, Excerpt, NoMessages, OwnView, View, Window, as_view, since
 
 logger = logging.getLogger("toolbox.memory")
 
@@ -66,6 +67,16 @@ class _Held:
 _held: ContextVar[tuple[_Held, ...]] = ContextVar("toolbox.conversations", default=())
 
 
+class HoldingBlock:
+    """A block of the program that holds a conversation. The calls inside it take turns in it.
+
+    The scope of the block's beans has it as its key: code is inside if that scope is around it.
+    """
+
+    def __init__(self) -> None:
+        self.queue = CallQueues()
+
+
 class ChatMemories:
     """The conversations of one container: enters one at a time, loads what is sent, appends turns."""
 
@@ -76,12 +87,13 @@ class ChatMemories:
         self._queues = queues_of(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
         self._has_warned = False
+        self._blocks: dict[ChatMemoryKey, HoldingBlock] = {}
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
         keep_inherited(self._under_way)
-        self._under_way = {}
+        self._under_way, self._blocks = {}, {}
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
@@ -100,33 +112,54 @@ class ChatMemories:
             yield
 
     @asynccontextmanager
-    async def enter(self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True) -> AsyncIterator[None]:
+    async def enter(
+        self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True
+    ) -> AsyncIterator[ConversationScope | None]:
         """Enter a conversation for `call`, or for the program itself, when all others have left it.
 
-        With `wait=False`, raises `ConversationBusyError` if another caller is inside.
+        A call inside of a block that holds the conversation joins it, when the calls before it have ended: yields the
+        block's scope. With `wait=False`, raises `ConversationBusyError` if another caller is inside.
         Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
-        call, or from the reader of its stream.
+        call, or from the reader of its stream; and inside of such a block for the program itself.
         """
         call = call or Program()
+        block = self._blocks.get(key)
+        joined = None if block is None else find_conversation(block)
         if key in self.entered_by(call):
             raise MemoryInUseError(key.service, key.memory_id)
-        async with self.lock(key, wait=wait):
+        lock = self.lock if block is None or joined is None else block.queue.enter
+        async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
             token = _held.set((*(each for each in _held.get() if not each.ended), held_here))
             self._under_way[key] = call
             try:
-                yield
+                yield joined
             finally:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
 
+    @asynccontextmanager
+    async def hold(self, key: ChatMemoryKey) -> AsyncIterator[HoldingBlock]:
+        """Hold a conversation for a block of the program, when all others have left it."""
+        async with self.enter(key):
+            block = self._blocks[key] = HoldingBlock()
+            try:
+                yield block
+            finally:
+                del self._blocks[key]
+
     def entered_by(self, call: Calling) -> set[ChatMemoryKey]:
-        """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream."""
-        around = {each.key for each in _held.get() if not each.ended and each.store is self.store}
-        if call.caller is None:
-            return around
-        return around | {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
+        """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream.
+
+        For the program itself also those that a block around this code holds; calls join such a block.
+        """
+        found = {each.key for each in _held.get() if not each.ended and each.store is self.store}
+        if isinstance(call, Program):
+            found |= {key for key, block in [*self._blocks.items()] if find_conversation(block) is not None}
+        if call.caller is not None:
+            found |= {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
+        return found
 
     async def is_at_work(self, key: ChatMemoryKey) -> bool:
         """Return True if a call of any process is in the conversation; False on a store without logs."""
@@ -136,7 +169,7 @@ class ChatMemories:
 
     def warn_without_owners(self, owner: Owner | None) -> None:
         """Warn once, if a store without logs is used for an identity, that it does not know whose a conversation is."""
-        if owner is not None and not keeps_logs(self.store) and not self._has_warned:
+        if owner is not None and not self.keeps_logs and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "%s keeps no owners: everyone who knows the id of a conversation can use it; check that the caller may",
@@ -150,11 +183,6 @@ class ChatMemories:
     # --- the port of services
 
     @property
-    def keeps_cuts(self) -> bool:
-        """True if the store keeps the whole log, so that a cut that is stored loses nothing."""
-        return keeps_logs(self.store)
-
-    @property
     def has_entered(self) -> bool:
         """True in code that a call of any conversation waits for, such as that of its tools."""
         return any(not each.ended for each in _held.get())
@@ -163,8 +191,11 @@ class ChatMemories:
         """Return True in code that a call of this conversation waits for, such as that of its tools."""
         return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
 
-    async def load(self, key: ChatMemoryKey, view: ChosenView, *, without_run: str | None = None) -> Excerpt:
-        """Return what a view sends of a conversation, without what this run has stored in it before."""
+    async def load(self, key: ChatMemoryKey, view: ChosenView | None, *, without_run: str | None = None) -> Excerpt:
+        """Return what a view sends of a conversation, without what this run has stored in it before.
+
+        Without a view, only its head.
+        """
         return await self._port.load(key, as_view(view), without_run)
 
     async def append(
@@ -172,13 +203,14 @@ class ChatMemories:
         key: ChatMemoryKey,
         turn: Turn,
         excerpt: Excerpt,
-        view: ChosenView,
+        view: ChosenView | None,
         *,
         owner: Owner | None = None,
         may_be_stored: bool = False,
     ) -> tuple[Message, ...]:
         """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
 
+        Without a view, only the beans of the turn are stored, if there are any.
         `owner` is that of a conversation whose first turn this is. `may_be_stored` says that an earlier process may
         have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
         turn; none if nothing was written.
@@ -192,6 +224,11 @@ class ChatMemories:
             new = Log(begin_head(key, clock_of(self.store).now(), owner))
             if not await self.store.create(key, new) and owner is not None:
                 await self.store.change(key, lambda head: claimed(head, owner))
+
+    async def store_beans(self, key: ChatMemoryKey, beans: Mapping[str, Any], owner: Owner | None = None) -> None:
+        """Store the JSON values of beans outside of calls. `owner` is that of a conversation that begins with them."""
+        if keeps_logs(self.store):
+            await self.store.write(key, LogWrite(turn=Turn(beans=beans), owner=owner))
 
     async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage = NO_USAGE) -> None:
         """Store the notes of a view at once, without a turn: a new summary and its `usage`, or a cut."""
@@ -293,6 +330,11 @@ class StoredLogs:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Append a turn with the notes of the view."""
         turn, excerpt = appended.turn, appended.excerpt
+        if isinstance(appended.view, NoMessages):
+            if turn.beans:
+                only_beans = Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
+                await self._store.write(key, LogWrite(turn=only_beans, owner=appended.owner))
+            return ()
         await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
         return (*excerpt.messages, *turn.messages)
 
@@ -324,7 +366,7 @@ class StoredMessages:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Store what the view keeps of the messages with the turn."""
         excerpt, new = appended.excerpt, appended.turn.messages
-        if not new:
+        if not new or isinstance(appended.view, NoMessages):
             return ()
         before = _kept_of(excerpt)
         if appended.may_be_stored and before[-len(new) :] == new:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import Late, load
@@ -18,6 +19,7 @@ from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
 from ..conversations.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from ..di.scopes import active, outside_scopes
+from ..di.stored_beans import StoredBeans
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
@@ -139,6 +141,12 @@ class ServiceHosting(ABC, Generic[Models]):
         """Return the name of the class of a service with this stored name, for error texts."""
         plan = next(iter(self.plans_of(service).values()), None)
         return service.rpartition(".")[2] if plan is None else plan.service.__name__
+
+    def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
+        """Return a new scope for the beans of a conversation, which only the programs of containers have."""
+        scope: Any = self.scope
+        opened: AbstractAsyncContextManager[object] = scope.open_conversation(key, beans)
+        return opened
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         """Return True if a call of this tool may be suspended, also inside of a service that it calls."""

@@ -106,7 +106,7 @@ async def _stored_shorter(view: View | OwnView, excerpt: Excerpt, invocation: In
             return invocation.excerpt
     shorter = view.halved(excerpt)
     memories: ChatMemories = await invocation.host.memories()
-    if shorter is not None and memories.keeps_cuts:
+    if shorter is not None and memories.keeps_logs:
         await memories.note(key, shorter)
         invocation.excerpt = shorter
     return shorter

@@ -24,6 +24,8 @@ from ..context import InvocationContext, complete_context, current_attributes, c
 from ..conversations.keys import Owner
 from ..conversations.memories import Caller, caller_here
 from ..conversations.views import Excerpt
+from ..di.scopes import ConversationScope
+from ..di.stored_beans import StoredBeans
 from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
@@ -106,6 +108,10 @@ class Invocation(ModelCall):
     """True if the call ends because its conversation was stopped."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
+    beans: StoredBeans | None = None
+    """The beans of its conversation, if it has one and the program has such beans."""
+    joined: ConversationScope | None = None
+    """The scope of a block that holds the conversation, and whose beans the call shares."""
 
     def __init__(
         self,
@@ -206,7 +212,14 @@ class Invocation(ModelCall):
     def become_run(self) -> None:
         """Continue as a new run, because a tool that was added may suspend the call."""
         self.place = _find_place_in_new_run(self.plan, self.host, self.arguments)
+        self.place.beans = self.beans
         self.plan = self.plan.in_run
+
+    def use_beans(self, beans: StoredBeans) -> None:
+        """Use the beans of the conversation, which are stored with the turn. A run records how they change."""
+        self.beans = beans
+        if self.place is not None:
+            self.place.beans = beans
 
     # --- what layers and the driver ask
 

@@ -17,6 +17,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -24,7 +25,8 @@ from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
 from ..conversations.log import Head, Turn
 from ..conversations.memories import ChatMemories
-from ..errors import AsyncBeanError, ConversationBusyError, ConversationSuspendedError
+from ..di.scopes import ConversationScope
+from ..errors import AsyncBeanError, ConversationBusyError, ConversationSuspendedError, MemoryLeaseLostError
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
@@ -34,6 +36,7 @@ from ..events import (
 )
 from ..execution.cancellation import finish_before_cancellation
 from ..security import identity_in, identity_now
+from .conversation_beans import with_beans
 from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
@@ -60,7 +63,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     """
     async with AsyncExitStack() as turn:
         try:
-            await _begin_turn(turn, invocation)
+            joined = await _begin_turn(turn, invocation)
         except BaseException:
             # A run that continues has tools to undo. What undoes them is inside of this block.
             async with AsyncExitStack() as undoing:
@@ -68,18 +71,22 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
                     await undoing.enter_async_context(layer(invocation))
                 raise
         try:
-            yield  # also the compensation of a failure, so that what is stored says what was undone
+            async with with_beans(invocation, joined) if invocation.plan.keeps_beans else NOTHING:
+                yield  # also the compensation of a failure, so that what is stored says what was undone
         except (Exception, asyncio.CancelledError) as error:
             await _keep_unfinished(error, invocation)
             raise
 
 
-async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> None:
-    """Take the turn until `turn` is closed, and load the messages. Raises the errors of a conversation in use."""
+async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> ConversationScope | None:
+    """Take the turn until `turn` is closed, and load the messages. Raises the errors of a conversation in use.
+
+    Returns the scope of a block that holds the conversation and that the call joins, or None.
+    """
     key, plan = invocation.memory_key, invocation.plan
     assert key is not None
     memories = await invocation.host.memories()
-    await _take_turn(turn, memories, key, invocation)
+    joined = await _take_turn(turn, memories, key, invocation)
     invocation.excerpt = await load_conversation(invocation, key, memories)
     invocation.owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
@@ -89,6 +96,7 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> None:
     invocation.history = invocation.excerpt.messages
     if plan.options.on_suspended == "continue":
         invocation.before_suspension = partial(_append_waiting, invocation)
+    return joined
 
 
 @asynccontextmanager
@@ -116,13 +124,20 @@ async def _append_waiting(invocation: Invocation) -> None:
 
 
 async def _append(turn: Turn, invocation: Invocation) -> None:
-    """Append the turn of the invocation to its conversation."""
-    key, window, excerpt = invocation.memory_key, invocation.plan.window, invocation.excerpt
+    """Append the turn of the invocation to its conversation, with what changed of the beans, in one write."""
+    key, excerpt, beans = invocation.memory_key, invocation.excerpt, invocation.beans
     assert key is not None
-    assert window is not None
     assert excerpt is not None
-    memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
-    written = await memories.append(key, turn, excerpt, window, owner=invocation.owner, may_be_stored=may_be_stored)
+    if (block := invocation.joined) is not None and block.closing:
+        raise MemoryLeaseLostError(key.service, key.memory_id)
+    if beans is not None:
+        turn = replace(turn, beans=beans.changed())
+    memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
+    written = await memories.append(
+        key, turn, excerpt, invocation.plan.window, owner=owner, may_be_stored=may_be_stored
+    )
+    if beans is not None:
+        beans.note_stored(turn.beans)
     if written and invocation.host.listeners is not None:
         invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
 
@@ -169,14 +184,14 @@ def _may_be_written(invocation: Invocation) -> bool:
 
 
 async def _take_turn(
-    entered: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
-) -> None:
-    """Take the turn until `entered` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
+    turn: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> ConversationScope | None:
+    """Take the turn until `turn` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
         # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.
         waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
-        await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
+        return await turn.enter_async_context(memories.enter(key, invocation, wait=waits))
 
 
 async def _refuse_other(invocation: Invocation, memories: ChatMemories, head: Head | None) -> Owner | None:
@@ -301,10 +316,11 @@ async def check_input_first(invocation: Invocation) -> None:
     began = perf_counter()
     try:
         async with within_limits(invocation), _limited_by(invocation):
-            if key is not None and plan.window is not None:
-                excerpt = await (await invocation.host.memories()).load(key, plan.window)
-                invocation.history = excerpt.messages
-            async with with_checked_input(invocation):
+            if key is not None:
+                invocation.excerpt = await (await invocation.host.memories()).load(key, plan.window)
+                invocation.history = invocation.excerpt.messages
+            beans = with_beans(invocation, None) if key is not None and plan.keeps_beans else NOTHING
+            async with beans, with_checked_input(invocation):
                 pass
     except Exception as error:
         if (listeners := invocation.host.listeners) is not None:
