@@ -22,6 +22,7 @@ from toolbox.chat import PendingCall
 from toolbox.errors import (
     AnswerForbiddenError,
     ConversationBusyError,
+    ConversationStoppedError,
     ConversationSuspendedError,
     InputGuardrailError,
     InvalidMemoryIdError,
@@ -73,6 +74,7 @@ _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (RunSuspendedError, HTTPStatus.ACCEPTED, "The call waits for answers to its pending calls."),
     (RunNotFoundError, HTTPStatus.NOT_FOUND, "There is no such run."),
     (ConversationBusyError, HTTPStatus.CONFLICT, "The conversation is in use by another call."),
+    (ConversationStoppedError, HTTPStatus.CONFLICT, "The conversation was stopped."),
     (ConversationSuspendedError, HTTPStatus.CONFLICT, "The conversation waits for answers to pending calls."),
     (RunAnswerError, HTTPStatus.CONFLICT, "The answer does not fit the pending calls of the run."),
     (RunBusyError, HTTPStatus.CONFLICT, "The run is executed elsewhere; try again later."),

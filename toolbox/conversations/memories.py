@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from .keys import ChatMemoryKey, Owner
 from .log import NO_USAGE, Log, LogWrite, Turn, ViewNotes, begin_head
 from .queues import queues_of
+from .stopping import Stopping
 from .stores import ChatMemoryStore, LogStore, keeps_logs
 from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
 
@@ -42,12 +43,18 @@ class Calling(Protocol):
 
     caller: Caller | None
 
+    @property
+    def stop(self) -> Callable[[str | None], None] | None:
+        """The function that ends the call for somebody who stops the conversation, on its own loop; None if none may."""
+        ...
+
 
 class _Program:
     """The program itself as the caller, for `ChatMemory`."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = caller_here()
+        self.stop = None
 
 
 class _Held:
@@ -70,13 +77,14 @@ class ChatMemories:
         self.keeps_logs = keeps_logs(store)
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
+        self._calls = Stopping(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
-        keep_inherited(self._under_way)
-        self._under_way = {}
+        keep_inherited(self._under_way, self._calls)
+        self._under_way, self._calls = {}, Stopping(self.store)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
@@ -113,11 +121,30 @@ class ChatMemories:
             token = _held.set((*held, held_here))
             self._under_way[key] = call
             try:
-                yield
+                async with self.at_work(key, call):
+                    yield
             finally:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
+
+    # --- stopping
+
+    def at_work(self, key: ChatMemoryKey, call: Calling) -> AbstractAsyncContextManager[None]:
+        """Let others stop a call inside the block, in which it has the conversation; nobody stops the program."""
+        return nullcontext() if call.stop is None else self._calls.at_work(key, call.stop)
+
+    def is_entered_here(self, key: ChatMemoryKey) -> bool:
+        """Return True in code that a call of this conversation waits for, such as that of its tools."""
+        return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
+
+    async def stop(self, key: ChatMemoryKey, by: str | None = None) -> bool:
+        """End the call that is at work in a conversation, in any process. Returns False if there is none.
+
+        Takes no lock, and returns when the call has left the conversation, with its turn stored: in code of the call
+        itself, at once. If the process of the call is gone, that is when its lease has ended.
+        """
+        return await self._calls.stop(key, by, waits=not self.is_entered_here(key))
 
     # --- the port of services
 
@@ -151,6 +178,11 @@ class ChatMemories:
     async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
         """Append messages of the program, as one turn."""
         await self._port.add(key, messages)
+
+    async def write(self, key: ChatMemoryKey, turn: Turn) -> None:
+        """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
+        assert keeps_logs(self.store)
+        await self.store.write(key, LogWrite(turn=turn))
 
 
 def _reset(token: Any) -> None:

@@ -71,7 +71,10 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
         await _refuse_suspended(key, invocation)
     invocation.excerpt = await (await invocation.host.memories()).load(key, window)
     invocation.history = invocation.excerpt.messages
-    yield
+    try:
+        yield
+    finally:
+        invocation.is_ending = True
     if not isinstance(invocation.end, Finish):
         return
     if not invocation.end.is_fallback:
@@ -87,6 +90,9 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     assert window is not None
     assert excerpt is not None
     memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
+    if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
+        await memories.write(key, turn)
+        return
     written = await memories.append(key, turn, excerpt, window, may_be_stored=may_be_stored)
     if written and invocation.host.listeners is not None:
         invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
@@ -136,6 +142,10 @@ def _may_be_written(invocation: Invocation) -> bool:
 @asynccontextmanager
 async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
     """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+    if invocation.place is not None and invocation.place.cancels:
+        # It only undoes its tools, and its end is appended. The call that has cancelled it may be the one at work.
+        yield
+        return
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     async with AsyncExitStack() as entered:
         with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
