@@ -61,6 +61,10 @@ class ConversationsHost(MemoryHost, Protocol):
         """Return True for a service with `shared_conversations=True`."""
         ...
 
+    async def stop_conversation(self, key: ChatMemoryKey, by: str | SecurityIdentity | None) -> bool:
+        """End the call or the run of a conversation that is at work or waits. Returns False if there is none."""
+        ...
+
     # --- runs
 
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
@@ -419,17 +423,20 @@ class Conversation:
     # --- ending
 
     async def stop(self, by: str | SecurityIdentity | None = None) -> bool:
-        """Stop the call or the run that is at work, in any process. Return False if there is none.
+        """Stop the call or the run that is at work or waits, in any process. Return False if there is none.
 
-        `by` is the person who stops it: a name or an identity.
+        It takes no lock, and returns when the turn is stored; inside the call itself, at once. The caller gets
+        `ConversationStoppedError`, and a run ends as cancelled. `by` is the person who stops it: a name, or an
+        identity; for anything else, raises `TypeError`.
         """
-        name = by.name or None if isinstance(by, SecurityIdentity) else by
+        if not (by is None or isinstance(by, (str, SecurityIdentity))):
+            raise TypeError(f"stop(by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
 
-        async def ask(store: LogStore, check: _Check) -> bool:
+        async def end(store: LogStore, check: _Check) -> bool:
             check(await find_head(store, self._key))
-            return any([await store.ask_to_stop(each, name) for each in self._key.places])
+            return await self._host.stop_conversation(self._key, by)
 
-        return await self._with(ask)
+        return await self._with(end)
 
     async def delete(self) -> None:
         """Delete the conversation with its summaries and its beans, and cancel its runs that wait.

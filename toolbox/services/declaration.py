@@ -47,6 +47,9 @@ DURABLE_MARK: Final = "__toolbox_durable__"
 WhenBusy: TypeAlias = Literal["wait", "raise"]
 """A call of a conversation in which another call is at work: wait for its turn, or raise an error."""
 
+UnfinishedTurns: TypeAlias = Literal["keep", "discard"]
+"""What a conversation keeps of a call that ends without an answer, after a tool had begun."""
+
 OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
 """A new call in a conversation with a suspended run: raise an error, or cancel that run."""
 
@@ -170,6 +173,7 @@ class ServiceOptions:
     run_retries: Retries | None = None
     name: str | None = None
     former_names: Sequence[str] = ()
+    unfinished_turns: UnfinishedTurns = "keep"
 
     def __post_init__(self) -> None:
         """Make `former_names` a tuple; anything else stays, and is a problem at start."""
@@ -220,6 +224,7 @@ def register_ai_service(
     run_retries: Retries | None = None,
     name: str | None = None,
     former_names: Sequence[str] = (),
+    unfinished_turns: UnfinishedTurns = "keep",
 ) -> Callable[[C], C]: ...
 
 
@@ -266,6 +271,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
     - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the
       class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
+    - `unfinished_turns`: a call that ends without an answer after a tool had begun stores its turn, or with `"discard"`
+      nothing.
 
     `DEFAULT` for a limit means the container's setting of the same name. Raises `TypeError` for anything but a class,
     and for unknown options; other mistakes are problems at start.

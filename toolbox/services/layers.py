@@ -6,6 +6,8 @@ of layers (`plans`), layers of tools (`capabilities`), deadlines (`interruptions
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
@@ -19,7 +21,7 @@ from time import perf_counter
 
 from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
-from ..conversations.log import NO_USAGE, Head, Turn
+from ..conversations.log import Head, Turn
 from ..conversations.memories import ChatMemories
 from ..errors import AsyncBeanError, ConversationBusyError, ConversationSuspendedError
 from ..events import (
@@ -29,6 +31,7 @@ from ..events import (
     ServiceStartedEvent,
     ServiceSuspendedEvent,
 )
+from ..execution.cancellation import finish_before_cancellation
 from ..security import identity_in, identity_now
 from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
@@ -36,45 +39,104 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
 from .plans import MethodPlan
+from .turns import answered_turn, state_after, unfinished_turn
 from .usage_layers import in_account
+
+logger = logging.getLogger("toolbox.memory")
+
+_LAST_WRITE = 5.0
+"""Seconds for the write of a turn whose call has ended already, and whose caller waits for it."""
 
 # --- the conversation
 
 
 @asynccontextmanager
 async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn in the conversation, load its messages, and store them if the invocation succeeds."""
-    key, window = invocation.memory_key, invocation.plan.window
+    """Take the turn in the conversation. If the invocation ends without an answer, store what it did until then."""
+    assert invocation.memory_key is not None
+    async with _turn(await invocation.host.memories(), invocation.memory_key, invocation):
+        try:
+            yield  # also the compensation of a failure, so that what is stored says what was undone
+        except (Exception, asyncio.CancelledError) as error:
+            await _keep_unfinished(error, invocation)
+            raise
+
+
+@asynccontextmanager
+async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
+    """Load the messages of the conversation, and store the turn if the invocation succeeds."""
+    key, window, plan = invocation.memory_key, invocation.plan.window, invocation.plan
     assert key is not None
     assert window is not None
     memories = await invocation.host.memories()
-    async with _turn(memories, key, invocation):
-        plan = invocation.plan
+    excerpt = await memories.load(key, window)
+    invocation.owner = await _refuse_other(invocation, memories, excerpt.head)
+    checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
+    checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
+    if checks and await _refuse_suspended(key, invocation):
         excerpt = await memories.load(key, window)
-        owner = await _refuse_other(invocation, memories, excerpt.head)
-        checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
-        checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
-        if checks and await _refuse_suspended(key, invocation):
-            excerpt = await memories.load(key, window)
-        invocation.history = excerpt.messages
+    invocation.excerpt, invocation.history = excerpt, excerpt.messages
+    try:
         yield
-        if isinstance(invocation.end, Suspend) and (excerpt.head is None or excerpt.head.owner is None):
-            await memories.begin(key, owner)
-        if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
-            turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
-            written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
-            if written and invocation.host.listeners is not None:
-                invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+    finally:
+        invocation.is_ending = True
+    if isinstance(invocation.end, Suspend) and (excerpt.head is None or excerpt.head.owner is None):
+        await memories.begin(key, invocation.owner)
+    if not isinstance(invocation.end, Finish):
+        return
+    if not invocation.end.is_fallback:
+        await _append(answered_turn(invocation), invocation)
+    elif await _keeps_unfinished(invocation) and (turn := unfinished_turn(invocation, "failed")) is not None:
+        await _append(turn, invocation)  # no model has given the answer, so it is not in the conversation
 
 
-def _answered_turn(invocation: Invocation) -> Turn:
-    """Return the turn of an invocation that has an answer. That of a run has the same id in each process."""
-    messages, usage = invocation.state.remembered, invocation.state.token_usage or NO_USAGE
-    if invocation.place is None:
-        return Turn(messages=messages, usage=usage)
-    run_id = invocation.place.run_id
-    stored = run_id if invocation.is_recorded else None
-    return Turn(id=f"{run_id}:answered", run_id=stored, messages=messages, usage=usage)
+async def _append(turn: Turn, invocation: Invocation) -> None:
+    """Append the turn of the invocation to its conversation."""
+    key, window, excerpt = invocation.memory_key, invocation.plan.window, invocation.excerpt
+    assert key is not None
+    assert window is not None
+    assert excerpt is not None
+    memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
+    if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
+        await memories.write(key, turn)
+        return
+    owner = invocation.owner
+    written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
+    if written and invocation.host.listeners is not None:
+        invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None:
+    """Store the turn of an invocation that ends with an error. The error stays the one that the caller gets."""
+    place, behind = invocation.place, invocation.error_behind(error)
+    if invocation.excerpt is None or not await _keeps_unfinished(invocation):
+        return
+    if place is not None and place.is_stored and not place.ends_with(behind, invocation.plan):
+        return  # it is suspended, or goes on in another process
+    if (turn := unfinished_turn(invocation, state_after(error, invocation))) is None:
+        return
+
+    async def write() -> None:
+        async with asyncio.timeout(_LAST_WRITE):
+            await _append(turn, invocation)
+
+    # Most of these calls are being cancelled, perhaps again during the write: by a server that stops, for example.
+    try:
+        await finish_before_cancellation(write(), _append, _LAST_WRITE)
+    except Exception as failure:
+        failed = type(failure).__name__
+        logger.error(
+            "%s: what its tools did before it ended is not stored in its conversation: %s: %s",
+            invocation.where,
+            failed,
+            failure,
+        )
+
+
+async def _keeps_unfinished(invocation: Invocation) -> bool:
+    """Return True if turns without an answer are stored: not in a store that has no log, which cannot mark them."""
+    keeps = invocation.plan.options.unfinished_turns == "keep"
+    return keeps and (await invocation.host.memories()).keeps_logs
 
 
 def _may_be_written(invocation: Invocation) -> bool:
@@ -88,6 +150,10 @@ def _may_be_written(invocation: Invocation) -> bool:
 @asynccontextmanager
 async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
     """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+    if invocation.place is not None and invocation.place.cancels:
+        # It only undoes its tools, and its end is appended. The call that has cancelled it may be the one at work.
+        yield
+        return
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     async with AsyncExitStack() as entered:
         with _stop_clock(invocation) if invocation.is_recorded else nullcontext():

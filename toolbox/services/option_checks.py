@@ -52,6 +52,8 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     if not isinstance(options.shared_conversations, bool):
         fact = f"invalid shared_conversations={options.shared_conversations!r}"
         yield Problem(where, fact, "use True or False")
+    if options.unfinished_turns not in ("keep", "discard"):
+        yield Problem(where, f"invalid unfinished_turns={options.unfinished_turns!r}", 'use "keep" or "discard"')
     if options.on_unknown_outcome not in ("tell", "ask", "retry"):
         fact = f"invalid on_unknown_outcome={options.on_unknown_outcome!r}"
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')
