@@ -98,7 +98,7 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     assert excerpt is not None
     memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
-        await memories.write(key, turn)
+        await memories.write(key, turn, invocation.owner)
         return
     owner = invocation.owner
     written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
