@@ -24,6 +24,7 @@ __all__ = [
     "ContextLengthError",
     "ConversationBusyError",
     "ConversationNotFoundError",
+    "ConversationStoppedError",
     "ConversationSuspendedError",
     "EndsInvocation",
     "FrameworkError",
@@ -678,6 +679,15 @@ class ConversationNotFoundError(_WithFacts, ToolboxError):
 
     def __str__(self) -> str:
         return f"unknown conversation {brief(self.memory_id)!r} of {self.service}; it may have been deleted"
+
+
+class ConversationStoppedError(_WithFacts, ToolboxError):
+    """Somebody has stopped the conversation while this call was at work in it; `.by` is their name, if it is known."""
+
+    by: str | None = None
+
+    def __str__(self) -> str:
+        return "the conversation was stopped" + (f" by {self.by}" if self.by else "")
 
 
 class ConversationSuspendedError(_WithFacts, FrameworkError):

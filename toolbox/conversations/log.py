@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from ..chat import Message, TokenUsage, UserMessage
-from ..transcripts import AsTranscript
 from .keys import ChatMemoryKey, Owner
+from .message_fields import AsTranscript
 
 TurnState: TypeAlias = Literal["answered", "failed", "stopped", "waiting"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
 from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed
 from .queues import CallQueues, queues_of
+from .stopping import Stopping
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
 from .views import FEW, NEWEST, ChosenView, Excerpt, NoMessages, OwnView, View, Window, as_view, since
 
@@ -47,12 +48,18 @@ class Calling(Protocol):
 
     caller: Caller | None
 
+    @property
+    def stop(self) -> Callable[[str | None], None] | None:
+        """The function that ends the call for somebody who stops it, on its own loop; None if none may."""
+        ...
+
 
 class Program:
     """The program itself as the caller, which is the task or thread that makes this."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = caller_here()
+        self.stop = None
 
 
 class _Held:
@@ -85,6 +92,7 @@ class ChatMemories:
         self.keeps_logs = keeps_logs(store)
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
+        self._calls = Stopping(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
         self._has_warned = False
         self._blocks: dict[ChatMemoryKey, HoldingBlock] = {}
@@ -92,8 +100,8 @@ class ChatMemories:
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
-        keep_inherited(self._under_way)
-        self._under_way, self._blocks = {}, {}
+        keep_inherited(self._under_way, self._calls)
+        self._under_way, self._blocks, self._calls = {}, {}, Stopping(self.store)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
@@ -133,7 +141,8 @@ class ChatMemories:
             token = _held.set((*(each for each in _held.get() if not each.ended), held_here))
             self._under_way[key] = call
             try:
-                yield joined
+                async with self.at_work(key, call):
+                    yield joined
             finally:
                 self._under_way.pop(key, None)
                 held_here.ended = True
@@ -180,16 +189,30 @@ class ChatMemories:
         """Return the head of a conversation; None for an unknown one, and on a store without logs."""
         return await find_head(self.store, key) if keeps_logs(self.store) else None
 
-    # --- the port of services
+    # --- stopping
+
+    def at_work(self, key: ChatMemoryKey, call: Calling) -> AbstractAsyncContextManager[None]:
+        """Let others stop a call inside the block, in which it has the conversation; nobody stops the program."""
+        return nullcontext() if call.stop is None else self._calls.at_work(key, call.stop)
+
+    def is_entered_here(self, key: ChatMemoryKey) -> bool:
+        """Return True in code that a call of this conversation waits for, such as that of its tools."""
+        return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
+
+    async def stop(self, key: ChatMemoryKey, by: str | None = None) -> bool:
+        """End the call that is at work in a conversation, in any process. Returns False if there is none.
+
+        Takes no lock, and returns when the call has left the conversation, with its turn stored: in code of the call
+        itself, at once. If the process of the call is gone, that is when its lease has ended.
+        """
+        return await self._calls.stop(key, by, waits=not self.is_entered_here(key))
 
     @property
     def has_entered(self) -> bool:
         """True in code that a call of any conversation waits for, such as that of its tools."""
         return any(not each.ended for each in _held.get())
 
-    def is_entered_here(self, key: ChatMemoryKey) -> bool:
-        """Return True in code that a call of this conversation waits for, such as that of its tools."""
-        return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
+    # --- the port of services
 
     async def load(self, key: ChatMemoryKey, view: ChosenView | None, *, without_run: str | None = None) -> Excerpt:
         """Return what a view sends of a conversation, without what this run has stored in it before.
@@ -252,10 +275,10 @@ class ChatMemories:
         await self.write(key, replace(turn, id=f"{turn.id}:{state}", state=state, note=None))
         return True
 
-    async def write(self, key: ChatMemoryKey, turn: Turn) -> None:
+    async def write(self, key: ChatMemoryKey, turn: Turn, owner: Owner | None = None) -> None:
         """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
         assert keeps_logs(self.store)
-        await self.store.write(key, LogWrite(turn=turn))
+        await self.store.write(key, LogWrite(turn=turn, owner=owner))
 
 
 def _reset(token: Any) -> None:

@@ -123,6 +123,28 @@ class ServiceHosting(ABC, Generic[Models]):
                 self._memories = ChatMemories(InMemoryChatMemoryStore() if store is None else store)
         return self._memories
 
+    async def stop_conversation(self, key: ChatMemoryKey, by: str | SecurityIdentity | None = None) -> bool:
+        """End the call or the run that is at work in a conversation, in any process, or the run that waits in it.
+
+        Takes no lock, and returns when its turn is stored; in code of the call itself, at once. Returns False if
+        nothing is under way, also for an unknown conversation. Await it on the host's loop.
+        """
+        memories, name = await self.memories(), by.name if isinstance(by, SecurityIdentity) else by
+        if memories.is_entered_here(key):
+            return await memories.stop(key, name)
+        before = await self.runs.at_work_in(key.service, key.memory_id)
+        was_at_work = await memories.stop(key, name)
+        run = await self.runs.at_work_in(key.service, key.memory_id)
+        if run is None:
+            return was_at_work
+        was_there = before is not None and (before.id, before.status) == (run.id, run.status)
+        # Who stops a call does not mean a run that has begun since, or one that waits beside the call.
+        if was_at_work and was_there is (run.status == "suspended"):
+            return True
+        # The run has just left the conversation, and is about to end; or its process is gone.
+        await self.runs.cancel(run.id, load(Late.REASON_OF_STOPPED_RUNS), by)
+        return True
+
     @abstractmethod
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""

@@ -50,10 +50,11 @@ class RunSession:
     `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
     None while the run is part of another request. `beans` are those of its conversation, if it has one and the program
     has such beans. `leave` is called before the write that suspends or ends the stored run, and `has_left` is True
-    after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted.
-    `has_new_records` is True after the first record that this process has written. `has_failed_before` is True if the
-    run goes on after a failure. `unstored` are the results that are stored if the run is suspended. `is_without_user`
-    is that of `PreparedRun`. `ended` is the status with which the run has ended.
+    after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted,
+    and `stop` is the wish of one who stops its conversation. `has_new_records` is True after the first record that this
+    process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that
+    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `ended` is the status with which the
+    run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -65,6 +66,7 @@ class RunSession:
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
         self.is_wished: Callable[[], bool] = lambda: False
+        self.stop: Callable[[str | None], None] = lambda by: None
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
         self.ended: RunStatus | None = None
         self.unstored: dict[str, StoredRecord] = {}

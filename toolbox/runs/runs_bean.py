@@ -26,6 +26,7 @@ from .new_documents import is_text
 from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
+from .recorded_turns import RecordedTurns
 from .resuming import ResumedEvents, Resuming
 from .retrying import Retrying
 from .run_answers import Answer, Run
@@ -58,7 +59,9 @@ class Runs:
         self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire)
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
-        self._cancelling = Cancelling(self._stored, preparing, self._execution)
+        self._cancelling = Cancelling(
+            self._stored, preparing, self._execution, RecordedTurns(host, self._stored, preparing)
+        )
         self._owners = RunOwners(host, self._stored, preparing)
         self._conversations = ConversationRuns(host, self._stored, self._cancelling.cancel_run)
 
@@ -340,6 +343,11 @@ class Runs:
         """Return the newest run of a conversation that has not ended, or None; also under former names."""
         found = await self._conversations.newest_unended(service, memory_id)
         return None if found is None else self._stored.show(found)
+
+    async def at_work_in(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
+        """Return the run that has a conversation, or waits for it longest; without one, the newest suspended one."""
+        found = await self._conversations.oldest_running(service, memory_id)
+        return await self.run_of(service, memory_id) if found is None else self._stored.show(found)
 
     async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any = None) -> int:
         """Cancel the runs of a conversation that wait, for an answer or their next try; return their number.

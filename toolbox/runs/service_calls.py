@@ -152,6 +152,10 @@ class RunPlace:
         """True if the run ends as cancelled: now, or when its tools are undone."""
         return self.session.is_cancelled
 
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        self.session.stop(by)
+
     def ends_with(self, error: BaseException, plan: MethodPlan) -> bool:
         """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
         session = self.session

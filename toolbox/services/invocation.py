@@ -26,7 +26,7 @@ from ..conversations.memories import Caller, caller_here
 from ..conversations.views import Excerpt
 from ..di.scopes import ConversationScope
 from ..di.stored_beans import StoredBeans
-from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
+from ..errors import ConversationStoppedError, IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
@@ -103,9 +103,9 @@ class Invocation(ModelCall):
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
     owner: Owner | None = None
-    """The owner of a conversation that begins with this call."""
-    is_conversation_stopped = False
-    """True if the call ends because its conversation was stopped."""
+    """The owner of the conversation, if its first turn is that of this call."""
+    is_ending = False
+    """True when the last effect has ended, and its turn is written: nobody can stop the call any more."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
     beans: StoredBeans | None = None
@@ -245,6 +245,27 @@ class Invocation(ModelCall):
     def is_resumed(self) -> bool:
         """True if the invocation continues from a stored state."""
         return self.stored_state is not None
+
+    # --- stopping
+
+    @property
+    def can_be_stopped(self) -> bool:
+        """True for a call in a conversation."""
+        return self.memory_key is not None
+
+    def stop(self, by: str | None) -> None:
+        """End the call because its conversation is stopped; a run ends as cancelled. Called on the call's own loop."""
+        if self.is_ending:
+            return
+        if self.place is not None and self.place.is_stored:
+            self.place.stop(by)
+        else:
+            self.stop_with(ConversationStoppedError(by))
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if the call ends because its conversation was stopped, or its run cancelled."""
+        return self.stopped is not None or (self.place is not None and self.place.is_cancelled)
 
     # --- messages
 

@@ -102,13 +102,15 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
 @asynccontextmanager
 async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
     """Store the turn in the conversation if the invocation succeeds, and the owner if it is suspended."""
-    yield
-    if isinstance(invocation.end, Suspend):
-        assert invocation.excerpt is not None
-        assert invocation.memory_key is not None
-        head = invocation.excerpt.head
-        if head is None or head.owner is None:
-            await (await invocation.host.memories()).begin(invocation.memory_key, invocation.owner)
+    key, excerpt = invocation.memory_key, invocation.excerpt
+    assert key is not None
+    assert excerpt is not None
+    try:
+        yield
+    finally:
+        invocation.is_ending = True
+    if isinstance(invocation.end, Suspend) and (excerpt.head is None or excerpt.head.owner is None):
+        await (await invocation.host.memories()).begin(key, invocation.owner)
     if not isinstance(invocation.end, Finish):
         return
     if not invocation.end.is_fallback:
@@ -133,6 +135,9 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     if beans is not None:
         turn = replace(turn, beans=beans.changed())
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
+    if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
+        await memories.write(key, turn, owner)
+        return
     written = await memories.append(
         key, turn, excerpt, invocation.plan.window, owner=owner, may_be_stored=may_be_stored
     )
@@ -187,6 +192,9 @@ async def _take_turn(
     turn: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
 ) -> ConversationScope | None:
     """Take the turn until `turn` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
+    if invocation.place is not None and invocation.place.cancels:
+        # It only undoes its tools, and its end is appended. The call that has cancelled it may be the one at work.
+        return None
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
         # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.

@@ -172,6 +172,10 @@ class PlaceInRun(CallPlace, Protocol):
         """True if the run ends as cancelled: now, or when its tools are undone."""
         ...
 
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        ...
+
     def ends_with(self, error: BaseException, plan: Any) -> bool:
         """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
         ...

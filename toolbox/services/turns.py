@@ -37,9 +37,9 @@ def answered_turn(invocation: Invocation) -> Turn:
 def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
     """Return the turn of an invocation that ends without an answer; None if nothing of it is to be stored.
 
-    Unless the conversation was stopped, that is so if none of its tools has begun.
+    Unless it was stopped, that is so if none of its tools has begun.
     """
-    if not (invocation.is_conversation_stopped or has_begun_tool(invocation)):
+    if not (invocation.was_stopped or has_begun_tool(invocation)):
         return None
     if invocation.has_begun:
         messages = unfinished_messages(invocation.state, "".join(invocation.said), invocation.undone)
@@ -50,7 +50,7 @@ def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
         return None
     note = _UNDONE_NOTE.format(what=_VERBS[state]) if invocation.undone else None
     turn = Turn(messages=messages, state=state, usage=usage, note=note)
-    if invocation.is_recorded and invocation.place is not None:
+    if invocation.is_recorded and invocation.place is not None:  # another end of the run replaces it, by the run's id
         return replace(turn, run_id=invocation.place.run_id)
     # The id of the answered turn: if the write of that one failed, nobody knows whether it is there.
     return replace(turn, id=invocation.context.invocation_id)
@@ -61,7 +61,7 @@ _VERBS = {"failed": "failed", "stopped": "was stopped"}
 
 def state_after(error: BaseException, invocation: Invocation) -> TurnState:
     """Return the state of the turn of an invocation that ends with an error."""
-    if invocation.is_conversation_stopped or (invocation.place is not None and invocation.place.is_cancelled):
+    if invocation.was_stopped:
         return "stopped"
     deadline = invocation.context.deadline  # also that of an outer call, at which this one is only cancelled
     is_late = deadline is not None and time.monotonic() >= deadline
@@ -103,8 +103,8 @@ def unfinished_messages(state: State, said: str = "", undone: Mapping[int, bool]
     messages = [_without_answer_calls(each, state) for each in told.remembered]
     results = _results_of_pending(state, undone or {})
     if state.pending and not isinstance(state.last_message, AiMessage):  # they began before their reply was complete
-        reply = AiMessage(said or None, [each.request for each in state.pending])
-        return (*messages, reply, *results)
+        begun = AiMessage(said or None, [each.request for each in state.pending])
+        return (*messages, begun, *results)
     if messages and isinstance(last := messages[-1], AiMessage):
         if requests := last.tool_execution_requests:
             return (*messages, *_paired(requests, state.pending, results))
