@@ -154,6 +154,17 @@ async def test_without_a_summary_a_full_context_is_halved() -> None:
     assert sent_by(model) == ["q2", "a2", "q3", "a3", "q4"]
 
 
+async def test_a_window_that_has_cut_in_place_of_a_summary_is_halved() -> None:
+    view = Summary(MessageWindow(8), keep_messages=4, model="small")
+    model = ScriptedChatModel([*answers(1, 2, 3, 4, 5), FULL, *answers(6)])
+    service = service_with(view)
+    async with container(model, service, small=ScriptedChatModel([FULL, FULL])) as app:
+        await talk(app.get(service), 1, 2, 3, 4, 5, 6)
+
+    assert sent_by(model, 5) == ["q4", "a4", "q5", "a5", "q6"]
+    assert sent_by(model) == ["q5", "a5", "q6"]
+
+
 async def test_a_store_with_three_methods_keeps_what_was_left_out() -> None:
     model = ScriptedChatModel([*answers(1, 2, 3), FULL, FULL, *answers(4)])
     async with container(model, store=ThreeMethods()) as app:

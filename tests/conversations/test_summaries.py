@@ -195,7 +195,7 @@ async def test_listeners_get_its_events_as_those_of_the_call() -> None:
     assert asked[-2].streaming is False
 
 
-seen: list[tuple[str, str]] = []
+seen: list[tuple[str, str | None]] = []
 
 
 @pytest.fixture(autouse=True)

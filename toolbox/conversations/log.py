@@ -102,7 +102,7 @@ class LogEntry:
 
     - `id`: a text, unique in the store. `at`: the time at which its turn was stored, with a time zone.
     - `state`: `"answered"`; `"failed"` or `"stopped"` if its call did not end well; `"waiting"` while it waits.
-    - `usage`: the tokens of all requests of its call, at the last entry of the call; None at the others.
+    - `usage`: the tokens of all requests of its call but summaries, at the last entry of the call; None at the others.
     - `run_id`: the run that it belongs to, or None. `client_id`: the id that a client gave to the message, or None.
 
     As JSON, `message` has the form of `toolbox.transcripts`.

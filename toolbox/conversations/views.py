@@ -175,12 +175,15 @@ class View(ABC):
 
     def halved(self, excerpt: Excerpt) -> Excerpt | None:
         """Return what is sent of the newer half of the turns, because the model's context is full; None without any."""
-        pieces = pieces_of(since(excerpt.turns, self.begin(excerpt.notes)))
+        pieces = self._sent_pieces(excerpt)
         if not pieces:
             return None
         rest = pieces[_first_of_newer_half(pieces) :]
         notes = self.cut(excerpt.notes, _begin_of(rest, pieces))
         return replace(excerpt, messages=sent(rest, notes.summary), notes=notes, unsummarized=None)
+
+    def _sent_pieces(self, excerpt: Excerpt) -> Sequence[Piece]:
+        return pieces_of(since(excerpt.turns, self.begin(excerpt.notes)))
 
 
 class Window(View):
@@ -408,6 +411,10 @@ class Summary(View):
             return None
         first = self._first_kept(pieces) or _first_of_newer_half(pieces)
         return replace(excerpt, unsummarized=_unsummarized(pieces, first, excerpt.notes))
+
+    def _sent_pieces(self, excerpt: Excerpt) -> Sequence[Piece]:
+        pieces = View._sent_pieces(self, excerpt)
+        return pieces if excerpt.unsummarized is None else pieces[self.window.first_kept(pieces) :]
 
     def _first_kept(self, pieces: Sequence[Piece]) -> int:
         """Return the index of the first of the newest pieces with at least `keep_messages` messages."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, FinishReason
 from ..conversations.log import NO_USAGE, Turn
@@ -21,8 +20,9 @@ from ..models.selection import DEFAULT_NAME
 from ..transcripts import messages_to_json
 from .interruptions import ModelCall
 from .invocation import Invocation
-from .loop import CallModel, ModelReplied, RunTool, request_of, without_results
+from .loop import CallModel, ModelReplied, request_of, without_results
 from .model_calls import ask_model
+from .plans import PerformEffect
 from .recording_needs import SUMMARY, SummaryReply
 from .usage_layers import counted, limited
 
@@ -132,7 +132,7 @@ async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -
         raise
     except Exception as error:
         where = invocation.where
-        logger.warning("%s: no summary of the conversation, so what its window leaves out is missing: %s", where, error)
+        logger.warning("%s: earlier messages are left out without a summary, because that failed: %s", where, error)
         return None
     summarized = view.with_summary(excerpt, text)
     memories = await invocation.host.memories()
@@ -163,15 +163,12 @@ class _SummaryCall(ModelCall):
         return 0
 
 
-Ask: TypeAlias = Callable[[CallModel | RunTool, Any], Awaitable[Any]]
-
-
 async def _ask(request: ChatRequest, model: str | None, invocation: Invocation) -> ChatResponse:
     """Return the reply to a request for a summary, inside of the layers of a model request that do not need tools."""
     plan = invocation.plan
     name = model or plan.model_name or invocation.model_name or DEFAULT_NAME
     call = _SummaryCall(invocation, name, await invocation.host.models.find(name, invocation.context))
-    performing: Ask = _ask_now
+    performing: PerformEffect = _ask_now
     if invocation.account is not None:
         performing = counted(performing)
     for layer in reversed(plan.layers.models):
@@ -180,8 +177,9 @@ async def _ask(request: ChatRequest, model: str | None, invocation: Invocation) 
         performing = _recorded(performing, invocation)
     if invocation.account is not None:
         performing = limited(performing)
-    replied: ModelReplied = await performing(CallModel(request), call)
-    return replied.response
+    replied: Any = await performing(CallModel(request), call)
+    response: ChatResponse = replied.response
+    return response
 
 
 async def _ask_now(effect: Any, call: ModelCall) -> ModelReplied:
@@ -189,7 +187,7 @@ async def _ask_now(effect: Any, call: ModelCall) -> ModelReplied:
     return ModelReplied(await ask_model(call, effect.request))
 
 
-def _recorded(perform: Ask, invocation: Invocation) -> Ask:
+def _recorded(perform: PerformEffect, invocation: Invocation) -> PerformEffect:
     """Return the layer that records the reply in the run, and gives a recorded one."""
     place = invocation.place
     assert place is not None
@@ -203,7 +201,8 @@ def _recorded(perform: Ask, invocation: Invocation) -> Ask:
         async def ask_now() -> SummaryReply:
             nonlocal is_new
             is_new = True
-            return SummaryReply(asked, (await perform(effect, call)).response)
+            replied: Any = await perform(effect, call)
+            return SummaryReply(asked, replied.response)
 
         for number in count(1):
             reply = await place.effect(SUMMARY, ask_now, number)
