@@ -45,7 +45,7 @@ class Calling(Protocol):
 
     @property
     def stop(self) -> Callable[[str | None], None] | None:
-        """The function that ends the call for somebody who stops the conversation, on its own loop; None if none may."""
+        """What ends the call for somebody who stops the conversation, on the call's loop; None if nobody may."""
         ...
 
 
