@@ -119,8 +119,7 @@ class ChatMemories:
         """
         call = call or _Program()
         held = tuple(each for each in _held.get() if not each.ended)
-        other, block = self._under_way.get(key), self._blocks.get(key)
-        joined = None if block is None else find_conversation(block)
+        other, block, joined = self._under_way.get(key), self._blocks.get(key), self.find_block(key)
         reads_it = other is not None and other.caller is not None and other.caller is call.caller
         waits_for_block = joined is not None and isinstance(call, _Program)
         if reads_it or waits_for_block or any(each.key == key and each.store is self.store for each in held):
@@ -136,6 +135,11 @@ class ChatMemories:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
+
+    def find_block(self, key: ChatMemoryKey) -> ConversationScope | None:
+        """Return the scope of a block around this code that holds the conversation, or None."""
+        block = self._blocks.get(key)
+        return None if block is None else find_conversation(block)
 
     @asynccontextmanager
     async def hold(self, key: ChatMemoryKey) -> AsyncIterator[HoldingBlock]:

@@ -195,13 +195,13 @@ async def check_input_first(invocation: Invocation) -> None:
     began = perf_counter()
     try:
         async with within_limits(invocation), _limited_by(invocation):
-            has_beans, excerpt = False, Excerpt()
+            beans: AbstractAsyncContextManager[None] = NOTHING
             if key is not None:
                 memories = await invocation.host.memories()
                 excerpt = await memories.load(key, plan.window)
                 invocation.history = excerpt.messages
-                has_beans = plan.keeps_beans and memories.keeps_logs
-            beans = with_beans(invocation, key, excerpt.head, None) if key and has_beans else NOTHING
+                if plan.keeps_beans and memories.keeps_logs:
+                    beans = with_beans(invocation, key, excerpt.head, memories.find_block(key))
             async with beans, with_checked_input(invocation):
                 pass
     except Exception as error:
