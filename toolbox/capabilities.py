@@ -6,8 +6,8 @@ in `tools.pipeline`), then the turn of a tool that uses conversation-scoped bean
 guardrails are outside of the interceptors: they have the last word on what a model reads. Of one model request: limits
 (`services.usage_layers`, which `services.driver` adds to calls that have an account), then `Capabilities.of_method`:
 dynamic tool providers, tool search, recording, interceptors, recorded replies; the innermost counts (`usage_layers`).
-Of one invocation: roles, compensation of failures, the turn of the conversation (`services.layers`), input guardrails,
-rounds (each with its compensation), parsing, output guardrails, memory.
+Of one invocation: roles, the turn of the conversation and its beans (`services.layers`), compensation of failures,
+memory, input guardrails, rounds (each with its compensation), parsing, output guardrails.
 
 A new capability is a function in its module, a line in `Late`, and a place in one of the lists below. `Late` names
 modules of packages that a program without the capability does not import. What every program imports, such as a module
@@ -59,6 +59,7 @@ class Late(Enum):
     RECORDING_OF_RESULTS = "toolbox.runs.run_layers:recording"
     A_NEW_RUN = "toolbox.runs.service_calls:new_place"
     RUNS = "toolbox.runs.runs_bean:Runs"
+    REASON_OF_STOPPED_RUNS = "toolbox.runs.run_execution:STOPPED"
     RUN_STORE = "toolbox.runs.store:RunStore"
     RUN_STORE_IN_MEMORY = "toolbox.runs.store:InMemoryRunStore"
     RUN_ENGINE = "toolbox.runs.run_engines:RunEngine"

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
     from .conversations.conversation_blocks import ConversationBlock
+    from .conversations.conversations_bean import Conversations
     from .conversations.memories import ChatMemory
     from .di.wiring import Wiring
     from .events import EventListener
@@ -350,6 +351,14 @@ class Container:
             host, graph = self._internals.running_host, self._internals.wiring.graph
         finders = [] if app is None else getattr(app.state, ENTRIES, [])
         return reach_of(host.plans, [entry for find in finders for entry in find(graph)], graph)
+
+    @property
+    def conversations(self) -> Conversations:
+        """Return the conversations of the started container: list, read, change and delete them. Also a bean.
+
+        Raises `ContainerNotStartedError`.
+        """
+        return self._internals.host.conversations
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`.
@@ -721,6 +730,12 @@ class ContainerInternals:
         if home is None or home is asyncio.get_running_loop() or not home.is_running():
             return await work()
         return await self.host.on_own_loop(work, type_name(what))
+
+    @property
+    def is_used_by_program(self) -> bool:
+        """True outside of requests, where the program itself acts, and no identity counts."""
+        request = None if self.wiring is None else self.wiring.active_scope().request
+        return request is None or request.is_of_program
 
     def open_scope(self) -> RequestScope:
         """Return a new request scope without seeds."""

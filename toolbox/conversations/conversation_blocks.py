@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..di.closing import OwnTask
-from ..di.scopes import ConversationScope
+from ..di.scopes import ConversationScope, RequestScope
 from ..di.stored_beans import StoredBeans
 from ..execution.cancellation import finish_before_cancellation
 from ..execution.threads import refuse_on_event_loop
@@ -87,7 +87,7 @@ class ConversationBlock:
         try:
             async with AsyncExitStack() as scopes:
                 if self._wiring.active_scope().request is None:
-                    await scopes.enter_async_context(self._wiring.open_request({}))
+                    await scopes.enter_async_context(self._open_request())
                 scope = await scopes.enter_async_context(self._open_scope(held))
                 yield held.room
         except BaseException as error:
@@ -106,7 +106,7 @@ class ConversationBlock:
         try:
             with ExitStack() as scopes:
                 if self._wiring.active_scope().request is None:
-                    scopes.enter_context(self._wiring.open_request({}))
+                    scopes.enter_context(self._open_request())
                 scope = scopes.enter_context(self._open_scope(held))
                 yield held.room
         except BaseException as error:
@@ -122,6 +122,11 @@ class ConversationBlock:
         except BaseException:  # also a KeyboardInterrupt of this thread, after which nobody would use the conversation
             future.cancel()
             raise
+
+    def _open_request(self) -> RequestScope:
+        request = self._wiring.open_request({})
+        request.is_of_program = True
+        return request
 
     def _open_scope(self, held: HeldConversation) -> ConversationScope:
         return self._wiring.open_conversation(held.key, StoredBeans(held.loaded))

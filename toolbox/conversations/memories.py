@@ -6,8 +6,9 @@ Not here: which messages are kept (`views`), stores (`stores`), storing a call's
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,11 +21,15 @@ from ..chat import Message, TokenUsage, UserMessage
 from ..di.scopes import ConversationScope, find_conversation
 from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
+from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Log, LogWrite, Turn, ViewNotes, begin_head
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head, claimed, only_beans
 from .queues import CallQueues, queues_of
-from .stores import ChatMemoryStore, LogStore, keeps_logs
+from .stopping import Stopping
+from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
 from .views import FEW, NEWEST, ChosenView, Excerpt, NoMessages, OwnView, View, Window, as_view, since
+
+logger = logging.getLogger("toolbox.memory")
 
 T = TypeVar("T")
 
@@ -43,12 +48,18 @@ class Calling(Protocol):
 
     caller: Caller | None
 
+    @property
+    def stop(self) -> Callable[[str | None], None] | None:
+        """The function that ends the call for somebody who stops it, on its own loop; None if none may."""
+        ...
 
-class _Program:
-    """The program itself as the caller, for `ChatMemory`."""
+
+class Program:
+    """The program itself as the caller, which is the task or thread that makes this."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = caller_here()
+        self.stop = None
 
 
 class _Held:
@@ -81,14 +92,16 @@ class ChatMemories:
         self.keeps_logs = keeps_logs(store)
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
+        self._calls = Stopping(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
         self._blocks: dict[ChatMemoryKey, HoldingBlock] = {}
+        self._has_warned = False
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
-        keep_inherited(self._under_way)
-        self._under_way, self._blocks = {}, {}
+        keep_inherited(self._under_way, self._calls)
+        self._under_way, self._blocks, self._calls = {}, {}, Stopping(self.store)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
@@ -117,20 +130,18 @@ class ChatMemories:
         Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
         call, or from the reader of its stream; and inside of such a block for the program itself.
         """
-        call = call or _Program()
-        held = tuple(each for each in _held.get() if not each.ended)
-        other, block, joined = self._under_way.get(key), self._blocks.get(key), self.find_block(key)
-        reads_it = other is not None and other.caller is not None and other.caller is call.caller
-        waits_for_block = joined is not None and isinstance(call, _Program)
-        if reads_it or waits_for_block or any(each.key == key and each.store is self.store for each in held):
+        call = call or Program()
+        block, joined = self._blocks.get(key), self.find_block(key)
+        if key in self.entered_by(call) or (joined is not None and isinstance(call, Program)):
             raise MemoryInUseError(key.service, key.memory_id)
         lock = self.lock if block is None or joined is None else block.queue.enter
         async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
-            token = _held.set((*held, held_here))
+            token = _held.set((*(each for each in _held.get() if not each.ended), held_here))
             self._under_way[key] = call
             try:
-                yield joined
+                async with self.at_work(key, call):
+                    yield joined
             finally:
                 self._under_way.pop(key, None)
                 held_here.ended = True
@@ -151,6 +162,50 @@ class ChatMemories:
             finally:
                 del self._blocks[key]
 
+    def entered_by(self, call: Calling) -> set[ChatMemoryKey]:
+        """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream."""
+        around = {each.key for each in _held.get() if not each.ended and each.store is self.store}
+        if call.caller is None:
+            return around
+        return around | {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
+
+    async def is_at_work(self, key: ChatMemoryKey) -> bool:
+        """Return True if a call of any process is in the conversation; False on a store without logs."""
+        if not keeps_logs(self.store):
+            return False
+        return any([await self.store.holder(each) is not None for each in key.places])
+
+    def warn_without_owners(self, owner: Owner | None) -> None:
+        """Warn once, if a store without logs is used for an identity, that it does not know whose a conversation is."""
+        if owner is not None and not keeps_logs(self.store) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s keeps no owners: everyone who knows the id of a conversation can use it; check that the caller may",
+                type(self.store).__name__,
+            )
+
+    async def head(self, key: ChatMemoryKey) -> Head | None:
+        """Return the head of a conversation; None for an unknown one, and on a store without logs."""
+        return await find_head(self.store, key) if keeps_logs(self.store) else None
+
+    # --- stopping
+
+    def at_work(self, key: ChatMemoryKey, call: Calling) -> AbstractAsyncContextManager[None]:
+        """Let others stop a call inside the block, in which it has the conversation; nobody stops the program."""
+        return nullcontext() if call.stop is None else self._calls.at_work(key, call.stop)
+
+    def is_entered_here(self, key: ChatMemoryKey) -> bool:
+        """Return True in code that a call of this conversation waits for, such as that of its tools."""
+        return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
+
+    async def stop(self, key: ChatMemoryKey, by: str | None = None) -> bool:
+        """End the call that is at work in a conversation, in any process. Returns False if there is none.
+
+        Takes no lock, and returns when the call has left the conversation, with its turn stored: in code of the call
+        itself, at once. If the process of the call is gone, that is when its lease has ended.
+        """
+        return await self._calls.stop(key, by, waits=not self.is_entered_here(key))
+
     # --- the port of services
 
     async def load(self, key: ChatMemoryKey, view: ChosenView | None) -> Excerpt:
@@ -170,7 +225,7 @@ class ChatMemories:
         """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
 
         Without a view, only the beans of the turn are stored, if there are any.
-        `owner` is that of a conversation that begins with this turn. `may_be_stored` says that an earlier process may
+        `owner` is that of a conversation whose first turn this is. `may_be_stored` says that an earlier process may
         have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
         turn; none if nothing was written.
         """
@@ -182,6 +237,13 @@ class ChatMemories:
         if keeps_logs(self.store):
             await self.store.write(key, LogWrite(turn=Turn(beans=beans), owner=owner))
 
+    async def begin(self, key: ChatMemoryKey, owner: Owner | None) -> None:
+        """Note a first call that stores no turn yet: create the conversation with its owner, on a store with logs."""
+        if keeps_logs(self.store):
+            new = Log(begin_head(key, clock_of(self.store).now(), owner))
+            if not await self.store.create(key, new) and owner is not None:
+                await self.store.change(key, lambda head: claimed(head, owner))
+
     async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage = NO_USAGE) -> None:
         """Store the notes of a view at once, without a turn: a new summary and its `usage`, or a cut."""
         await self._port.note(key, excerpt, usage)
@@ -189,6 +251,11 @@ class ChatMemories:
     async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
         """Append messages of the program, as one turn."""
         await self._port.add(key, messages)
+
+    async def write(self, key: ChatMemoryKey, turn: Turn) -> None:
+        """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
+        assert keeps_logs(self.store)
+        await self.store.write(key, LogWrite(turn=turn))
 
 
 def _reset(token: Any) -> None:
@@ -261,8 +328,7 @@ class StoredLogs:
         turn, excerpt = appended.turn, appended.excerpt
         if isinstance(appended.view, NoMessages):
             if turn.beans:
-                only_beans = Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
-                await self._store.write(key, LogWrite(turn=only_beans, owner=appended.owner))
+                await self._store.write(key, LogWrite(turn=only_beans(turn), owner=appended.owner))
             return ()
         await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
         return (*excerpt.messages, *turn.messages)
@@ -383,7 +449,7 @@ class ChatMemory:
 
     async def add(self, *messages: Message) -> None:
         """Append messages. Waits until a running call of the conversation has ended."""
-        program = _Program()
+        program = Program()
 
         async def write() -> None:
             memories = await self._host.memories()
@@ -394,7 +460,7 @@ class ChatMemory:
 
     async def clear(self) -> None:
         """Delete the conversation. Waits until a running call of the conversation has ended."""
-        program = _Program()
+        program = Program()
 
         async def delete() -> None:
             memories = await self._host.memories()

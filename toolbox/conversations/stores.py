@@ -218,6 +218,12 @@ def _messages_of(log: Log) -> tuple[Message, ...]:
     return tuple(message for turn in log.turns for message in turn.shown)
 
 
+async def find_head(store: LogStore, key: ChatMemoryKey) -> Head | None:
+    """Return the head of a conversation; None for an unknown one."""
+    log = await store.read_since(key, lambda head: head.next_number)
+    return None if log is None else log.head
+
+
 def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
     """Return True for a store with logs. A subclass that changes how messages are kept has only messages."""
     return kind_keeps_logs(type(store))

@@ -100,7 +100,8 @@ class OpenScope(BeanStore):
 
     `request` and `conversation` are the scopes of these kinds that it is or lies in; `SCOPES` names them as holders of
     beans. `seeds` are beans it was given that do not live as long as a request, `extras` objects that are not beans, by
-    type. `prepared` are new instances for the next lookups by `get`.
+    type. `prepared` are new instances for the next lookups by `get`. `is_of_program` is True if it was opened for the
+    program itself, outside of all requests: it has no caller, not even an anonymous one.
     """
 
     what = "scope"
@@ -108,7 +109,7 @@ class OpenScope(BeanStore):
     # Defaults are class attributes: each request and each tool call opens a scope, and few of them have seeds.
     seeds: Mapping[int, Any] = MappingProxyType({})
     extras: Mapping[Any, Any] = MappingProxyType({})
-    is_seeded = closed = entered_on_loop = False
+    is_seeded = closed = entered_on_loop = is_of_program = False
     _token: Token[OpenScope | None] | None = None
 
     def __init__(self, home: Home, outer: OpenScope | None = None) -> None:

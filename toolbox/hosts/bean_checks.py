@@ -10,9 +10,11 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from typing_extensions import is_protocol
+
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..conversations.stores import ChatMemoryStore, LogStore, kind_keeps_logs
+from ..conversations.stores import ChatMemoryStore, kind_keeps_logs
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -171,17 +173,6 @@ def uses_conversation(tool: Tool, graph: BeanGraph) -> bool:
     return graph.reaches([*beans, *(each.wanted for each in tool.injected)], Scope.CONVERSATION)
 
 
-def find_store_without_beans(graph: BeanGraph) -> str | None:
-    """Return the name of the store of the conversations if its class says that it keeps no beans."""
-    value = graph.resolve(point_of(ChatMemoryStore | None, "the store of the conversations"))
-    if not isinstance(value, SingleBean):
-        return None
-    definition = graph.definitions[value.bean]
-    classes: list[Any] = [type(definition.source), class_of(definition.provides)]
-    kinds = [each for each in classes if isinstance(each, type) and ChatMemoryStore in each.__mro__[1:]]
-    return kinds[0].__name__ if kinds and kinds[0] is not LogStore and not kind_keeps_logs(kinds[0]) else None
-
-
 def bean_store_problems(
     plans: Mapping[type[Any], Mapping[str, MethodPlan]],
     graph: BeanGraph,
@@ -216,6 +207,30 @@ def bean_store_problems(
             fact = f"it can use conversation-scoped beans, but {store} keeps only messages"
             fix = "use a store of toolbox (in memory, toolbox.sql, toolbox.redis), or beans of another scope"
             yield Problem(service.__name__, fact, fix)
+
+
+def store_without_logs(graph: BeanGraph) -> str | None:
+    """Return the name of the class of the store, if it is known before the start to keep no logs."""
+    value = graph.resolve_type(ChatMemoryStore, None)
+    kind: Any = class_of(graph.definitions[value.bean].provides) if isinstance(value, SingleBean) else None
+    if kind is None or is_protocol(kind) or inspect.isabstract(kind) or kind_keeps_logs(kind):
+        return None
+    return str(kind.__name__)
+
+
+def log_problems(service: type[Any], plans: Iterable[MethodPlan], store: str) -> Iterator[Problem]:
+    """Yield a problem for each option of a service with conversations that the class `store` does not support."""
+    options = next((each.options for each in plans if each.memory_parameter and each.window), None)
+    if options is None:
+        return
+    used = {
+        "shared_conversations=True": options.shared_conversations is True,
+        'when_busy="raise"': options.when_busy == "raise",
+        "former_names=": bool(options.former_names),
+    }
+    for option in (name for name, is_used in used.items() if is_used):
+        fact = f"{option} needs a store that keeps logs, but {store} has only the three methods of a ChatMemoryStore"
+        yield Problem(service.__name__, fact, "use a store of toolbox.sql or toolbox.redis, or remove the option")
 
 
 def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

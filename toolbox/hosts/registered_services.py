@@ -44,8 +44,10 @@ from .bean_checks import (
     global_interceptors,
     guardrail_cycles,
     injection_problems,
+    log_problems,
     reference_problems,
     store_problems,
+    store_without_logs,
     uses_conversation,
 )
 from .model_beans import ModelBeans
@@ -206,6 +208,8 @@ class _Service:
             )
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
+            if (store := store_without_logs(graph)) is not None:
+                yield from log_problems(self._cls, plans.values(), store)
         seen: set[object] = set()
         yield from guardrail_cycles(self._cls, plans, graph)
         for plan in plans.values():

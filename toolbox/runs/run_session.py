@@ -50,9 +50,10 @@ class RunSession:
     `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
     None while the run is part of another request. `beans` are those of its conversation, if it has one and the program
     has such beans. `leave` is called before the write that suspends or ends the stored run, and `has_left` is True
-    after it: it has also ended the lease. `has_new_records` is True after the first record that this process has
-    written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that are stored
-    if the run is suspended. `is_without_user` is that of `PreparedRun`.
+    after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted,
+    and `stop` is the wish of one who stops its conversation. `has_new_records` is True after the first record that this
+    process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that
+    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -63,6 +64,8 @@ class RunSession:
         self.beans: StoredBeans | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
+        self.is_wished: Callable[[], bool] = lambda: False
+        self.stop: Callable[[str | None], None] = lambda by: None
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
         self.unstored: dict[str, StoredRecord] = {}
         self._store: RunStore | None = None
@@ -93,6 +96,11 @@ class RunSession:
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
         return self.document is not None and self.document.cancels
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the run ends as cancelled: now, or when its tools are undone."""
+        return self.cancels or self.is_wished()
 
     def waits_for_user(self, error: BaseException) -> bool:
         """Return True if the token of the run's user is missing, and only that user can help, who may be gone.

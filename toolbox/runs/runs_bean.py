@@ -13,21 +13,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
-from ..conversations.keys import ChatMemoryKey
-from ..errors import RunStateError
+from ..conversations.keys import ChatMemoryKey, Owner
+from ..errors import IllegalConfigurationError, Problem, RunStateError
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
+from .conversation_runs import ConversationRuns
 from .new_documents import is_text
 from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
+from .recorded_turns import RecordedTurns
 from .resuming import ResumedEvents, Resuming
 from .retrying import Retrying
 from .run_answers import Answer, Run
 from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
-from .store import ENDED, RunStatus, RunStore, StoredRun, position_of
+from .store import ENDED, RunStatus, RunStore, StoredRun, position_of, supports_of
 from .stored_runs import RunsHost, StoredRuns
 from .take_over import TakeOver
 
@@ -53,7 +55,10 @@ class Runs:
         self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire)
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
-        self._cancelling = Cancelling(self._stored, preparing, self._execution)
+        self._cancelling = Cancelling(
+            self._stored, preparing, self._execution, RecordedTurns(host, self._stored, preparing)
+        )
+        self._conversations = ConversationRuns(host, self._stored, self._cancelling.cancel_run)
 
     # --- reading
 
@@ -73,6 +78,7 @@ class Runs:
         before: str | Run[Any] | None = None,
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
+        memory_id: Any = None,
     ) -> builtins.list[Run[Any]]:
         """Return at most `limit` runs, newest first.
 
@@ -80,10 +86,12 @@ class Runs:
         - `before`: the last run of the previous page, or its id.
         - `waiting_longer_than`: only suspended runs whose oldest pending call waits for longer, by the store's clock.
         - `started_by`: only runs that the identity with this name asked for.
+        - `memory_id`: only runs of the conversation with this id, as a rule with its `service`.
 
         A run that this program cannot read has an `error`, and can be cancelled. Raises `ValueError` for an unknown
-        status and for a negative limit or duration, `TypeError` if the duration is not a `timedelta`, and
-        `RunNotFoundError` if `before` is the id of an unknown run.
+        status and for a negative limit or duration, `TypeError` if the duration is not a `timedelta`,
+        `RunNotFoundError` if `before` is the id of an unknown run, and `IllegalConfigurationError` for a `memory_id`
+        where a `RunStore` of your own does not support `"conversations"`.
         """
         if status is not None and status not in get_args(RunStatus):
             raise ValueError(f"unknown status {status!r}; use one of: {', '.join(get_args(RunStatus))}")
@@ -92,12 +100,16 @@ class Runs:
         if waiting_longer_than is not None:
             _refuse_other_durations("waiting_longer_than", waiting_longer_than)
         names: tuple[str | None, ...] = (None,) if service is None else self._stored.names_of(service)
-        if not all(each is None or is_text(each) for each in (*names, started_by)):
+        room = None if memory_id is None else str(memory_id)
+        if not all(each is None or is_text(each) for each in (*names, started_by, room)):
             return []
 
         async def find() -> builtins.list[Run[Any]]:
             last = await self._stored.load(before) if isinstance(before, str) else before
             store, found = await self._stored.open(), builtins.list[StoredRun]()
+            in_room = {} if room is None else {"memory_id": room}
+            if in_room and "conversations" not in supports_of(store):
+                raise IllegalConfigurationError([_no_conversations(store)])
             for name in names:
                 found += await store.find(
                     status=status,
@@ -106,6 +118,7 @@ class Runs:
                     before=None if last is None else (last.created_at, last.id),
                     waiting_longer_than=waiting_longer_than,
                     started_by=started_by,
+                    **in_room,
                 )
             found.sort(key=position_of, reverse=True)
             return [self._stored.show(each) for each in found[:limit]]
@@ -281,9 +294,38 @@ class Runs:
         """Return the id of the suspended run of a conversation, or None."""
         return await self._stored.suspended_in(key)
 
-    def label_of(self, service: str) -> str:
-        """Return the name of the class of a service with this stored name, for error texts."""
-        return self._stored.label_of(service)
+    async def run_of(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
+        """Return the newest run of a conversation that has not ended, or None; also under former names."""
+        found = await self._conversations.newest_unended(service, memory_id)
+        return None if found is None else self._stored.show(found)
+
+    async def at_work_in(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
+        """Return the run that has a conversation, or waits for it longest; without one, the newest suspended one."""
+        found = await self._conversations.oldest_running(service, memory_id)
+        return await self.run_of(service, memory_id) if found is None else self._stored.show(found)
+
+    async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any = None) -> int:
+        """Cancel the runs of a conversation that wait, for an answer or their next try; return their number.
+
+        Without a memory id, those of all conversations of the service. Call it before you hold the conversation:
+        undoing the tools of a run takes its turn.
+        """
+        return await self._conversations.cancel_waiting(service, memory_id, reason, by)
+
+    async def forget_runs(
+        self,
+        *,
+        owner: Owner | None = None,
+        service: str | type[Any] | None = None,
+        memory_id: str | None = None,
+    ) -> int:
+        """Delete ended runs, and return their number. Cancel those that wait first, with `cancel_waiting`.
+
+        With a memory id, those of this conversation; with a service alone, those of all its conversations; with an
+        `owner`, those that this person has started outside of conversations, or in one that does not exist any more.
+        It takes no lock, and may be called inside one.
+        """
+        return await self._conversations.forget_ended(owner, service, memory_id)
 
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""
@@ -343,6 +385,12 @@ def _refuse_other_durations(name: str, given: object) -> None:
         raise TypeError(f"invalid {name}={given!r}; use a datetime.timedelta")
     if given < timedelta():
         raise ValueError(f"invalid {name}={given!r}; use a duration of 0 or more")
+
+
+def _no_conversations(store: RunStore) -> Problem:
+    fact = f"{type(store).__name__} does not say that its find() takes memory_id"
+    fix = 'let it take memory_id, and set supports = frozenset({"conversations"}) in the store'
+    return Problem("runs.list(memory_id=…)", fact, fix)
 
 
 def _id_of(run: str | Run[Any]) -> str:

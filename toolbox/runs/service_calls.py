@@ -39,6 +39,7 @@ from .documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry
 from .effects import effect
 from .event_log import event_to_json
 from .new_documents import StoringHost, current_trace, describe_run, new_header, read_user_message, with_message
+from .next_tries import wait_before_next_try
 from .places import (
     RecordedFact,
     RecordKey,
@@ -145,6 +146,26 @@ class RunPlace:
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
         return self.session.cancels
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the run ends as cancelled: now, or when its tools are undone."""
+        return self.session.is_cancelled
+
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        self.session.stop(by)
+
+    def ends_with(self, error: BaseException, plan: MethodPlan) -> bool:
+        """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
+        session = self.session
+        if session.has_left or session.stays_after(error):
+            return False
+        if session.is_wished():
+            return True
+        if not isinstance(error, Exception):
+            return False
+        return session.cancels or wait_before_next_try(error, plan, session) is None
 
     @property
     def has_new_records(self) -> bool:

@@ -194,7 +194,8 @@ class RunStore(Protocol):
     Each method is atomic. `persistent` is True if runs outlive the process. `lease` is the duration of a lease in
     seconds, measured by the store's clock. A run is *runnable* if its status is `"running"`, no lease is valid, and its
     `next_at` is not in the future. `supports` names what the store has of later releases: `"retries"` and `"expiry"`
-    if it keeps `next_at`. `run_retries=` and `approval_expires=` need it, everything else works without.
+    if it keeps `next_at`, which `run_retries=` and `approval_expires=` need, and `"conversations"` if `find` takes
+    `memory_id`, which `runs.list(memory_id=…)` needs. Everything else works without.
     `toolbox.testing.run_store_checks` checks these promises for a store of your own. It cannot interrupt a write: that
     a crash leaves none half done is for your own tests.
 
@@ -262,10 +263,12 @@ class RunStore(Protocol):
         before: Position | None = None,
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
+        memory_id: str | None = None,
     ) -> list[StoredRun]:
         """Return at most `limit` headers, newest first: by `created_at`, then by `id`, both descending.
 
-        `service` is a stored name, `started_by` the name of an identity. A condition that is None matches all runs.
+        `service` is a stored name, `started_by` the name of an identity, `memory_id` the id of a conversation as text,
+        which is only given to stores with `"conversations"`. A condition that is None matches all runs.
         `before` is the position of a run, which need not exist any more; those after it in this order are returned. A
         store may leave out the parts of the documents that lists do not show (`documents.shown_document`), so that
         large ones are not read. `waiting_longer_than` returns suspended runs whose oldest pending call waits for longer
@@ -441,7 +444,7 @@ class InMemoryRunStore(RunStore):
     """Stores runs in the memory of this process. This is the default store; runs end with the process."""
 
     persistent = False
-    supports = frozenset({"retries", "expiry", "wishes"})
+    supports = frozenset({"retries", "expiry", "wishes", "conversations"})
 
     def __init__(self, lease: float = 15.0) -> None:
         """`lease` is the duration of a lease in seconds. Raises `ValueError` unless it is above 0."""
@@ -488,6 +491,7 @@ class InMemoryRunStore(RunStore):
         before: Position | None = None,
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
+        memory_id: str | None = None,
     ) -> list[StoredRun]:
         """Return the headers that match all given conditions, newest first, at most `limit`."""
         with self._lock:
@@ -499,6 +503,7 @@ class InMemoryRunStore(RunStore):
             if status in (None, (run := kept.run).status)
             and service in (None, run.service)
             and started_by in (None, run.started_by)
+            and memory_id in (None, run.memory_id)
             and (before is None or position_of(run) < before)
             and (waiting_before is None or kept.waits_since_before(waiting_before))
         ]

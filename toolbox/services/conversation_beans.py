@@ -15,7 +15,6 @@ from ..conversations.keys import ChatMemoryKey
 from ..conversations.log import Head
 from ..di.scopes import ConversationScope, conversation_here
 from ..di.stored_beans import StoredBeans
-from ..errors import MemoryLeaseLostError
 from ..tools.results import Encoded
 from ..tools.tool_calls import Tool, ToolCall, ToolLayer, ToolStep
 from .invocation import Invocation
@@ -28,14 +27,13 @@ async def with_beans(
     """Let the code of a call use the beans of its conversation inside the block.
 
     `head` is that of the conversation, or None if it is new. `joined` is the scope of a block that holds the
-    conversation, whose beans the call shares. Raises `MemoryLeaseLostError` if that block has ended before the call.
+    conversation, whose beans the call shares.
     """
     if joined is not None:
         joined.join()
+        invocation.joined = joined
         invocation.use_beans(joined.beans)
         yield
-        if joined.closing:
-            raise MemoryLeaseLostError(key.service, key.memory_id)
         return
     place = invocation.place
     beans = StoredBeans({} if head is None else head.beans, None if place is None else place.recorded_beans)

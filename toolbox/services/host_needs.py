@@ -21,6 +21,7 @@ from ..execution.threads import Workers
 from ..limits import CostEstimator
 from ..models.fallbacks import CoolingModels
 from ..models.pools import ConnectionPools
+from ..security import SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import Tool
 from .open_calls import Running
@@ -53,6 +54,7 @@ class ServiceHost(Protocol):
     failures: ToolErrors
     max_concurrent_tools: int
     listeners: Listeners | None
+    run_identity: tuple[str, ...]
 
     @property
     def runs(self) -> Any:
@@ -113,6 +115,10 @@ class ServiceHost(Protocol):
 
     def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
         """Return a new scope for the beans of a conversation."""
+        ...
+
+    async def caller(self) -> SecurityIdentity | None:
+        """Return the identity that acts, which may be anonymous; None for the program itself."""
         ...
 
     async def note_caller(self, context: InvocationContext) -> None:

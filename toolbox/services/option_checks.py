@@ -44,8 +44,16 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     if options.reasoning not in (None, *REASONING):
         fix = f"use one of: {', '.join(REASONING)}; or None"
         yield Problem(where, f"invalid reasoning={options.reasoning!r}", fix)
-    if options.on_suspended not in ("raise", "cancel"):
-        yield Problem(where, f"invalid on_suspended={options.on_suspended!r}", 'use "raise" or "cancel"')
+    if options.on_suspended not in ("raise", "cancel", "continue"):
+        fix = 'use "raise", "cancel" or "continue"'
+        yield Problem(where, f"invalid on_suspended={options.on_suspended!r}", fix)
+    if options.when_busy not in ("wait", "raise"):
+        yield Problem(where, f"invalid when_busy={options.when_busy!r}", 'use "wait" or "raise"')
+    if not isinstance(options.shared_conversations, bool):
+        fact = f"invalid shared_conversations={options.shared_conversations!r}"
+        yield Problem(where, fact, "use True or False")
+    if options.unfinished_turns not in ("keep", "discard"):
+        yield Problem(where, f"invalid unfinished_turns={options.unfinished_turns!r}", 'use "keep" or "discard"')
     if options.on_unknown_outcome not in ("tell", "ask", "retry"):
         fact = f"invalid on_unknown_outcome={options.on_unknown_outcome!r}"
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')

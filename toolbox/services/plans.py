@@ -70,7 +70,7 @@ EffectLayer: TypeAlias = Callable[[PerformEffect], PerformEffect]
 class Layers:
     """The layers of a method, outermost first. They are chosen once, and a method has only those that it needs.
 
-    `around_turn` layers wrap the invocation and its turn in the conversation, `effects` layers each model request and
+    `around_turn` layers wrap the invocation with the write of its turn, `effects` layers each model request and
     each tool call, and `tools` layers each tool call with decoded arguments. `check_input` judges the user message
     before the invocation begins, or before its run is stored, and may replace it. With `whole_replies`, tools start
     only when the reply is complete, because a layer may change it. `after_round` is called when all tools of a reply

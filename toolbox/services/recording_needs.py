@@ -145,6 +145,19 @@ class PlaceInRun(CallPlace, Protocol):
         ...
 
     @property
+    def is_cancelled(self) -> bool:
+        """True if the run ends as cancelled: now, or when its tools are undone."""
+        ...
+
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        ...
+
+    def ends_with(self, error: BaseException, plan: Any) -> bool:
+        """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
+        ...
+
+    @property
     def has_new_records(self) -> bool:
         """True if this process has written a record: then no process before it has reached the end of the run."""
         ...

@@ -91,7 +91,7 @@ class SqlRunStore(RunStore):
     """
 
     persistent = True
-    supports = frozenset({"retries", "expiry", "wishes"})
+    supports = frozenset({"retries", "expiry", "wishes", "conversations"})
 
     def __init__(
         self,
@@ -219,6 +219,7 @@ class SqlRunStore(RunStore):
         before: Position | None = None,
         waiting_longer_than: timedelta | None = None,
         started_by: str | None = None,
+        memory_id: str | None = None,
     ) -> list[StoredRun]:
         """Return the headers that match all given conditions, newest first, at most `limit`."""
         runs = self._tables.runs
@@ -235,6 +236,9 @@ class SqlRunStore(RunStore):
         if started_by is not None:
             is_indexed = beginning_of(runs.c.started_by) == started_by[:INDEXED]
             found = found.where(is_indexed, runs.c.started_by == started_by)
+        if memory_id is not None:
+            is_indexed = and_(runs.c.memory_id.is_not(None), beginning_of(runs.c.memory_id) == memory_id[:INDEXED])
+            found = found.where(is_indexed, runs.c.memory_id == memory_id)
         if waiting_longer_than is not None:
             since = func.coalesce(runs.c.waiting_since, runs.c.updated_at)
             longest = waiting_longer_than // timedelta(milliseconds=1)

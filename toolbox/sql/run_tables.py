@@ -119,6 +119,9 @@ class RunTables(FirstRunTables):
         self.runs.append_column(Column("next_at", BigInteger))  # version 4
         has_time = self.runs.c.next_at.is_not(None)
         Index(f"{name}_next_at", self.runs.c.next_at, sqlite_where=has_time, postgresql_where=has_time)
+        indexed = beginning_of(self.runs.c.memory_id), self.runs.c.created_at  # version 5
+        has_room = self.runs.c.memory_id.is_not(None)
+        Index(f"{name}_memory_id", *indexed, sqlite_where=has_room, postgresql_where=has_room)
 
     def steps(self) -> tuple[Step, ...]:
         """Return the migration steps."""
@@ -129,7 +132,7 @@ class RunTables(FirstRunTables):
             texts, numbers = ("started_by", "memory_id", "shown"), ("shown_version", "waiting_since")
             for each in (*(f"{name} TEXT" for name in texts), *(f"{name} BIGINT" for name in numbers)):
                 connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {each}"))
-            connection.execute(text(_FILL_STARTED_BY[connection.dialect.name].format(table=table)))
+            _fill(connection, table, "started_by", "identity.name")
             indexed = f"substr(started_by, 1, {INDEXED}), created_at"
             connection.execute(text(f"CREATE INDEX {index} ON {table} ({indexed})"))
 
@@ -143,28 +146,44 @@ class RunTables(FirstRunTables):
             connection.execute(text(f"ALTER TABLE {table} ADD COLUMN next_at BIGINT"))
             connection.execute(text(f"CREATE INDEX {index} ON {table} (next_at) WHERE next_at IS NOT NULL"))
 
-        return (*super().steps(), add_columns_of_lists, add_wishes, add_next_at)
+        def add_index_of_conversations(connection: Connection) -> None:
+            quote = connection.dialect.identifier_preparer.quote
+            table, index = quote(self.name), quote(f"{self.name}_memory_id")
+            _fill(connection, table, "memory_id", "memory_id")
+            indexed = f"substr(memory_id, 1, {INDEXED}), created_at"
+            connection.execute(text(f"CREATE INDEX {index} ON {table} ({indexed}) WHERE memory_id IS NOT NULL"))
+
+        steps = add_columns_of_lists, add_wishes, add_next_at, add_index_of_conversations
+        return (*super().steps(), *steps)
 
 
-def beginning_of(started_by: ColumnElement[Any]) -> ColumnElement[str]:
+def beginning_of(name: ColumnElement[Any]) -> ColumnElement[str]:
     """Return what the index has of a name."""
-    return func.substr(started_by, literal_column("1"), literal_column(str(INDEXED)))
+    return func.substr(name, literal_column("1"), literal_column(str(INDEXED)))
 
 
-# Fills the new column from the documents of earlier releases, except from those that are not JSON, and except for names
-# with characters that the databases cannot take out of JSON. The document itself still has these names.
-_FILL_STARTED_BY = {
-    "sqlite": """UPDATE {table} SET started_by = json_extract(document, '$.identity.name')
-WHERE CASE WHEN json_valid(document) THEN json_extract(document, '$.identity.name') IS NOT NULL
-AND instr(json_extract(document, '$.identity'), '\\u0000') = 0
-AND instr(json_extract(document, '$.identity'), '\\ud') = 0 END""",
+def _fill(connection: Connection, table: str, column: str, path: str) -> None:
+    """Fill a column with what the documents have at a path of names."""
+    within = path.partition(".")[0]
+    filling = _FILL[connection.dialect.name]
+    connection.execute(text(filling.format(table=table, column=column, within=within, path=path)))
+
+
+# Fills a column from the documents of earlier releases, except from those that are not JSON, and except for texts with
+# characters that the databases cannot take out of JSON. The document itself still has these texts. With two paths,
+# SQLite returns JSON, in which they are escaped.
+_FILL = {
+    "sqlite": """UPDATE {table} SET {column} = json_extract(document, '$.{path}')
+WHERE {column} IS NULL AND CASE WHEN json_valid(document) THEN json_extract(document, '$.{path}') IS NOT NULL
+AND instr(json_extract(document, '$.{within}', '$.{within}'), '\\u0000') = 0
+AND instr(json_extract(document, '$.{within}', '$.{within}'), '\\ud') = 0 END""",
     "postgresql": """DO $fill$
 DECLARE run record;
 BEGIN
-  FOR run IN SELECT id, document FROM {table} LOOP
+  FOR run IN SELECT id, document FROM {table} WHERE {column} IS NULL LOOP
     BEGIN
-      UPDATE {table} SET started_by = run.document::json #>> '{{identity,name}}'
-      WHERE id = run.id AND run.document::json #>> '{{identity,name}}' IS NOT NULL;
+      UPDATE {table} SET {column} = run.document::json #>> string_to_array('{path}', '.')
+      WHERE id = run.id AND run.document::json #>> string_to_array('{path}', '.') IS NOT NULL;
     EXCEPTION WHEN OTHERS THEN NULL;
     END;
   END LOOP;

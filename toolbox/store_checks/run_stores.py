@@ -782,6 +782,29 @@ async def a_look_shows_what_changes(new_store: NewRunStore) -> None:
     assert waiting.version > followed.version
 
 
+async def runs_are_found_by_their_conversation(new_store: NewRunStore) -> None:
+    """By `memory_id`, exactly, also long ones; together with the other conditions. For stores that say so."""
+    store, other = await _open_two(new_store)
+    if "conversations" not in store.supports:
+        return
+    room, service = f"room {uuid4().hex}", f"shop.{uuid4().hex}"
+    ids = [room, room, room.upper(), room + "x" * 2000, room + "x" * 1999 + "y", None]
+    runs = [_new_run(service=service, memory_id=each) for each in ids]
+    for run in runs:
+        await store.create(run)
+    await store.create(_new_run(service="other", memory_id=room))
+
+    for index in (2, 3, 4):
+        assert [each.id for each in await other.find(memory_id=ids[index])] == [runs[index].id]
+    found = await other.find(service=service, memory_id=room)
+    assert {each.id for each in found} == {runs[0].id, runs[1].id}
+    assert len(await other.find(memory_id=room)) == 3
+    assert [each.id for each in await other.find(service=service, memory_id=room, limit=1)] == [found[0].id]
+    later = (found[0].created_at, found[0].id)
+    assert [each.id for each in await other.find(service=service, memory_id=room, before=later)] == [found[1].id]
+    assert await other.find(status="suspended", memory_id=room) == []
+
+
 async def the_suspended_run_of_a_conversation_is_found(new_store: NewRunStore) -> None:
     """Only while it is suspended."""
     store, other = await _open_two(new_store)
@@ -869,6 +892,7 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     runs_are_found_by_status_and_service_newest_first,
     runs_are_found_in_pages,
     runs_are_found_by_who_asked,
+    runs_are_found_by_their_conversation,
     waiting_runs_are_found_by_their_oldest_call,
     each_write_can_set_and_remove_the_time_of_the_oldest_call,
     a_run_is_not_taken_before_its_time,

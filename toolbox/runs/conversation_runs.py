@@ -1,0 +1,122 @@
+"""`ConversationRuns`: the runs of conversations, for those who show, stop, delete or forget a conversation.
+
+Not here: the conversations themselves (`toolbox.conversations`), cancelling one run (`cancelling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from ..conversations.keys import ChatMemoryKey, Owner
+from ..conversations.stores import keeps_logs
+from ..errors import RunIncompatibleError, RunNotFoundError
+from .documents import RunDocument
+from .store import ENDED, Position, RunStatus, StoredRun, position_of, supports_of
+from .stored_runs import RunsHost, StoredRuns, named_attributes, read_document
+
+_PAGE = 100
+
+
+class ConversationRuns:
+    """The runs of the conversations of a host. `cancel` cancels a run and returns when it has ended."""
+
+    def __init__(self, host: RunsHost, runs: StoredRuns, cancel: Callable[[str, str, Any], Awaitable[Any]]) -> None:
+        self._host, self._runs, self._cancel = host, runs, cancel
+
+    async def newest_unended(self, service: str | type[Any], memory_id: str) -> StoredRun | None:
+        """Return the newest run of a conversation that has not ended, or None."""
+        found = [run async for run in self._find(service, memory_id, "running")]
+        found += [run async for run in self._find(service, memory_id, "suspended")]
+        return max(found, key=position_of, default=None)
+
+    async def oldest_running(self, service: str | type[Any], memory_id: str) -> StoredRun | None:
+        """Return the oldest run of a conversation that is running, or None: further ones wait for its end."""
+        return min([run async for run in self._find(service, memory_id, "running")], key=position_of, default=None)
+
+    async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any) -> int:
+        """Cancel the runs of a conversation that wait for an answer, or for their next try; return their number.
+
+        Without a memory id, those of all conversations of the service. A run that is executed stays.
+        """
+        waiting = [run async for run in self._find(service, memory_id, "suspended") if _has_memory(run)]
+        between_tries = [run async for run in self._find(service, memory_id, "running") if _has_memory(run)]
+        waiting += [run for run in between_tries if run.owner is None and run.next_at is not None]
+        for run in waiting:
+            with suppress(RunNotFoundError):  # deleted meanwhile
+                await self._cancel(run.id, reason, by)
+        return len(waiting)
+
+    async def forget_ended(self, owner: Owner | None, service: str | type[Any] | None, memory_id: str | None) -> int:
+        """Delete ended runs, and return their number.
+
+        With a memory id, those of this conversation; with a service alone, those of all its conversations; with an
+        owner, those that this person has started outside of conversations, or in one that does not exist any more.
+        """
+        store, deleted = await self._runs.open(), 0
+        for status in sorted(ENDED):
+            async for run in self._find(service, memory_id, status, started_by=None if owner is None else owner.name):
+                is_chosen = _has_memory(run) if owner is None else await self._is_left_by(run, owner)
+                if is_chosen:
+                    await store.delete(run.id)
+                    deleted += 1
+        return deleted
+
+    async def _find(
+        self,
+        service: str | type[Any] | None,
+        memory_id: str | None,
+        status: RunStatus,
+        started_by: str | None = None,
+    ) -> AsyncIterator[StoredRun]:
+        """Yield headers, newest first under each name of the service; they may be deleted meanwhile."""
+        store = await self._runs.open()
+        names: tuple[str | None, ...] = (None,) if service is None else self._runs.names_of(service)
+        room: dict[str, Any] = {}
+        if memory_id is not None and "conversations" in supports_of(store):
+            room = {"memory_id": memory_id}
+        for name in names:
+            before: Position | None = None
+            while True:
+                page = await store.find(
+                    status=status, service=name, limit=_PAGE, before=before, started_by=started_by, **room
+                )
+                for run in page:
+                    if memory_id is None or _memory_id_of(run) == memory_id:
+                        yield run
+                if len(page) < _PAGE:
+                    break
+                before = position_of(page[-1])
+
+    async def _is_left_by(self, run: StoredRun, owner: Owner) -> bool:
+        """Return True if a run of this person belongs to no conversation that exists."""
+        document = _document_of(run)
+        if dict(named_attributes(document, self._host.run_identity)) != dict(owner.attributes):
+            return False
+        memory_id = _memory_id_of(run)
+        if run.conversation is None or memory_id is None:
+            return True
+        store = (await self._host.memories()).store
+        if not keeps_logs(store):
+            return False
+        name, *former = self._runs.names_of(run.service)
+        key = ChatMemoryKey(name, memory_id, tuple(former))
+        return await store.read_since(key, lambda head: head.next_number) is None
+
+
+def _has_memory(run: StoredRun) -> bool:
+    return _memory_id_of(run) is not None
+
+
+def _memory_id_of(run: StoredRun) -> str | None:
+    """Return the memory id of a run; runs of earlier releases, and stores of programs, have it in the document."""
+    return run.memory_id if run.memory_id is not None else _document_of(run).memory_id
+
+
+def _document_of(run: StoredRun) -> RunDocument:
+    """Return the document of a run; an empty one for a run of another version of the program."""
+    try:
+        return read_document(run)
+    except RunIncompatibleError:
+        return RunDocument()
