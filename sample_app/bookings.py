@@ -127,7 +127,7 @@ class NoCarFreeError(BookingError):
 
 @conversation_scoped
 class Reservation(BaseModel):
-    """What the customer of a conversation wants to reserve, as far as it is known. It is stored with the conversation.
+    """What the customer of a conversation wants to reserve, and has said so far. It is stored with the conversation.
 
     The model does not have to remember it, and the page shows it.
     """

@@ -429,7 +429,7 @@ async def test_code_inside_cannot_hold_the_conversation_again() -> None:
                 with pytest.raises(MemoryInUseError):
                     await hold(container)
                 with pytest.raises(MemoryInUseError):
-                    await container.chat_memory(Assistant, "7").clear()
+                    await room.delete()
 
 
 async def test_a_call_that_outlives_its_block_is_not_stored() -> None:

@@ -190,6 +190,11 @@ class Replaced:
     usage: TokenUsage = NO_USAGE
 
 
+def only_beans(turn: Turn) -> Turn:
+    """Return a turn without its messages, for a conversation that keeps none."""
+    return Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
+
+
 # --- entries
 
 
@@ -275,7 +280,7 @@ def head_after(head: Head, write: LogWrite, now: datetime, replaced: Replaced = 
 
 def claimed(head: Head, owner: Owner | None) -> Head:
     """Return the head after the first call, by this person: an owner that the program has set stays."""
-    is_first = head.next_number == 1 and head.owner is None
+    is_first = head.messages == 0 and head.owner is None  # turns without messages are of the program
     return replace(head, owner=owner) if is_first and owner is not None else head
 
 

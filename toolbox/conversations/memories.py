@@ -23,7 +23,7 @@ from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed, only_beans
 from .queues import CallQueues, queues_of
 from .stopping import Stopping
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
@@ -131,8 +131,7 @@ class ChatMemories:
         call, or from the reader of its stream; and inside of such a block for the program itself.
         """
         call = call or Program()
-        block = self._blocks.get(key)
-        joined = None if block is None else find_conversation(block)
+        block, joined = self._blocks.get(key), self.find_block(key)
         if key in self.entered_by(call):
             raise MemoryInUseError(key.service, key.memory_id)
         lock = self.lock if block is None or joined is None else block.queue.enter
@@ -147,6 +146,11 @@ class ChatMemories:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
+
+    def find_block(self, key: ChatMemoryKey) -> ConversationScope | None:
+        """Return the scope of a block around this code that holds the conversation, or None."""
+        block = self._blocks.get(key)
+        return None if block is None else find_conversation(block)
 
     @asynccontextmanager
     async def hold(self, key: ChatMemoryKey) -> AsyncIterator[HoldingBlock]:
@@ -355,8 +359,7 @@ class StoredLogs:
         turn, excerpt = appended.turn, appended.excerpt
         if isinstance(appended.view, NoMessages):
             if turn.beans:
-                only_beans = Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
-                await self._store.write(key, LogWrite(turn=only_beans, owner=appended.owner))
+                await self._store.write(key, LogWrite(turn=only_beans(turn), owner=appended.owner))
             return ()
         await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
         return (*excerpt.messages, *turn.messages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -20,13 +20,21 @@ from contextlib import (
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 
+from ..chat import Message
 from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
-from ..conversations.log import Head, Turn
+from ..conversations.log import Head, Turn, only_beans
 from ..conversations.memories import ChatMemories
 from ..di.scopes import ConversationScope
-from ..errors import AsyncBeanError, ConversationBusyError, ConversationSuspendedError, MemoryLeaseLostError
+from ..errors import (
+    AsyncBeanError,
+    ConversationBusyError,
+    ConversationSuspendedError,
+    MemoryLeaseLostError,
+    StoredBeanError,
+)
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
@@ -132,19 +140,30 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     assert excerpt is not None
     if (block := invocation.joined) is not None and block.closing:
         raise MemoryLeaseLostError(key.service, key.memory_id)
-    if beans is not None:
-        turn = replace(turn, beans=beans.changed())
+    turn = replace(turn, beans=_changed_beans(turn, invocation))
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
+    window, written = invocation.plan.window, tuple[Message, ...]()
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
-        await memories.write(key, turn, owner)
-        return
-    written = await memories.append(
-        key, turn, excerpt, invocation.plan.window, owner=owner, may_be_stored=may_be_stored
-    )
+        await memories.write(key, turn if window is not None else only_beans(turn), owner)
+    else:
+        written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
     if beans is not None:
         beans.note_stored(turn.beans)
     if written and invocation.host.listeners is not None:
         invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+def _changed_beans(turn: Turn, invocation: Invocation) -> Mapping[str, Any]:
+    """Return what changed of the beans. Raises `StoredBeanError` for a turn with an answer; others are kept anyway."""
+    if invocation.beans is None:
+        return {}
+    try:
+        return invocation.beans.changed()
+    except StoredBeanError as error:
+        if turn.state == "answered":
+            raise
+        logger.error("%s: its conversation-scoped beans are not stored: %s", invocation.where, error)
+        return {}
 
 
 async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None:
@@ -329,7 +348,9 @@ async def check_input_first(invocation: Invocation) -> None:
             if key is not None:
                 invocation.excerpt = await (await invocation.host.memories()).load(key, plan.window)
                 invocation.history = invocation.excerpt.messages
-            beans = with_beans(invocation, None) if key is not None and plan.keeps_beans else NOTHING
+            beans: AbstractAsyncContextManager[None] = NOTHING
+            if key is not None and plan.keeps_beans:
+                beans = with_beans(invocation, (await invocation.host.memories()).find_block(key))
             async with beans, with_checked_input(invocation):
                 pass
     except Exception as error:
