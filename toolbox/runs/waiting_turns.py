@@ -1,6 +1,6 @@
 """`WaitingTurns`: what becomes of the turn of a suspended run in its conversation when no turn of its own replaces it.
 
-Not here: the turn itself, and storing it at a suspension (`services.waiting_turns`, `services.layers`).
+Not here: the turn itself, and storing it at a suspension (`services.turns`, `services.layers`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..chat import UserMessage
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.log import TurnState
 from ..errors import RunNotFoundError
-from ..services.waiting_turns import make_waiting_turn
+from ..services.turns import make_waiting_turn
 from .documents import RunDocument
 from .run_session import describe_store_error
 from .store import ENDED, RunStatus

@@ -27,6 +27,7 @@ from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
 from ..conversations.log import Head, Turn, only_beans
 from ..conversations.memories import ChatMemories
+from ..conversations.views import Excerpt
 from ..di.scopes import ConversationScope
 from ..errors import (
     AsyncBeanError,
@@ -51,9 +52,8 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
 from .plans import MethodPlan
-from .turns import answered_turn, state_after, unfinished_turn
+from .turns import answered_turn, state_after, unfinished_turn, waiting_turn_of
 from .usage_layers import in_account
-from .waiting_turns import load_conversation, waiting_turn_of
 
 logger = logging.getLogger("toolbox.memory")
 
@@ -95,16 +95,33 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     assert key is not None
     memories = await invocation.host.memories()
     joined = await _take_turn(turn, memories, key, invocation)
-    invocation.excerpt = await load_conversation(invocation, key, memories)
+    invocation.excerpt = await _load(invocation, key, memories)
     invocation.owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
     checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
     if checks and await _refuse_suspended(turn, memories, key, invocation):
-        invocation.excerpt = await load_conversation(invocation, key, memories)
+        invocation.excerpt = await _load(invocation, key, memories)
     invocation.history = invocation.excerpt.messages
     if plan.options.on_suspended == "continue":
         invocation.before_suspension = partial(_append_waiting, invocation)
     return joined
+
+
+async def _load(invocation: Invocation, key: ChatMemoryKey, memories: ChatMemories) -> Excerpt:
+    """Return what the view of an invocation sends of its conversation, but for what its own run has stored there.
+
+    A turn whose run has ended does not wait any more: its process was killed before it could write that.
+    """
+    place, view = invocation.place, invocation.plan.window
+    own = place.run_id if place is not None and invocation.is_recorded else None
+    excerpt = await memories.load(key, view, without_run=own)
+    has_changed = False
+    for each in excerpt.turns:
+        if each.state == "waiting" and each.run_id is not None:
+            state = await invocation.host.runs.turn_state_after(each.run_id)
+            if state is not None:
+                has_changed |= await memories.end_waiting(key, each.run_id, state)
+    return await memories.load(key, view, without_run=own) if has_changed else excerpt
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The turn that a call leaves in its conversation: that of an answer, or of a call that ended without one.
+"""The turn that a call leaves in its conversation: of an answer, of a call that waits, or one that ended without one.
 
 Not here: storing it (`layers`), the log itself (`conversations.log`), what undoes tools (`compensation`).
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..chat import AiMessage, Message, ToolExecutionRequest, ToolExecutionResultMessage
+from ..chat import AiMessage, Message, PendingCall, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
 from ..conversations.log import NO_USAGE, Turn, TurnState
 from .invocation import Invocation
 from .outputs import ANSWER_TOOL
@@ -67,6 +67,32 @@ def state_after(error: BaseException, invocation: Invocation) -> TurnState:
     is_late = deadline is not None and time.monotonic() >= deadline
     was_cancelled = isinstance(invocation.error_behind(error), asyncio.CancelledError)
     return "stopped" if was_cancelled and not is_late else "failed"
+
+
+# --- of a call that waits for an answer: its run replaces it when it ends
+
+
+def waiting_turn_of(invocation: Invocation) -> Turn | None:
+    """Return the turn of an invocation that is being suspended; None without a message of the user."""
+    place, asked = invocation.place, invocation.state.remembered[:1]
+    if place is None or not asked or not isinstance(asked[0], UserMessage):
+        return None
+    return make_waiting_turn(place.run_id, place.suspensions, asked[0], place.pending)
+
+
+def make_waiting_turn(run_id: str, suspensions: int, asked: UserMessage, pending: Sequence[PendingCall]) -> Turn:
+    """Return the turn of a run that waits for these calls. Its id is the same when this suspension happens again."""
+    turn_id = f"{run_id}:waiting:{suspensions}"
+    return Turn(id=turn_id, run_id=run_id, state="waiting", messages=(asked,), note=_describe(pending))
+
+
+def _describe(pending: Sequence[PendingCall]) -> str:
+    """Return what a model reads at the end of the turn."""
+    approvals = dict.fromkeys(each.tool_name for each in pending if each.kind == "approval")
+    results = dict.fromkeys(each.tool_name for each in pending if each.kind != "approval")
+    waits = [f"the approval of a person for {', '.join(approvals)}"] if approvals else []
+    waits += [f"the result of {', '.join(results)}"] if results else []
+    return f"[This turn waits for {' and '.join(waits)}. It has no answer yet.]"
 
 
 # --- the messages
