@@ -126,6 +126,20 @@ async def a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end(new
     assert (await read(store, key)).head.messages == 4
 
 
+async def what_a_run_has_stored_is_found_also_under_a_former_name(new_store: NewStore) -> None:
+    store, other, key = await new_store(), await new_store(), new_key()
+    assert await other.read_run(key, "run") is None
+    await store.write(key, LogWrite(turn=say(1, id=f"{key.service}:1", run_id="run", state="waiting", note="waits")))
+    await append(store, key, 2)
+    found = await other.read_run(key, "run")
+    assert found is not None
+    assert (found.id, found.state, found.note, found.number) == (f"{key.service}:1", "waiting", "waits", 1)
+    renamed = ChatMemoryKey(f"{key.service}.New", key.memory_id, (key.service,))
+    assert await other.read_run(renamed, "run") == found
+    assert await other.read_run(key, "another") is None
+    assert await other.read_run(new_key(), "run") is None
+
+
 async def another_run_with_an_equal_turn_replaces_nothing(new_store: NewStore) -> None:
     store, key = await new_store(), new_key()
     for _ in range(2):
@@ -468,6 +482,7 @@ CHECKS: tuple[Check, ...] = (
     a_turn_comes_back_as_it_was,
     a_turn_that_is_appended_again_is_there_once,
     a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end,
+    what_a_run_has_stored_is_found_also_under_a_former_name,
     another_run_with_an_equal_turn_replaces_nothing,
     notes_are_stored_with_a_turn_and_without,
     beans_are_kept_with_a_turn_without_messages,

@@ -1,4 +1,4 @@
-"""Conversations that go on while a call waits, with `on_suspended="continue"`: in memory, SQLite and PostgreSQL."""
+"""Conversations that go on while a call waits, with `on_suspended="continue"`: in each kind of store."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pytest
 
@@ -47,7 +48,10 @@ from toolbox.runs import (
 )
 from toolbox.service_names import stored_name
 from toolbox.sql import SqlChatMemoryStore, SqlRunStore
+from toolbox.store_clock import own_clock_of
 from toolbox.testing import ScriptedChatModel, skip_time, tool_call
+
+from .conftest import open_store
 
 pytestmark = pytest.mark.anyio
 
@@ -86,12 +90,17 @@ class Stores:
         return [(each.message.text, each.state) for each in await self.log() if isinstance(each.message, UserMessage)]
 
 
-@pytest.fixture(params=["memory", "sqlite_url", "postgres_url"])
+@pytest.fixture(params=["memory", "sqlite_url", "postgres_url", "redis_url"])
 async def stores(request: pytest.FixtureRequest) -> AsyncIterator[Stores]:
     """Stores of each kind."""
     async with AsyncExitStack() as stack:
         if request.param == "memory":
             yield Stores(InMemoryChatMemoryStore(), Kept())
+            return
+        if request.param == "redis_url":
+            prefix = f"test-{uuid4().hex}"  # the server is shared
+            url = request.getfixturevalue(request.param)
+            yield Stores(await stack.enter_async_context(open_store(url, prefix=prefix)), Kept())
             return
         engine = await stack.enter_async_context(sql.open_engine(request.getfixturevalue(request.param)))
         yield Stores(SqlChatMemoryStore(engine), SqlRunStore(engine))
@@ -335,7 +344,7 @@ async def test_an_expired_approval_ends_the_waiting(stores: Stores) -> None:
     class Short(Protocol):
         async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
 
-    if isinstance(stores.conversations, SqlChatMemoryStore) and stores.conversations.clock is None:
+    if own_clock_of(stores.conversations) is None:
         pytest.skip("the clock of a server cannot be moved")
     model = ScriptedChatModel([asks(tool_call("wire", {"order": 7})), says("next"), says("nobody approved it")])
     async with stores.process(model, Short) as here:
