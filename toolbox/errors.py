@@ -294,12 +294,15 @@ class BlockingCallNotAllowedError(_WithFacts, FrameworkError):
 
 
 class MemoryInUseError(_WithFacts, FrameworkError):
-    """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation."""
+    """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation.
+
+    Also code inside of a block that holds the conversation, if it needs the conversation for itself.
+    """
 
     service: str
     memory_id: str
     template = (
-        "conversation {memory_id!r} of {service} is in use by an outer call or by an open stream of the "
+        "conversation {memory_id!r} of {service} is in use by an outer call or block, or by an open stream of the "
         "same caller; use another memory id or a service without a MemoryId parameter, "
         "or close the stream first (`async with`, `aclose()`)"
     )

@@ -204,6 +204,7 @@ class RegisteredProgram:
             key_function_problems,
             listener_problems,
             restricted_in,
+            store_without_logs,
             tool_problems,
             tools_of_beans,
         )
@@ -223,6 +224,7 @@ class RegisteredProgram:
         problems += key_function_problems(host.models, graph)
         problems += host.registered.name_problems()
         problems += host.registered.run_problems(graph, self._added_tools(graph))
+        problems += host.registered.bean_problems(graph, store_without_logs(graph))
         problems += listener_problems(graph)
         problems += global_interceptor_problems(graph)
         problems += hook_problems(graph)

@@ -158,7 +158,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A part of a log: its head, and turns in their order, without those that are hidden as a whole."""
+    """A part of a log: its head, and turns in their order, without those that are hidden as a whole.
+
+    A whole log has turns without messages, too, which only stored beans.
+    """
 
     head: Head
     turns: tuple[Turn, ...] = ()
@@ -176,6 +179,11 @@ class LogWrite:
     notes: ViewNotes | None = None
     owner: Owner | None = None
     usage: TokenUsage = NO_USAGE
+
+
+def only_beans(turn: Turn) -> Turn:
+    """Return a turn without its messages, for a conversation that keeps none."""
+    return Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
 
 
 # --- entries
@@ -263,7 +271,7 @@ def head_after(head: Head, write: LogWrite, now: datetime, replaced: int = 0) ->
 
 def claimed(head: Head, owner: Owner | None) -> Head:
     """Return the head after the first call, by this person: an owner that the program has set stays."""
-    is_first = head.next_number == 1 and head.owner is None
+    is_first = head.messages == 0 and head.owner is None  # turns without messages are of the program
     return replace(head, owner=owner) if is_first and owner is not None else head
 
 

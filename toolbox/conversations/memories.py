@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,15 +18,16 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 from ..chat import Message, TokenUsage, UserMessage
+from ..di.scopes import ConversationScope, find_conversation
 from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head, claimed
-from .queues import queues_of
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head, claimed, only_beans
+from .queues import CallQueues, queues_of
 from .stopping import Stopping
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
-from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
+from .views import FEW, NEWEST, ChosenView, Excerpt, NoMessages, OwnView, View, Window, as_view, since
 
 logger = logging.getLogger("toolbox.memory")
 
@@ -73,6 +74,16 @@ class _Held:
 _held: ContextVar[tuple[_Held, ...]] = ContextVar("toolbox.conversations", default=())
 
 
+class HoldingBlock:
+    """A block of the program that holds a conversation. The calls inside it take turns in it.
+
+    The scope of the block's beans has it as its key: code is inside if that scope is around it.
+    """
+
+    def __init__(self) -> None:
+        self.queue = CallQueues()
+
+
 class ChatMemories:
     """The conversations of one container: enters one at a time, loads what is sent, appends turns."""
 
@@ -83,13 +94,14 @@ class ChatMemories:
         self._queues = queues_of(store)
         self._calls = Stopping(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
+        self._blocks: dict[ChatMemoryKey, HoldingBlock] = {}
         self._has_warned = False
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
         keep_inherited(self._under_way, self._calls)
-        self._under_way, self._calls = {}, Stopping(self.store)
+        self._under_way, self._blocks, self._calls = {}, {}, Stopping(self.store)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
@@ -108,27 +120,47 @@ class ChatMemories:
             yield
 
     @asynccontextmanager
-    async def enter(self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True) -> AsyncIterator[None]:
+    async def enter(
+        self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True
+    ) -> AsyncIterator[ConversationScope | None]:
         """Enter a conversation for `call`, or for the program itself, when all others have left it.
 
-        With `wait=False`, raises `ConversationBusyError` if another caller is inside.
+        A call inside of a block that holds the conversation joins it, when the calls before it have ended: yields the
+        block's scope. With `wait=False`, raises `ConversationBusyError` if another caller is inside.
         Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
-        call, or from the reader of its stream.
+        call, or from the reader of its stream; and inside of such a block for the program itself.
         """
         call = call or Program()
-        if key in self.entered_by(call):
+        block, joined = self._blocks.get(key), self.find_block(key)
+        if key in self.entered_by(call) or (joined is not None and isinstance(call, Program)):
             raise MemoryInUseError(key.service, key.memory_id)
-        async with self.lock(key, wait=wait):
+        lock = self.lock if block is None or joined is None else block.queue.enter
+        async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
             token = _held.set((*(each for each in _held.get() if not each.ended), held_here))
             self._under_way[key] = call
             try:
                 async with self.at_work(key, call):
-                    yield
+                    yield joined
             finally:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
+
+    def find_block(self, key: ChatMemoryKey) -> ConversationScope | None:
+        """Return the scope of a block around this code that holds the conversation, or None."""
+        block = self._blocks.get(key)
+        return None if block is None else find_conversation(block)
+
+    @asynccontextmanager
+    async def hold(self, key: ChatMemoryKey) -> AsyncIterator[HoldingBlock]:
+        """Hold a conversation for a block of the program, when all others have left it."""
+        async with self.enter(key):
+            block = self._blocks[key] = HoldingBlock()
+            try:
+                yield block
+            finally:
+                del self._blocks[key]
 
     def entered_by(self, call: Calling) -> set[ChatMemoryKey]:
         """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream."""
@@ -176,8 +208,8 @@ class ChatMemories:
 
     # --- the port of services
 
-    async def load(self, key: ChatMemoryKey, view: ChosenView) -> Excerpt:
-        """Return what a view sends of a conversation."""
+    async def load(self, key: ChatMemoryKey, view: ChosenView | None) -> Excerpt:
+        """Return what a view sends of a conversation; without a view, only its head."""
         return await self._port.load(key, as_view(view))
 
     async def append(
@@ -185,19 +217,25 @@ class ChatMemories:
         key: ChatMemoryKey,
         turn: Turn,
         excerpt: Excerpt,
-        view: ChosenView,
+        view: ChosenView | None,
         *,
         owner: Owner | None = None,
         may_be_stored: bool = False,
     ) -> tuple[Message, ...]:
         """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
 
+        Without a view, only the beans of the turn are stored, if there are any.
         `owner` is that of a conversation whose first turn this is. `may_be_stored` says that an earlier process may
         have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
         turn; none if nothing was written.
         """
         stored = AppendedTurn(turn, excerpt, as_view(view), owner, may_be_stored)
         return await self._port.append(key, stored)
+
+    async def store_beans(self, key: ChatMemoryKey, beans: Mapping[str, Any], owner: Owner | None = None) -> None:
+        """Store the JSON values of beans outside of calls. `owner` is that of a conversation that begins with them."""
+        if keeps_logs(self.store):
+            await self.store.write(key, LogWrite(turn=Turn(beans=beans), owner=owner))
 
     async def begin(self, key: ChatMemoryKey, owner: Owner | None) -> None:
         """Note a first call that stores no turn yet: create the conversation with its owner, on a store with logs."""
@@ -288,6 +326,10 @@ class StoredLogs:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Append a turn with the notes of the view."""
         turn, excerpt = appended.turn, appended.excerpt
+        if isinstance(appended.view, NoMessages):
+            if turn.beans:
+                await self._store.write(key, LogWrite(turn=only_beans(turn), owner=appended.owner))
+            return ()
         await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
         return (*excerpt.messages, *turn.messages)
 
@@ -319,7 +361,7 @@ class StoredMessages:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Store what the view keeps of the messages with the turn."""
         excerpt, new = appended.excerpt, appended.turn.messages
-        if not new:
+        if not new or isinstance(appended.view, NoMessages):
             return ()
         before = _kept_of(excerpt)
         if appended.may_be_stored and before[-len(new) :] == new:

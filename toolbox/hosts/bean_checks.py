@@ -7,7 +7,7 @@ Not here: checks of declarations (`services.planning`), of runs (`runs.start_che
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from typing_extensions import is_protocol
@@ -26,7 +26,9 @@ from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from ..security import SecurityIdentity, access_to_member, class_access, marked_access
+from ..services.call_messages import FunctionMessage
 from ..services.declaration import method_names, service_options_of
+from ..services.inner_plans import inner_plan
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked
@@ -161,6 +163,50 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
             f"{definition.label} is {definition.scope.value}-scoped, but a ChatMemoryStore must be application-scoped",
             "mark it @application_scoped",
         )
+
+
+def uses_conversation(tool: Tool, graph: BeanGraph) -> bool:
+    """Return True if a tool can reach a conversation-scoped bean. A service that is a tool does not."""
+    if tool.is_service:
+        return False
+    beans = () if tool.bean is None else (tool.bean,)
+    return graph.reaches([*beans, *(each.wanted for each in tool.injected)], Scope.CONVERSATION)
+
+
+def bean_store_problems(
+    plans: Mapping[type[Any], Mapping[str, MethodPlan]],
+    graph: BeanGraph,
+    interceptors: Iterable[BeanReference],
+    store: str,
+) -> Iterator[Problem]:
+    """Yield a problem for each service with a memory id that can use beans which this store does not keep."""
+
+    def reached(plan: MethodPlan) -> Iterator[Any]:
+        """Yield what the calls of a method can look up, without what services that are tools can."""
+        yield from (each.reference.bean for each in named_at_method(plan.service, plan.name))
+        yield from (each.bean for each in plan.providers)
+        if isinstance(plan.messages.system, FunctionMessage):
+            yield from (each.wanted for each in plan.messages.system.injected)
+        for tool in (*plan.toolset.tools, *plan.compensations.values()):
+            if not tool.is_service:
+                yield from (tool.bean, *(each.wanted for each in tool.injected))
+                yield from (each.reference.bean for each in named_at_tool(tool))
+
+    def with_inner(plan: MethodPlan, seen: set[int]) -> Iterator[MethodPlan]:
+        if id(plan) not in seen:
+            seen.add(id(plan))
+            yield plan
+            for inner in filter(None, (inner_plan(tool, plans) for tool in plan.toolset.tools)):
+                yield from with_inner(inner, seen)
+
+    for service, methods in plans.items():
+        seen: set[int] = set()
+        used = [each for plan in methods.values() if plan.memory_parameter for each in with_inner(plan, seen)]
+        wanted = [*(each.bean for each in interceptors), *(bean for plan in used for bean in reached(plan))]
+        if used and graph.reaches([each for each in wanted if each is not None], Scope.CONVERSATION):
+            fact = f"it can use conversation-scoped beans, but {store} keeps only messages"
+            fix = "use a store of toolbox (in memory, toolbox.sql, toolbox.redis), or beans of another scope"
+            yield Problem(service.__name__, fact, fix)
 
 
 def store_without_logs(graph: BeanGraph) -> str | None:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import Late, load
@@ -18,6 +19,7 @@ from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
 from ..conversations.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from ..di.scopes import active, outside_scopes
+from ..di.stored_beans import StoredBeans
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
@@ -120,6 +122,12 @@ class ServiceHosting(ABC, Generic[Models]):
             if self._memories is None:
                 self._memories = ChatMemories(InMemoryChatMemoryStore() if store is None else store)
         return self._memories
+
+    def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
+        """Return a new scope for the beans of a conversation, which only the programs of containers have."""
+        scope: Any = self.scope
+        opened: AbstractAsyncContextManager[object] = scope.open_conversation(key, beans)
+        return opened
 
     async def stop_conversation(self, key: ChatMemoryKey, by: str | SecurityIdentity | None = None) -> bool:
         """End the call or the run that is at work in a conversation, in any process, or the run that waits in it.

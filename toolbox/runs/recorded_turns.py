@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from ..chat import Message, ToolExecution
 from ..conversations.keys import Owner
-from ..conversations.log import NO_USAGE, Turn
+from ..conversations.log import NO_USAGE, Turn, only_beans
 from ..services.outputs import ANSWER_TOOL
 from ..services.plans import MethodPlan
 from ..services.state import PendingToolCall, State
@@ -48,7 +48,8 @@ class RecordedTurns:
             document = read_document(stored)
             key, memories = plan.find_conversation(document.memory_id), await self._host.memories()
             if key is not None and memories.keeps_logs and (turn := await self._read_turn(stored, plan)) is not None:
-                await memories.write(key, turn, self._owner_of(document))
+                kept = turn if plan.window is not None else only_beans(turn)
+                await memories.write(key, kept, self._owner_of(document))
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
@@ -68,7 +69,8 @@ class RecordedTurns:
             return None
         else:
             messages, usage = (self._user_message(stored, plan),), NO_USAGE
-        return Turn(run_id=stored.id, messages=messages, usage=usage, state="stopped")
+        beans = session.recorded_beans
+        return Turn(run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans)
 
     def _user_message(self, stored: StoredRun, plan: MethodPlan) -> Message:
         prepared = self._preparing.prepare(stored)

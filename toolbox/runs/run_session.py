@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..di.scopes import RequestScope
+from ..di.stored_beans import StoredBeans
 from ..errors import (
     IllegalConfigurationError,
     LeaseLostError,
@@ -47,12 +48,12 @@ class RunSession:
     """One run while this process executes it. `document` is its header's, once there is one.
 
     `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
-    None while the run is part of another request. `leave` is called before the write that suspends or ends the stored
-    run, and `has_left` is True after it: it has also ended the lease. `is_wished` returns True once somebody's wish to
-    cancel the run was granted, and `stop` is the wish of one who stops its conversation. `has_new_records` is True
-    after the first record that this process has written. `has_failed_before` is True if the run goes on after a
-    failure. `unstored` are the results that are stored if the run is suspended. `is_without_user` is that of
-    `PreparedRun`.
+    None while the run is part of another request. `beans` are those of its conversation, if it has one and the program
+    has such beans. `leave` is called before the write that suspends or ends the stored run, and `has_left` is True
+    after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted,
+    and `stop` is the wish of one who stops its conversation. `has_new_records` is True after the first record that this
+    process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that
+    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -60,6 +61,7 @@ class RunSession:
         self.generation: int | None = None
         self.document: RunDocument | None = None
         self.scope: RequestScope | None = None
+        self.beans: StoredBeans | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
         self.is_wished: Callable[[], bool] = lambda: False
@@ -69,6 +71,7 @@ class RunSession:
         self._store: RunStore | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
+        self._with_beans: list[RecordKey] = []
         self._forgotten: set[RecordKey] = set()
 
     @classmethod
@@ -173,6 +176,22 @@ class RunSession:
         self._recorded.setdefault(key.place, {})[key] = record
         if key.fact in ("r", "s"):
             self._counted.append(key)
+        if '"beans"' in record.data:  # perhaps inside of a result, see `recorded_beans`
+            self._with_beans.append(key)
+
+    @property
+    def recorded_beans(self) -> dict[str, Any]:
+        """The JSON values of the conversation's beans that are recorded and not stored with a turn, by name."""
+        found: dict[str, Any] = {}
+        for key in self._with_beans:
+            if (record := self.recorded(key)) is None:  # forgotten
+                continue
+            facts = self.facts_of(record)
+            if key.fact == "s" and not key.place:  # all that changed until the suspension, but for what it stored
+                found = dict(facts["about"].get("beans", {}))
+            elif key.fact == "" and isinstance(beans := facts.get("beans"), Mapping):
+                found.update(beans)
+        return found
 
     def keys_after(self, place: str) -> Sequence[RecordKey]:
         """Return the keys of the replies and states that were stored after the last one of an invocation."""

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest, UserMessage
+from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import Usage, UsageLimits, remaining
@@ -102,6 +103,20 @@ class RunPlace:
     def run_id(self) -> str:
         """The id of the run."""
         return self.session.id
+
+    @property
+    def beans(self) -> StoredBeans | None:
+        """The beans of the run's conversation, whose changes it records."""
+        return self.session.beans
+
+    @beans.setter
+    def beans(self, beans: StoredBeans | None) -> None:
+        self.session.beans = beans
+
+    @property
+    def recorded_beans(self) -> Mapping[str, Any]:
+        """The JSON values of these beans that are recorded and not stored, by name."""
+        return self.session.recorded_beans
 
     @property
     def is_entered(self) -> bool:
@@ -589,7 +604,8 @@ class ServiceCall:
             deadline = invocation.deadline
             left = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
             notes = writable_values(invocation.context.notes)
-            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, _write_usage(invocation))
+            beans = None if path or self.session.beans is None else self.session.beans.changed()
+            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, _write_usage(invocation), beans)
             key = RecordKey(path, "s", len(self.session.numbered(path, "s")) + 1)
             records.append(StoredRecord(str(key), "snapshot", data))
         return records

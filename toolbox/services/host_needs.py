@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from ..chat import ChatModel
 from ..context import ActiveScope, InvocationContext
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
+from ..di.stored_beans import StoredBeans
 from ..errors import Problem
 from ..events import Listeners
 from ..execution.threads import Workers
@@ -109,6 +111,10 @@ class ServiceHost(Protocol):
 
     async def memories(self) -> ChatMemories:
         """Return the conversations."""
+        ...
+
+    def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
+        """Return a new scope for the beans of a conversation."""
         ...
 
     async def caller(self) -> SecurityIdentity | None:

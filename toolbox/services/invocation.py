@@ -23,6 +23,8 @@ from ..context import InvocationContext, complete_context, current_attributes, c
 from ..conversations.keys import Owner
 from ..conversations.memories import Caller, caller_here
 from ..conversations.views import Excerpt
+from ..di.scopes import ConversationScope
+from ..di.stored_beans import StoredBeans
 from ..errors import ConversationStoppedError, IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
@@ -94,13 +96,17 @@ class Invocation(ModelCall):
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
     excerpt: Excerpt | None = None
+    """What was loaded of the conversation, for the write of its turn."""
     owner: Owner | None = None
     """The owner of the conversation, if its first turn is that of this call."""
-    """What was loaded of the conversation, for the write of its turn."""
     is_ending = False
     """True when the last effect has ended, and its turn is written: nobody can stop the call any more."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
+    beans: StoredBeans | None = None
+    """The beans of its conversation, if it has one and the program has such beans."""
+    joined: ConversationScope | None = None
+    """The scope of a block that holds the conversation, if the call runs inside of it."""
 
     def __init__(
         self,
@@ -201,7 +207,14 @@ class Invocation(ModelCall):
     def become_run(self) -> None:
         """Continue as a new run, because a tool that was added may suspend the call."""
         self.place = _find_place_in_new_run(self.plan, self.host, self.arguments)
+        self.place.beans = self.beans
         self.plan = self.plan.in_run
+
+    def use_beans(self, beans: StoredBeans) -> None:
+        """Use the beans of the conversation, which are stored with the turn. A run records how they change."""
+        self.beans = beans
+        if self.place is not None:
+            self.place.beans = beans
 
     # --- what layers and the driver ask
 

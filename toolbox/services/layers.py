@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -17,13 +17,24 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
+from ..chat import Message
 from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
-from ..conversations.log import Head, Turn
+from ..conversations.log import Head, Turn, only_beans
 from ..conversations.memories import ChatMemories
-from ..errors import AsyncBeanError, ConversationBusyError, ConversationSuspendedError
+from ..conversations.views import Excerpt
+from ..di.scopes import ConversationScope
+from ..errors import (
+    AsyncBeanError,
+    ConversationBusyError,
+    ConversationSuspendedError,
+    MemoryLeaseLostError,
+    StoredBeanError,
+)
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
@@ -33,6 +44,7 @@ from ..events import (
 )
 from ..execution.cancellation import finish_before_cancellation
 from ..security import identity_in, identity_now
+from .conversation_beans import with_beans
 from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
@@ -52,30 +64,44 @@ _LAST_WRITE = 5.0
 
 @asynccontextmanager
 async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn in the conversation. If the invocation ends without an answer, store what it did until then."""
-    assert invocation.memory_key is not None
-    async with _turn(await invocation.host.memories(), invocation.memory_key, invocation):
+    """Take the turn in the conversation, and load it. If the invocation ends without an answer, store what it did.
+
+    Where the program has conversation-scoped beans, they are loaded and stored with the turn.
+    """
+    key, plan = invocation.memory_key, invocation.plan
+    assert key is not None
+    memories = await invocation.host.memories()
+    async with _turn(memories, key, invocation) as joined:
         try:
-            yield  # also the compensation of a failure, so that what is stored says what was undone
+            excerpt = await _load(invocation, key, memories)
+            has_beans = plan.keeps_beans and memories.keeps_logs
+            async with with_beans(invocation, key, excerpt.head, joined) if has_beans else NOTHING:
+                yield  # also the compensation of a failure, so that what is stored says what was undone
         except (Exception, asyncio.CancelledError) as error:
             await _keep_unfinished(error, invocation)
             raise
 
 
-@asynccontextmanager
-async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
-    """Load the messages of the conversation, and store the turn if the invocation succeeds."""
-    key, window, plan = invocation.memory_key, invocation.plan.window, invocation.plan
-    assert key is not None
-    assert window is not None
-    memories = await invocation.host.memories()
-    excerpt = await memories.load(key, window)
+async def _load(invocation: Invocation, key: ChatMemoryKey, memories: ChatMemories) -> Excerpt:
+    """Load the messages of the conversation. Raises `AccessDeniedError` and `ConversationSuspendedError`."""
+    plan = invocation.plan
+    excerpt = await memories.load(key, plan.window)
     invocation.owner = await _refuse_other(invocation, memories, excerpt.head)
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
     checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
     if checks and await _refuse_suspended(key, invocation):
-        excerpt = await memories.load(key, window)
+        excerpt = await memories.load(key, plan.window)
     invocation.excerpt, invocation.history = excerpt, excerpt.messages
+    return excerpt
+
+
+@asynccontextmanager
+async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
+    """Store the turn if the invocation succeeds."""
+    key, excerpt = invocation.memory_key, invocation.excerpt
+    assert key is not None
+    memories = await invocation.host.memories()
+    assert excerpt is not None
     try:
         yield
     finally:
@@ -91,19 +117,40 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
 
 
 async def _append(turn: Turn, invocation: Invocation) -> None:
-    """Append the turn of the invocation to its conversation."""
+    """Append the turn of the invocation to its conversation, with the beans that changed, in one write.
+
+    Raises `MemoryLeaseLostError` in a call that has joined a block and outlived it.
+    """
     key, window, excerpt = invocation.memory_key, invocation.plan.window, invocation.excerpt
     assert key is not None
-    assert window is not None
     assert excerpt is not None
+    if invocation.joined is not None and invocation.joined.closing:
+        raise MemoryLeaseLostError(key.service, key.memory_id)
+    turn = replace(turn, beans=_changed_beans(turn, invocation))
     memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
+    written: tuple[Message, ...] = ()
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
-        await memories.write(key, turn, invocation.owner)
-        return
-    owner = invocation.owner
-    written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
+        await memories.write(key, turn if window is not None else only_beans(turn), invocation.owner)
+    else:
+        owner = invocation.owner
+        written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
+    if invocation.beans is not None:
+        invocation.beans.note_stored(turn.beans)
     if written and invocation.host.listeners is not None:
         invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+def _changed_beans(turn: Turn, invocation: Invocation) -> Mapping[str, Any]:
+    """Return what changed of the beans. Raises `StoredBeanError` for a turn with an answer; others are kept anyway."""
+    if invocation.beans is None:
+        return {}
+    try:
+        return invocation.beans.changed()
+    except StoredBeanError as error:
+        if turn.state == "answered":
+            raise
+        logger.error("%s: its conversation-scoped beans are not stored: %s", invocation.where, error)
+        return {}
 
 
 async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None:
@@ -148,19 +195,24 @@ def _may_be_written(invocation: Invocation) -> bool:
 
 
 @asynccontextmanager
-async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+async def _turn(
+    memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> AsyncIterator[ConversationScope | None]:
+    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`.
+
+    Yields the scope of a block that holds the conversation and that the call joins, or None.
+    """
     if invocation.place is not None and invocation.place.cancels:
         # It only undoes its tools, and its end is appended. The call that has cancelled it may be the one at work.
-        yield
+        yield None
         return
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     async with AsyncExitStack() as entered:
         with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
             # A run waits also with `when_busy="raise"`: it was accepted when it was stored.
             waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
-            await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
-        yield
+            joined = await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
+        yield joined
 
 
 async def _refuse_other(invocation: Invocation, memories: ChatMemories, head: Head | None) -> Owner | None:
@@ -281,10 +333,14 @@ async def check_input_first(invocation: Invocation) -> None:
     began = perf_counter()
     try:
         async with within_limits(invocation), _limited_by(invocation):
-            if key is not None and plan.window is not None:
-                excerpt = await (await invocation.host.memories()).load(key, plan.window)
+            beans: AbstractAsyncContextManager[None] = NOTHING
+            if key is not None:
+                memories = await invocation.host.memories()
+                excerpt = await memories.load(key, plan.window)
                 invocation.history = excerpt.messages
-            async with with_checked_input(invocation):
+                if plan.keeps_beans and memories.keeps_logs:
+                    beans = with_beans(invocation, key, excerpt.head, memories.find_block(key))
+            async with beans, with_checked_input(invocation):
                 pass
     except Exception as error:
         if (listeners := invocation.host.listeners) is not None:
