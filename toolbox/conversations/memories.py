@@ -131,9 +131,9 @@ class ChatMemories:
         call, or from the reader of its stream; and inside of such a block for the program itself.
         """
         call = call or Program()
-        block, joined = self._blocks.get(key), self.find_block(key)
-        if key in self.entered_by(call) or (joined is not None and isinstance(call, Program)):
+        if key in self.entered_by(call):
             raise MemoryInUseError(key.service, key.memory_id)
+        block, joined = self._blocks.get(key), self.find_block(key)
         lock = self.lock if block is None or joined is None else block.queue.enter
         async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
@@ -163,8 +163,13 @@ class ChatMemories:
                 del self._blocks[key]
 
     def entered_by(self, call: Calling) -> set[ChatMemoryKey]:
-        """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream."""
+        """Return the conversations that wait for `call`: it comes from their tools, or from the reader of their stream.
+
+        For the program itself, also those of the blocks around it, which its calls would join.
+        """
         around = {each.key for each in _held.get() if not each.ended and each.store is self.store}
+        if isinstance(call, Program):
+            around |= {each for each in [*self._blocks] if self.find_block(each) is not None}
         if call.caller is None:
             return around
         return around | {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
