@@ -356,6 +356,25 @@ async def test_inside_a_call_its_conversation_cannot_be_deleted_or_rewound(store
         assert (await room.info()).title == "From within"
 
 
+async def test_inside_a_block_nothing_of_it_is_deleted(store: Any, lists: bool) -> None:
+    service = new_service()
+    async with container_of(store, service) as container:
+        await say(container, service, "other", "1", by=ANN)
+        await say(container, service, "room", "1", by=ANN)
+        conversations = container.conversations
+        async with container.conversation_scope(service, "room") as room:
+            calls = [room.delete, lambda: conversations.forget(service=service, memory_id="room")]
+            if lists:
+                calls += [lambda: conversations.forget(service=service), lambda: conversations.forget(owner="ann")]
+            for call in calls:
+                with pytest.raises(MemoryInUseError):
+                    await call()
+            await room.rename("Held")
+            await container.get(service).chat("room", "2")
+            assert await texts(room) == ["1", "a1", "2", "a2"]
+        assert await texts(conversations.of(service, "other")) == ["1", "a1"]
+
+
 async def test_a_call_that_is_not_stored_yet_keeps_its_person_from_being_forgotten(store: Any, lists: bool) -> None:
     if not lists:
         pytest.skip("Redis cannot forget a person")

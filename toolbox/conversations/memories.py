@@ -131,9 +131,9 @@ class ChatMemories:
         call, or from the reader of its stream; and inside of such a block for the program itself.
         """
         call = call or Program()
-        block, joined = self._blocks.get(key), self.find_block(key)
         if key in self.entered_by(call):
             raise MemoryInUseError(key.service, key.memory_id)
+        block, joined = self._blocks.get(key), self.find_block(key)
         lock = self.lock if block is None or joined is None else block.queue.enter
         async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
@@ -163,16 +163,16 @@ class ChatMemories:
                 del self._blocks[key]
 
     def entered_by(self, call: Calling) -> set[ChatMemoryKey]:
-        """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream.
+        """Return the conversations that wait for `call`: it comes from their tools, or from the reader of their stream.
 
-        For the program itself also those that a block around this code holds; calls join such a block.
+        For the program itself, also those of the blocks around it, which its calls would join.
         """
-        found = {each.key for each in _held.get() if not each.ended and each.store is self.store}
+        around = {each.key for each in _held.get() if not each.ended and each.store is self.store}
         if isinstance(call, Program):
-            found |= {key for key, block in [*self._blocks.items()] if find_conversation(block) is not None}
-        if call.caller is not None:
-            found |= {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
-        return found
+            around |= {each for each in [*self._blocks] if self.find_block(each) is not None}
+        if call.caller is None:
+            return around
+        return around | {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
 
     async def is_at_work(self, key: ChatMemoryKey) -> bool:
         """Return True if a call of any process is in the conversation; False on a store without logs."""
