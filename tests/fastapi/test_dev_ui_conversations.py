@@ -447,3 +447,21 @@ def test_a_conversation_is_opened_by_its_memory_id(address: str, calm_tab: Any) 
     page.keyboard.press("Enter")
     page.get_by_text("There is no such conversation.").wait_for()
     assert page.get_by_role("button", name="Delete").count() == 0
+
+
+def test_a_call_at_work_is_stopped(address: str, calm_tab: Any) -> None:
+    page = calm_tab
+    page.goto(address)
+    page.get_by_label("Memory id").fill("7")
+    page.get_by_label("text").fill("wait")
+    page.keyboard.press("Enter")
+    page.locator("#chat .timeline .running .name").filter(has_text="wait").wait_for()
+    page.get_by_role("link", name="Conversations").click()
+    page.get_by_text("Filter", exact=True).click()
+    page.get_by_label("Service").select_option("Assistant")
+    page.get_by_label("Open by memory id").fill("7")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="7", exact=True).wait_for()
+    page.locator("#conversation").get_by_role("button", name="Stop").click()
+
+    page.locator("#conversation").get_by_role("status").filter(has_text="Stopped.").wait_for()
