@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import secrets
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Cookie, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import select
@@ -18,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import HTTPConnection
 
 from toolbox import Container, Inject, produces, sql
+from toolbox.conversations import ConversationInfo, Conversations, LogEntry
 from toolbox.runs import Runs, approve, reject
 from toolbox.security import SecurityIdentity
 
@@ -30,12 +33,18 @@ router = APIRouter()
 
 @produces(scope="request")
 def caller(connection: HTTPConnection | None = None) -> SecurityIdentity:
-    """Return the caller: staff with the key `SAMPLE_STAFF_KEY` in the header `X-Staff-Key`, otherwise a visitor."""
+    """Return the caller: staff with the key `SAMPLE_STAFF_KEY` in the header `X-Staff-Key`, otherwise a visitor.
+
+    The support page gives each browser a secret. A visitor has a name made from it, and without it none.
+    """
     key = os.environ.get("SAMPLE_STAFF_KEY", "")
     given = connection.headers.get("x-staff-key", "") if connection is not None else ""
     if key and secrets.compare_digest(key.encode(), given.encode()):
         return SecurityIdentity("staff", frozenset({"staff"}))
-    return SecurityIdentity("visitor")
+    secret = connection.cookies.get("visitor", "") if connection is not None else ""
+    if not secret:
+        return SecurityIdentity.anonymous()
+    return SecurityIdentity(f"visitor {sha256(secret.encode()).hexdigest()[:16]}")
 
 
 def with_support(container: Container) -> Container:
@@ -74,8 +83,10 @@ class BookedCar(Booking):
 
 
 @router.get("/support", response_class=HTMLResponse, include_in_schema=False)
-async def page() -> str:
-    """Return the support page."""
+async def page(response: Response, visitor: Annotated[str, Cookie()] = "") -> str:
+    """Return the support page, with a secret for a new visitor."""
+    if not visitor:
+        response.set_cookie("visitor", secrets.token_urlsafe(), httponly=True, samesite="strict")
     return Path(__file__).with_name("support.html").read_text(encoding="utf-8")
 
 
@@ -83,6 +94,24 @@ async def page() -> str:
 async def support(message: SupportMessage, agent: Inject[CustomerSupportAgent]) -> Answer:
     """Return the agent's answer in this conversation."""
     return Answer.of(await agent.chat(message.conversation, message.message))
+
+
+@router.get("/support/conversations")
+async def list_own(conversations: Inject[Conversations], user: Inject[SecurityIdentity]) -> list[ConversationInfo]:
+    """Return the visitor's conversations, newest first."""
+    return await conversations.list(owner=user.name, service=CustomerSupportAgent)
+
+
+@router.get("/support/conversations/{conversation}")
+async def history(conversation: str, conversations: Inject[Conversations]) -> list[LogEntry]:
+    """Return what was said in a conversation of the visitor."""
+    return await conversations.of(CustomerSupportAgent, conversation).history()
+
+
+@router.post("/support/conversations/{conversation}/stop")
+async def stop(conversation: str, conversations: Inject[Conversations], user: Inject[SecurityIdentity]) -> bool:
+    """Stop the answer that the visitor waits for; false if there is none."""
+    return await conversations.of(CustomerSupportAgent, conversation).stop(by=user)
 
 
 @router.post("/support/decision")

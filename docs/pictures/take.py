@@ -76,11 +76,13 @@ def take_all(browser: Browser, address: str) -> None:
     take(tab, "inbox")
     tab.get_by_role("button", name="Approve").click()
     tab.get_by_text("still under warranty").first.wait_for()
-    for view in ("tools", "beans", "reach", "log"):
+    for view in ("tools", "conversations", "beans", "reach", "log"):
         tab.get_by_role("link", name=view.capitalize(), exact=True).click()
         tab.locator(f"#{view}").wait_for()
         if view == "tools":
             tab.get_by_role("link", name="refund").click()
+        if view == "conversations":
+            tab.get_by_role("heading", name="What was said").wait_for()
         if view == "log":
             tab.locator("#log summary").first.click()
         take(tab, view)

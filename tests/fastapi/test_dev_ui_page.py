@@ -40,7 +40,7 @@ from .test_dev_ui_inbox import desk
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
 TOKEN = "a token of this test"
-VIEWS = ("Chat", "Tools", "Inbox", "Beans", "Reach", "Log")
+VIEWS = ("Chat", "Tools", "Inbox", "Conversations", "Beans", "Reach", "Log")
 NAMELESS = """() =>
     [...document.querySelectorAll("input, textarea, select, button, a, [role=button], [role=region]")]
         .filter(each => each.checkVisibility())
@@ -234,8 +234,8 @@ def test_the_page_starts_in_light_and_dark_and_each_view_is_legible(admitted: An
     for view in VIEWS:
         page.get_by_role("link", name=view, exact=True).click()
         page.locator(f"#view-{view.lower()}").wait_for()
-        if view == "Inbox":
-            page.get_by_text("No runs.").wait_for()
+        if view in ("Inbox", "Conversations"):
+            page.get_by_text("No runs." if view == "Inbox" else "No conversations.").wait_for()
         assert page.evaluate(IS_DARK) is (scheme == "dark")
         assert [each for each in page.evaluate(PALETTE) if each[2] < 4.5] == []
         assert page.evaluate(NAMELESS) == []

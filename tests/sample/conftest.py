@@ -43,9 +43,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class Address:
-    """Return the address of a server."""
+    """Return the address of a server; requests have the `cookie`."""
 
     url: str
+    cookie: str = ""
 
     def get(self, path: str) -> Reply:
         return self._send(urllib.request.Request(self.url + path))
@@ -60,6 +61,8 @@ class Address:
         return reply.json
 
     def _send(self, request: urllib.request.Request) -> Reply:
+        if self.cookie:
+            request.add_header("cookie", self.cookie)
         try:
             with urllib.request.urlopen(request, timeout=110) as response:
                 return Reply(response.status, response.read().decode())

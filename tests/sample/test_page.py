@@ -145,3 +145,50 @@ def test_the_page_of_the_support_desk_chats_and_shows_the_bookings(calm_tab: Any
     page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
     assert illegible_texts(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_the_support_desk_lists_conversations_and_goes_on_with_one(blank: Any, weather_agent: Any) -> None:
+    page = blank
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(f"{weather_agent.url}/support")
+    page.get_by_label("Your message").fill("I am Zoom Thunderfoot. Which bookings do I have?")
+    page.keyboard.press("Enter")
+    rooms = page.locator("#rooms button")
+    rooms.filter(has_text="4 messages").wait_for()
+    page.reload()
+    rooms.filter(has_text="4 messages").click()
+    page.locator("#talk .mine").filter(has_text="I am Zoom Thunderfoot.").wait_for()
+    assert page.locator("#talk li").count() == 2
+    page.get_by_text("list_bookings", exact=True).wait_for()
+    page.get_by_label("Your message").fill("Which bookings do I have?")
+    page.keyboard.press("Enter")
+    rooms.filter(has_text="8 messages").and_(page.locator("[aria-current]")).wait_for()
+    assert illegible_texts(page) == []
+
+    page.get_by_role("button", name="New conversation").click()
+    page.locator("#talk li").first.wait_for(state="detached")
+    page.locator("[aria-current]").wait_for(state="detached")
+    page.get_by_label("Your message").fill("Hello.")
+    page.keyboard.press("Enter")
+    rooms.filter(has_text="2 messages").wait_for()
+    assert rooms.count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_an_answer_of_the_support_desk_is_stopped(blank: Any, weather_agent: Any) -> None:
+    page, held, stopped = blank, [], []
+    page.route("**/support", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
+    page.route("**/stop", lambda route: (stopped.append(route.request.url), route.fulfill(json=True)))
+    page.goto(f"{weather_agent.url}/support")
+    assert page.get_by_role("button", name="Stop").is_disabled()
+    page.get_by_label("Your message").fill("Hello.")
+    page.keyboard.press("Enter")
+    with page.expect_response("**/stop"):
+        page.get_by_role("button", name="Stop").click()
+    assert illegible_texts(page) == []
+    conversation = held[0].request.post_data_json["conversation"]
+    assert stopped == [f"{weather_agent.url}/support/conversations/{conversation}/stop"]
+
+    held[0].fulfill(status=502, json={"title": "Bad Gateway"})
+    page.locator("#talk .failed").filter(has_text="Stopped.").wait_for()
+    page.locator("#stop:disabled").wait_for()

@@ -1,7 +1,10 @@
 """The support desk and the experts over HTTP, on their embedded defaults."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import date, timedelta
+from threading import Event
 from typing import Any
 
 import pytest
@@ -146,6 +149,46 @@ async def test_card_numbers_reach_neither_the_model_nor_the_conversation(monkeyp
     expected = UserMessage("My card is [card number], booking 12345.")
     assert model.requests[0].messages[-1] == expected
     assert remembered[0] == expected
+
+
+def test_visitors_list_and_read_only_their_own_conversations(desk: Any) -> None:
+    ann, bob, nobody = (replace(desk, cookie=each) for each in ("visitor=ann", "visitor=bob", ""))
+    say(ann, "own-1", "I am Speedy McWheels. Which bookings do I have?")
+    say(ann, "own-2", "Hello.")
+    say(bob, "own-3", "Hello.")
+    say(nobody, "own-4", "Hello.")
+
+    def listed(visitor: Any) -> list[str]:
+        return [each["memory_id"] for each in visitor.get("/support/conversations").json]
+
+    assert (listed(ann), listed(bob), listed(nobody)) == (["own-2", "own-1"], ["own-3"], [])
+    said = ann.get("/support/conversations/own-1").json
+    assert [each["message"]["type"] for each in said] == ["user", "ai", "tool_result", "ai"]
+    assert {each["state"] for each in said} == {"answered"}
+    for other in (bob, nobody):
+        assert other.get("/support/conversations/own-1").status == 403
+        assert other.post("/support", {"conversation": "own-1", "message": "Hello."}).status == 403
+        assert other.post("/support/conversations/own-1/stop", {}).status == 403
+
+
+def test_an_answer_can_be_stopped_while_it_is_made(wire_server: Any) -> None:
+    asked, answering = Event(), Event()
+
+    def reply(request: Any) -> dict[str, Any]:
+        asked.set()
+        answering.wait(60)
+        return {"content": "Hello."}
+
+    model = wire_server(reply)
+    with served(OPENAI_BASE_URL=model.url, OPENAI_API_KEY="k") as desk, ThreadPoolExecutor() as pool:
+        assert desk.post("/support/conversations/a/stop", {}).json is False
+        waiting = pool.submit(desk.post, "/support", {"conversation": "a", "message": "Hello."})
+        assert asked.wait(60)
+        stopped = desk.post("/support/conversations/a/stop", {})
+        answering.set()
+        waiting.result(60)
+
+    assert stopped.json is True
 
 
 @pytest.mark.parametrize("body", [{}, {"conversation": "", "message": "hi"}, {"conversation": "a", "message": ""}])

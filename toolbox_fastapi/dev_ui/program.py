@@ -128,7 +128,7 @@ class ProgramView:
             "doc": _take_first_paragraph(getattr(plan.service, plan.name).__doc__),
             "returns": _describe_output(plan.output),
             "streams": plan.output.is_stream,
-            "memory": _describe_memory(plan),
+            "memory": describe_memory(plan),
             "memory_parameter": plan.memory_parameter,
             "user_parameter": plan.messages.user_parameter,
             "schema": form.schema,
@@ -182,7 +182,8 @@ def _describe_place(execution: Execution) -> str:
     return words[str(execution.model)]
 
 
-def _describe_memory(plan: MethodPlan) -> str | None:
+def describe_memory(plan: MethodPlan) -> str | None:
+    """Describe what a model sees of the conversations of a method; None if it keeps none."""
     is_kept = plan.memory_parameter is not None and plan.window is not None
     return as_view(plan.window).describe() if is_kept else None
 

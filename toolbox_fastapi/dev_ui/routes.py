@@ -1,6 +1,7 @@
-"""The HTTP routes of the dev UI: the page and its files, the program as JSON, tool and method calls, the live log.
+"""The HTTP routes of the dev UI: the page and its files, the program as JSON, calls, runs, conversations, the live log.
 
-Not here: access control (`access`), the program (`program`), its calls (`page_calls`), the page itself (`page/`).
+Not here: access control (`access`), the program (`program`), its calls (`page_calls`), what the page shows of
+conversations (`page_conversations`), the page itself (`page/`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,6 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from toolbox.callers import WhileCallerWaits
 from toolbox.container import Container, internals_of
+from toolbox.errors import ToolboxError
 from toolbox.json_text import parse_json
 from toolbox.runs.run_answers import Answer, Run
 from toolbox.settings import ToolboxSettings
@@ -36,12 +38,21 @@ from ..application_routes import endpoints_of
 from ..endpoints import read_endpoint_tools
 from ..identities import IDENTITY_DEPENDENCY
 from ..passed_on_routes import PassedOnRoute
+from ..problems import status_of
 from ..run_endpoints import AnswerBody, answer_pending, caller_of, run_view
 from ..streaming import as_json, sse
 from .access import TOKEN_KEY, DevUi, Token, print_address, server_address, take_token
 from .forms import BadInputError
-from .journal import DevUiListener, Entry, Journal, make_failure_entry
+from .journal import DevUiListener, Entry, Journal, failure_line, make_failure_entry
 from .page_calls import ask, call_tool
+from .page_conversations import (
+    ConversationBody,
+    change_conversation,
+    conversation_in,
+    list_conversations,
+    show_conversation,
+    show_history,
+)
 from .program import ProgramView
 
 logger = logging.getLogger("toolbox.fastapi")
@@ -201,6 +212,11 @@ class DevUiApplication:
                 Route("/api/ask", self._handle_question, methods=["POST"]),
                 Route("/api/runs", self._list_runs),
                 Route("/api/runs", self._answer_run, methods=["POST"]),
+                Route("/api/conversations", self._list_conversations),
+                Route("/api/conversations", self._change_conversation, methods=["POST"]),
+                Route("/api/conversation", self._show_conversation),
+                Route("/api/history", self._show_history),
+                Route("/api/export", self._export_conversation),
                 Route("/api/log", self._stream_log),
             ],
             redirect_slashes=False,
@@ -337,8 +353,46 @@ class DevUiApplication:
             logger.debug("run %s, answered in the dev UI, failed", body.run_id, exc_info=error)
             return Response(as_json(make_failure_entry(error)), media_type="application/json")
 
+    # --- conversations
+
+    async def _list_conversations(self, request: Request) -> Response:
+        return await _answer(list_conversations(self._container, self.program, request.query_params))
+
+    async def _show_conversation(self, request: Request) -> Response:
+        return await _answer(show_conversation(self._container, self.program, request.query_params))
+
+    async def _show_history(self, request: Request) -> Response:
+        return await _answer(show_history(self._container, request.query_params))
+
+    async def _export_conversation(self, request: Request) -> Response:
+        async def export() -> object:
+            return await conversation_in(self._container, request.query_params).export()
+
+        response = await _answer(export())
+        if response.status_code == 200:
+            response.headers["content-disposition"] = 'attachment; filename="conversation.json"'
+        return response
+
+    async def _change_conversation(self, request: Request) -> Response:
+        body = await _parse_body(ConversationBody, request)
+        with WhileCallerWaits():
+            async with self._container.request_scope():
+                by = await caller_of(self._container)
+                return await _answer(change_conversation(self._container, body, by))
+
     async def _stream_log(self, request: Request) -> Response:
         return sse(_make_events(self._journal.follow()))
+
+
+async def _answer(work: Awaitable[object]) -> Response:
+    """Return the result as JSON, or the problem. Raises `BadInputError` for a value that the page must not send."""
+    try:
+        return Response(as_json(await work), media_type="application/json")
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+    except ToolboxError as error:
+        logger.debug("a request of the dev UI failed", exc_info=error)
+        return _problem_response(status_of(error), failure_line(error))
 
 
 async def _make_events(entries: AsyncGenerator[Entry, None]) -> AsyncIterator[ServerSentEvent]:

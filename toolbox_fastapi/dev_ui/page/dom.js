@@ -75,6 +75,8 @@ export const clock = milliseconds =>
   "." +
   String(Math.floor(milliseconds % 1000)).padStart(3, "0");
 
+export const when = text => new Date(text).toLocaleString([], {hour12: false});
+
 export const counted = (count, one, several = `${one}s`) => `${count} ${count === 1 ? one : several}`;
 
 // Formats JSON text, token by token, because parsed numbers lose digits; returns any other text unchanged.

@@ -1,10 +1,8 @@
 // @ts-check
 // Shows the runs: those that wait for a person first, with a form for each pending call, then the others.
 
-import {at, block, counted, escaped, make, setDisabled, showError} from "./dom.js";
+import {at, block, counted, escaped, make, setDisabled, showError, when} from "./dom.js";
 import {get, post} from "./events.js";
-
-const when = text => new Date(text).toLocaleString([], {hour12: false});
 
 // Suspended runs come first, each group with the newest run first.
 export function inOrder(runs) {

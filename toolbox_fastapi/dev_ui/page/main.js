@@ -4,6 +4,7 @@
 import {at, showError, make} from "./dom.js";
 import {showBeans} from "./beans.js";
 import {showChat} from "./chat.js";
+import {showConversations} from "./conversations.js";
 import {get} from "./events.js";
 import {showInbox} from "./inbox.js";
 import {makeLog} from "./log.js";
@@ -14,6 +15,7 @@ const VIEWS = new Map([
   ["chat", showChat],
   ["tools", showTools],
   ["inbox", showInbox],
+  ["conversations", showConversations],
   ["beans", showBeans],
   ["reach", showReach],
   ["log", () => {}],
