@@ -425,11 +425,11 @@ async def test_code_inside_cannot_hold_the_conversation_again() -> None:
             await container.get(Guarded).chat("7", "Hello")
             async with container.conversation_scope(Guarded, "7"):
                 await container.get(Guarded).chat("7", "Hello")
-            async with container.conversation_scope(Assistant, "7") as room:
+            async with container.conversation_scope(Assistant, "7"):
                 with pytest.raises(MemoryInUseError):
                     await hold(container)
                 with pytest.raises(MemoryInUseError):
-                    await room.delete()
+                    await container.chat_memory(Assistant, "7").clear()
 
 
 async def test_a_call_that_outlives_its_block_is_not_stored() -> None:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, MemoryId, Result, register_ai_service, tool
+from toolbox import Container, MemoryId, Result, ToolExecution, compensate_for, register_ai_service, tool
 from toolbox.errors import ConversationNotFoundError, ConversationSuspendedError, RunNotFoundError
 from toolbox.runs import Run, approve
 from toolbox.security import SecurityIdentity
@@ -89,6 +89,44 @@ async def test_forgetting_deletes_runs_that_wait_and_have_ended() -> None:
                 await container.runs.get(each)
         assert {each.id for each in await container.runs.list()} == {waiting.run_id, other.run_id}
         assert (await conversations.forget(service="desk"))["runs"] == 1
+
+
+class Trips:
+    def __init__(self) -> None:
+        self.undone: list[str] = []
+
+    @tool
+    async def reserve(self, place: str) -> str:
+        """Reserve a trip."""
+        return f"reserved {place}"
+
+    @compensate_for("reserve")
+    async def release(self, execution: ToolExecution) -> None:
+        """Release the trip."""
+        self.undone.append(execution.arguments["place"])
+
+
+@register_ai_service(name="agency", tools=[Trips, refund], compensate_on_failure=True)
+class Agency(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+@pytest.mark.parametrize("how", ["delete", "forget"])
+async def test_what_a_waiting_run_did_is_undone_when_its_conversation_is_deleted(how: str) -> None:
+    replies = ["hello", tool_call("reserve", {"place": "Oslo"}), tool_call("refund")]
+    trips = Trips()
+    container = Container(models={"default": ScriptedChatModel(replies)}).register(Agency).register_instance(trips)
+    async with container:
+        await container.get(Agency).chat("room", "hi")
+        waiting = await container.get(Agency).chat("room", "reserve")
+        if how == "delete":
+            await container.conversations.of(Agency, "room").delete()
+            assert (await container.runs.get(waiting.run_id or "")).status == "cancelled"
+        else:
+            counts = await container.conversations.forget(service=Agency, memory_id="room")
+            assert counts == {"conversations": 1, "messages": 2, "beans": 0, "runs": 1}
+        assert trips.undone == ["Oslo"]
+        assert await container.conversations.list() == []
 
 
 async def test_a_conversation_is_listed_by_the_time_of_its_store() -> None:

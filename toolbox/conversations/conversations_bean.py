@@ -6,8 +6,7 @@ Not here: what a log is (`log`), its documented JSON (`log_forms`), one call in 
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
@@ -33,6 +32,7 @@ from .views import ChosenView
 
 T = TypeVar("T")
 
+_DELETED = "its conversation was deleted"
 _AT_ONCE = 100  # conversations that `forget` finds with one query
 
 
@@ -76,7 +76,7 @@ class ConversationsHost(MemoryHost, Protocol):
         ...
 
     async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
-        """Cancel the runs of a conversation that wait. Called before it is held."""
+        """Cancel the runs of a conversation that wait."""
         ...
 
     async def forget_runs(
@@ -447,8 +447,8 @@ class Conversation:
 
         async def delete(store: LogStore, check: _Check) -> None:
             self._known(check(await find_head(store, self._key)))
-            memories = await self._host.memories()
-            async with _held_without_waiting_runs(self._host, memories, self._key, program):
+            async with (await self._host.memories()).enter(self._key, program):
+                await self._host.cancel_waiting(self._key, _DELETED)
                 if not (await store.delete(self._key)).conversations:
                     raise self._not_found()
 
@@ -528,15 +528,16 @@ class _Forgetting:
         """Delete what matches of one conversation, under all names of its service."""
         if not await self._is_wanted(store, key):
             return
-        async with _held_without_waiting_runs(self._host, memories, key, self._program):
-            others = 0
-            for place in key.places:
-                head = await find_head(store, place)
-                if head is not None and self._wanted.matches(place, head.owner):
-                    self._deleted += await store.delete(place)
-                elif head is not None:
-                    others += 1
-            if not others:
+        async with memories.enter(key, self._program):
+            found = [head for each in key.places if (head := await find_head(store, each)) is not None]
+            wanted = [each for each in found if self._wanted.matches(each.key, each.owner)]
+            if len(wanted) == len(found):
+                await self._host.cancel_waiting(key, _DELETED)
+            for head in wanted:
+                deleted = await store.delete(head.key)
+                # A run that was cancelled just now has left its turn, which was in no history.
+                self._deleted += replace(deleted, messages=head.messages)
+            if len(wanted) == len(found):
                 self._runs += await self._host.forget_runs(service=key.service, memory_id=key.memory_id)
 
     async def _is_wanted(self, store: LogStore, key: ChatMemoryKey) -> bool:
@@ -545,24 +546,6 @@ class _Forgetting:
         if not found:
             return self._wanted.owner is None
         return any(self._wanted.matches(each.key, each.owner) for each in found)
-
-
-@asynccontextmanager
-async def _held_without_waiting_runs(
-    host: ConversationsHost, memories: ChatMemories, key: ChatMemoryKey, program: Program
-) -> AsyncIterator[None]:
-    """Hold a conversation, of which no run waits. Raises `MemoryInUseError` inside a call of it.
-
-    Its runs are cancelled before: undoing their tools takes a turn. Another call may be suspended until we have ours.
-    """
-    if key in memories.entered_by(program):
-        raise MemoryInUseError(key.service, key.memory_id)
-    while True:
-        await host.cancel_waiting(key, "its conversation was deleted")
-        async with memories.enter(key, program):
-            if await host.suspended_run(key) is None:
-                yield
-                return
 
 
 async def _open(host: ConversationsHost) -> LogStore:

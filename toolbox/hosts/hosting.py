@@ -410,7 +410,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         return await self.runs.run_of(key.service, key.memory_id) if runs_are_imported() else None
 
     async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
-        """Cancel the runs of a conversation that wait. Called before it is held."""
+        """Cancel the runs of a conversation that wait."""
         if runs_are_imported():
             await self.runs.cancel_waiting(key.service, key.memory_id, reason)
 

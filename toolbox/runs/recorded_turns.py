@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ..chat import Message, ToolExecution
+from ..conversations.keys import Owner
 from ..conversations.log import NO_USAGE, Turn, only_beans
 from ..services.outputs import ANSWER_TOOL
 from ..services.plans import MethodPlan
@@ -18,7 +19,9 @@ from ..services.state import PendingToolCall, State
 from ..services.turns import unfinished_messages
 from ..tools.failures import message_of
 from ..tools.tool_calls import ToolOutcome
+from .documents import RunDocument
 from .new_documents import read_user_message
+from .persons import read_identity
 from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
@@ -42,12 +45,18 @@ class RecordedTurns:
             plan = self._host.plans_of(stored.service).get(stored.method)
             if plan is None or plan.options.unfinished_turns != "keep":
                 return
-            key, memories = plan.find_conversation(read_document(stored).memory_id), await self._host.memories()
+            document = read_document(stored)
+            key, memories = plan.find_conversation(document.memory_id), await self._host.memories()
             if key is not None and memories.keeps_logs and (turn := await self._read_turn(stored, plan)) is not None:
-                await memories.write(key, turn if plan.window is not None else only_beans(turn))
+                kept = turn if plan.window is not None else only_beans(turn)
+                await memories.write(key, kept, self._owner_of(document))
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
+
+    def _owner_of(self, document: RunDocument) -> Owner | None:
+        """Return the person who asked for a run, as the owner of a conversation that begins with it."""
+        return Owner.of(read_identity(document.identity), self._host.run_identity)
 
     async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
         """Return the turn of a run until now. Raises `RunIncompatibleError`."""

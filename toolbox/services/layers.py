@@ -130,7 +130,7 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
     written: tuple[Message, ...] = ()
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
-        await memories.write(key, turn if window is not None else only_beans(turn))
+        await memories.write(key, turn if window is not None else only_beans(turn), invocation.owner)
     else:
         owner = invocation.owner
         written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
