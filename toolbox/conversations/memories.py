@@ -50,7 +50,7 @@ class Calling(Protocol):
 
     @property
     def stop(self) -> Callable[[str | None], None] | None:
-        """The function that ends the call for somebody who stops it, on its own loop; None if none may."""
+        """What ends the call for somebody who stops the conversation, on the call's loop; None if nobody may."""
         ...
 
 
