@@ -282,7 +282,8 @@ class ChatMemories:
     async def write(self, key: ChatMemoryKey, turn: Turn, owner: Owner | None = None) -> None:
         """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
         assert keeps_logs(self.store)
-        await self.store.write(key, LogWrite(turn=turn, owner=owner))
+        if turn.messages or turn.beans:
+            await self.store.write(key, LogWrite(turn=turn, owner=owner))
 
 
 def _reset(token: Any) -> None:
