@@ -21,6 +21,9 @@ from .stores import ChatMemoryStore, InMemoryChatMemoryStore, LogStore, keeps_lo
 
 logger = logging.getLogger("toolbox.memory")
 
+STOPPED = "its conversation was stopped"
+"""The reason in the history of a run that ends because somebody stops its conversation."""
+
 _BETWEEN_LOOKS = 1.0  # seconds between two looks for the wishes of other processes
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between two looks whether another process has ended its call
 
@@ -52,7 +55,7 @@ class _CallsOfStore:
         self.at_work: dict[ChatMemoryKey, _CallAtWork] = {}
 
 
-class _Registry:
+class _CallsOfStores:
     """The calls of each store."""
 
     def __init__(self) -> None:
@@ -73,7 +76,7 @@ class _Registry:
             return calls
 
 
-_registry = _Registry()
+_registry = _CallsOfStores()
 
 
 class Stopping:

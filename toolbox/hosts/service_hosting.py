@@ -17,6 +17,7 @@ from ..capabilities import Late, load
 from ..context import ActiveScope, InvocationContext, complete_context
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
+from ..conversations.stopping import STOPPED
 from ..conversations.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from ..di.scopes import active, outside_scopes
 from ..di.stored_beans import StoredBeans
@@ -142,7 +143,7 @@ class ServiceHosting(ABC, Generic[Models]):
         if was_at_work and was_there is (run.status == "suspended"):
             return True
         # The run has just left the conversation, and is about to end; or its process is gone.
-        await self.runs.cancel(run.id, load(Late.REASON_OF_STOPPED_RUNS), by)
+        await self.runs.cancel(run.id, STOPPED, by)
         return True
 
     @abstractmethod

@@ -85,7 +85,6 @@ class Cancelling:
         changed, must_undo = with_cancellation(document, entry, waiting), self._must_undo(stored)
         await self._turns.keep(stored)  # before the run ends: after a crash, it is cancelled and stored again
         if must_undo:  # it ends when its tools are undone; after a crash another process continues
-            await self._execution.refuse_inside_conversation(stored.id)
             text = changed.changed(waiting=(), cancels=True).to_json()
             changes = RunChanges(status="running", document=text, owner=self._runs.owner)
         else:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..chat import RunSuspended, ServiceEvent
 from ..context import context_of_a_run, current_invocation, current_limit
+from ..conversations.stopping import STOPPED
 from ..errors import (
     InvocationTimeoutError,
     LeaseLostError,
@@ -48,9 +49,6 @@ logger = logging.getLogger("toolbox.runs")
 
 _MOST_STARTERS = 1000
 """Started runs whose users are kept: another process may execute a run, so that this one never does."""
-
-STOPPED = "its conversation was stopped"
-"""The reason of a run that was cancelled with its conversation."""
 
 T = TypeVar("T")
 

@@ -99,7 +99,7 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     invocation.owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
     checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
-    if checks and await _refuse_suspended(turn, memories, key, invocation):
+    if checks and await _refuse_suspended(key, invocation):
         invocation.excerpt = await _load(invocation, key, memories)
     invocation.history = invocation.excerpt.messages
     if plan.options.on_suspended == "continue":
@@ -272,18 +272,14 @@ async def check_conversation_first(host: ServiceHost, plan: MethodPlan, key: Cha
             raise ConversationBusyError(key.service, key.memory_id)
 
 
-async def _refuse_suspended(
-    turn: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
-) -> bool:
+async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> bool:
     """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that and return True."""
     host, plan = invocation.host, invocation.plan
     was_cancelled = False
     while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
         if plan.options.on_suspended == "raise":
             raise ConversationSuspendedError(plan.service.__name__, run_id)
-        await turn.aclose()  # undoing the tools of that run takes its own turn
         await host.cancel_run(run_id, "a new call began in its conversation")
-        await _take_turn(turn, memories, key, invocation)
         was_cancelled = True
     return was_cancelled
 
