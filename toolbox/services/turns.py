@@ -148,12 +148,13 @@ def _without_answer_calls(message: Message, state: State) -> Message:
 
 def _results_of_pending(state: State, undone: Mapping[int, bool]) -> list[ToolExecutionResultMessage]:
     """Return a result for each call of the current round."""
-    results = []
-    for index, each in enumerate(state.pending):
+    results, position = [], len(state.executions)  # as in `all_executions`, without calls that have no result
+    for each in state.pending:
         if each.outcome is None:
             results.append(_interrupted(each.request))
         else:
-            results.append(_result_if_undone(each.outcome.message, undone.get(state.position_of(index))))
+            results.append(_result_if_undone(each.outcome.message, undone.get(position)))
+            position += 1
     return results
 
 
