@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 from ..chat import Message
 from ..execution.threads import register_for_fork
@@ -226,13 +226,13 @@ async def find_head(store: LogStore, key: ChatMemoryKey) -> Head | None:
 
 def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
     """Return True for a store with logs. A subclass that changes how messages are kept has only messages."""
-    return kind_keeps_logs(type(store))
+    return is_log_store(type(store))
 
 
-def kind_keeps_logs(kind: type[Any]) -> bool:
-    """Return True for a class of stores with logs."""
+def is_log_store(cls: type[object]) -> bool:
+    """Return True if the stores of a class keep logs."""
     methods = ("get_messages", "update_messages", "delete_messages")
-    return LogStore in kind.__mro__ and all(getattr(kind, each) is getattr(LogStore, each) for each in methods)
+    return issubclass(cls, LogStore) and all(getattr(cls, each) is getattr(LogStore, each) for each in methods)
 
 
 # --- in memory

@@ -14,7 +14,7 @@ from typing_extensions import is_protocol
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..conversations.stores import ChatMemoryStore, kind_keeps_logs
+from ..conversations.stores import ChatMemoryStore, is_log_store
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -30,6 +30,7 @@ from ..services.call_messages import FunctionMessage
 from ..services.declaration import method_names, service_options_of
 from ..services.inner_plans import inner_plan
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
+from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked
 from ..tools.sources import bean_types, members_of, read_tools
@@ -212,25 +213,18 @@ def bean_store_problems(
 def store_without_logs(graph: BeanGraph) -> str | None:
     """Return the name of the class of the store, if it is known before the start to keep no logs."""
     value = graph.resolve_type(ChatMemoryStore, None)
-    kind: Any = class_of(graph.definitions[value.bean].provides) if isinstance(value, SingleBean) else None
-    if kind is None or is_protocol(kind) or inspect.isabstract(kind) or kind_keeps_logs(kind):
+    if not isinstance(value, SingleBean):
         return None
-    return str(kind.__name__)
+    definition = graph.definitions[value.bean]
+    given: Any = type(definition.source)
+    kind: Any = given if hasattr(given, "get_messages") else class_of(definition.provides)
+    return None if is_protocol(kind) or inspect.isabstract(kind) or is_log_store(kind) else kind.__name__
 
 
 def log_problems(service: type[Any], plans: Iterable[MethodPlan], store: str) -> Iterator[Problem]:
     """Yield a problem for each option of a service with conversations that the class `store` does not support."""
-    options = next((each.options for each in plans if each.memory_parameter and each.window), None)
-    if options is None:
-        return
-    used = {
-        "shared_conversations=True": options.shared_conversations is True,
-        'when_busy="raise"': options.when_busy == "raise",
-        "former_names=": bool(options.former_names),
-    }
-    for option in (name for name, is_used in used.items() if is_used):
-        fact = f"{option} needs a store that keeps logs, but {store} has only the three methods of a ChatMemoryStore"
-        yield Problem(service.__name__, fact, "use a store of toolbox.sql or toolbox.redis, or remove the option")
+    if (plan := next((each for each in plans if each.memory_parameter and each.window), None)) is not None:
+        yield from (log_problem(service.__name__, each, store) for each in options_with_logs(plan.options))
 
 
 def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

@@ -86,6 +86,22 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             )
 
 
+def options_with_logs(options: ServiceOptions) -> Iterator[str]:
+    """Yield the options that need a store which keeps the whole log of a conversation."""
+    if options.shared_conversations is True:
+        yield "shared_conversations=True"
+    if options.when_busy == "raise":
+        yield 'when_busy="raise"'
+    if options.former_names:
+        yield "former_names="
+
+
+def log_problem(where: str, option: str, store: str) -> Problem:
+    """Return the problem of such an option with a store that only keeps messages."""
+    fact = f"{option} needs a store with logs, and {store} has only the three methods of ChatMemoryStore"
+    return Problem(where, fact, "use InMemoryChatMemoryStore, sql.SqlChatMemoryStore or redis.RedisChatMemoryStore")
+
+
 def _retries_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     """Yield problems of `run_retries=`."""
     if options.run_retries is None:
