@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from typing_extensions import is_protocol
+
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
 from ..conversations.stores import ChatMemoryStore, is_log_store
@@ -171,7 +173,7 @@ def find_store_without_logs(graph: BeanGraph) -> type[Any] | None:
         return None
     source = graph.definitions[value.bean].source
     store = type(source) if hasattr(type(source), "get_messages") else class_of(graph.definitions[value.bean].provides)
-    return None if store is ChatMemoryStore or is_log_store(store) else store
+    return None if is_protocol(store) or inspect.isabstract(store) or is_log_store(store) else store
 
 
 def log_problems(where: str, options: ServiceOptions, graph: BeanGraph) -> Iterator[Problem]:
