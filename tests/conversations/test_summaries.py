@@ -287,7 +287,7 @@ async def test_readers_of_a_stream_get_nothing_of_it() -> None:
         tool_call("time", {}),
         RuntimeError("broken"),
     ],
-    ids=str,
+    ids=["refused", "empty", "cut off", "a call", "broken"],
 )
 async def test_without_a_summary_the_window_cuts_and_a_warning_says_so(
     reply: Any, caplog: pytest.LogCaptureFixture
@@ -361,7 +361,7 @@ async def test_a_router_sees_what_is_sent() -> None:
         (Summary(TokenWindow(9), model=""), False, "invalid Summary(model='')"),
         (Summary(TokenWindow(9), prompt=5), False, "invalid Summary(prompt=5)"),  # type: ignore[arg-type]
     ],
-    ids=lambda each: str(each)[:40],
+    ids=["unknown", "router", "keep", "all", "summary", "no name", "prompt"],
 )
 def test_a_summary_that_cannot_work_is_a_problem_at_start(view: Summary, router: bool, fact: str) -> None:
     @register_ai_service(model=BySize if router else None, chat_memory=view)
