@@ -201,6 +201,7 @@ DOCUMENTS = {
         failures=2,
         asks_again=True,
         client_tools=({"name": "pick_date", "description": None, "parameters": {"type": "object", "properties": {}}},),
+        beans_until="1",
     ),
     "new": RunDocument(),
     "limits": RunDocument(limits=UsageLimits(tool_calls=3), is_reduced=True),
@@ -312,7 +313,7 @@ ADDED_TO_STATES = {
 WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),
-    *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again", "client_tools"),
+    *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again", "client_tools", "beans_until"),
 }
 
 
