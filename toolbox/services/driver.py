@@ -51,6 +51,7 @@ from .model_calls import ask_model, model_stream
 from .opening import begin, find_model, find_tools, resume
 from .outputs import ANSWER_TOOL
 from .plans import InvocationLayer
+from .retrieving import find_passages, note_passages
 from .streamed_call import Send, StreamedCall
 from .tool_tasks import ToolTasks
 from .usage_layers import counted, in_account, limited, with_recorded_usage
@@ -79,8 +80,12 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if tasks is not None:
                 around.push_async_callback(tasks.cancel)
 
+            if plan.retrievers and await find_passages(invocation) and streamed is not None:
+                await streamed.send_passages()
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
+            if invocation.environment.passages is not None:
+                note_passages(invocation)
             while not isinstance(effect, (Finish, Fail, Suspend)):
                 event: Any
                 if isinstance(effect, CallModel):
@@ -107,6 +112,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     event = await tasks.run_next(effect)  # the same; in a stream, and where tools run together
                 performed, rounds_done = effect, len(invocation.state.executions)
                 invocation.state, effect = advance(invocation.rules, invocation.state, event)
+                if invocation.environment.passages is not None:
+                    note_passages(invocation, event)
                 if cancellations.came:
                     # The result is kept, and the call ends before anything is sent to a reader who has left.
                     raise asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")

@@ -79,6 +79,8 @@ class Invocation(ModelCall):
     before_end: Callable[[Finish], None] | None = None
     """Called before the invocation ends with an answer; may raise."""
     history: tuple[Message, ...] = ()
+    passages = ""
+    """What retrievers have found for the user message, as text for each request."""
     added: Sequence[Tool] = ()
     """Tools that enclosing blocks add to this call."""
     added_by = ""

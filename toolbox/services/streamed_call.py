@@ -19,6 +19,7 @@ from ..chat import (
     PartialReasoning,
     PartialResponse,
     PartialToolCall,
+    Retrieved,
     RunSuspended,
     ServiceEvent,
     StreamEvent,
@@ -67,6 +68,12 @@ class StreamedCall:
         self.tasks = ToolTasks(invocation, self.send_news)
         self._held = HeldText() if invocation.plan.layers.check_answer is not None else None
         invocation.put_piece = self.put
+
+    async def send_passages(self) -> None:
+        """Send the passages that retrievers have found."""
+        passages = self._invocation.environment.passages
+        assert passages is not None
+        await self._send(Retrieved(tuple(passages.passages)))
 
     async def begin_request(self) -> None:
         """The model is asked: the round before it was not the last."""
