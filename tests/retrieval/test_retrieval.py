@@ -12,7 +12,6 @@ from tests.listening import Events
 from toolbox import (
     Container,
     ImageContent,
-    InvocationContext,
     MemoryId,
     Message,
     Result,
@@ -20,7 +19,6 @@ from toolbox import (
     SystemMessage,
     TextContent,
     UserMessage,
-    application_scoped,
     call_scoped,
     create_ai_service,
     register_ai_service,
@@ -320,7 +318,9 @@ async def test_a_request_scoped_retriever_gets_the_identity_and_a_test_replaces_
     class Guide(Protocol):
         async def answer(self, question: str) -> Result[str]: ...
 
-    async with Container(models={"default": ScriptedChatModel(["1", "2", "3"])}).register(Guide) as container:
+    async with Container(models={"default": ScriptedChatModel(["1", "2", "3"])}, seeds=[SecurityIdentity]).register(
+        Guide
+    ) as container:
         for name in ("ann", "bob"):
             async with container.request_scope({SecurityIdentity: SecurityIdentity(name)}):
                 [passage] = (await container.get(Guide).answer("x")).sources
@@ -392,7 +392,7 @@ async def test_what_a_retriever_raises_is_the_error_of_the_call_before_anything_
     async with Container(models={"default": model}).register(Guide) as container:
         with pytest.raises(ConnectionError, match="no index"):
             await container.get(Guide).answer("ada", "x")
-        assert await container.chat_memory(Guide, "ada").messages() == ()
+        assert await container.chat_memory(Guide, "ada").messages() == []
 
     assert model.requests == []
     assert waits.is_set()  # the others have ended
@@ -581,8 +581,3 @@ def test_a_passage_is_checked_where_it_is_made() -> None:
     for wrong in ({"text": None}, {"text": "a", "source": 3}, {"text": "a", "title": b"x"}):
         with pytest.raises(TypeError, match="must be a str"):
             Passage(**wrong)  # type: ignore[arg-type]  # wrong on purpose
-
-
-@application_scoped
-class Seen:
-    contexts: ClassVar[list[InvocationContext]] = []

@@ -51,7 +51,7 @@ from .model_calls import ask_model, model_stream
 from .opening import begin, find_model, find_tools, resume
 from .outputs import ANSWER_TOOL
 from .plans import InvocationLayer
-from .retrieving import find_passages, note_passages
+from .retrieving import find_passages, find_passages_again, note_passages
 from .streamed_call import Send, StreamedCall
 from .tool_tasks import ToolTasks
 from .usage_layers import counted, in_account, limited, with_recorded_usage
@@ -80,8 +80,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if tasks is not None:
                 around.push_async_callback(tasks.cancel)
 
-            if plan.retrievers and await find_passages(invocation) and streamed is not None:
-                await streamed.send_passages()
+            if plan.retrievers:
+                await find_passages(invocation, streamed)
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
             if invocation.environment.passages is not None:
@@ -89,6 +89,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             while not isinstance(effect, (Finish, Fail, Suspend)):
                 event: Any
                 if isinstance(effect, CallModel):
+                    if invocation.asks_again:  # of a run that continues; the other calls have asked their retrievers
+                        effect = await find_passages_again(invocation, effect, streamed)
                     if streamed is not None:
                         await streamed.begin_request()
                     asking = invocation.perform if plan.fallback is None else partial(_ask_or_fall_back, streamed)

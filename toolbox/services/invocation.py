@@ -81,6 +81,8 @@ class Invocation(ModelCall):
     history: tuple[Message, ...] = ()
     passages = ""
     """What retrievers have found for the user message, as text for each request."""
+    asks_again = False
+    """True in a run that continues, until its retrievers are asked again."""
     added: Sequence[Tool] = ()
     """Tools that enclosing blocks add to this call."""
     added_by = ""

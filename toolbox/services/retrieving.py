@@ -22,9 +22,10 @@ from ..passages import EXPLANATION, NumberedPassages, Passage, passages_text, so
 from ..request_hooks import BEFORE_RETRIEVAL
 from ..tools.retrievers import BoundRetriever, ask, search
 from .invocation import Invocation
-from .loop import ToolFinished
+from .loop import CallModel, ToolFinished, request_of
 from .model_calls import call_hooks
 from .recording_needs import EffectForm
+from .streamed_call import StreamedCall
 from .templates import parse
 
 logger = logging.getLogger("toolbox.retrieval")
@@ -39,42 +40,58 @@ SOURCES: EffectForm[Sequence[Passage]] = EffectForm(
 """The passages that retrievers found first, without their texts. After a suspension, the state has them."""
 
 
-async def find_passages(invocation: Invocation) -> bool:
-    """Ask the retrievers, and let each request of the call have their passages. Returns True if there are new ones.
+async def find_passages(invocation: Invocation, streamed: StreamedCall | None) -> None:
+    """Ask the retrievers, and let each request of the call have what they find. A run that continues asks later.
 
     Raises what a retriever raises, unless it is optional.
     """
-    place, stored, text = invocation.place, invocation.stored, invocation.user_message.text
-    has_ended = (place is not None and place.cancels) or (stored is not None and stored.failure is not None)
-    if has_ended or not text.strip():
-        return False
+    place = invocation.place
+    if not invocation.user_message.text.strip() or (place is not None and place.cancels):
+        return
+    if place is None:
+        await _search(invocation, streamed)
+        return
+    has_asked = False
+
+    async def ask_first() -> Sequence[Passage]:
+        nonlocal has_asked
+        has_asked = True
+        await _search(invocation, streamed)
+        return _numbers_of(invocation).passages
+
+    known = () if invocation.is_resumed else await place.effect(SOURCES, ask_first)
+    if not has_asked:
+        _numbers_of(invocation).passages += known
+        invocation.asks_again = True
+
+
+async def find_passages_again(invocation: Invocation, effect: CallModel, streamed: StreamedCall | None) -> CallModel:
+    """Ask the retrievers in a run that continues, before the first request that the model gets, and return that.
+
+    Before that, replies and results of tools are read from records: the numbers that their passages have are taken.
+    """
+    if invocation.place is None or invocation.place.has_recorded_reply:
+        return effect
+    invocation.asks_again = False
+    await _search(invocation, streamed)
+    note_passages(invocation)
+    return CallModel(request_of(invocation.rules, invocation.state))
+
+
+async def _search(invocation: Invocation, streamed: StreamedCall | None) -> None:
     numbers, cancellations = _numbers_of(invocation), CancellationsHere()
-    found: dict[int, Passage] | None = None
-
-    async def search_all() -> Sequence[Passage]:
-        nonlocal found
-        found = numbers.add(await _ask_all(invocation, text))
-        return numbers.passages
-
     before = len(numbers.passages)
-    if place is None or stored is not None:
-        await search_all()
-    else:
-        recorded = await place.effect(SOURCES, search_all)
-        if found is None:  # by a process that has crashed since
-            numbers.passages += recorded
-            before = len(numbers.passages)
-            await search_all()
+    found = numbers.add(await _ask_all(invocation, invocation.user_message.text))
     if cancellations.came:
         raise asyncio.CancelledError("cancelled; a retriever caught the first CancelledError")
-    if found:
-        prompt = invocation.plan.options.passages_prompt
-        block = passages_text(found)
-        invocation.passages = (
-            f"{EXPLANATION}\n{block}" if prompt is None else parse(prompt)[0].render({"passages": block})
-        )
-        invocation.rules = replace(invocation.rules, passages=invocation.passages)
-    return len(numbers.passages) > before
+    if not found:
+        return
+    prompt, block = invocation.plan.options.passages_prompt, passages_text(found)
+    text = f"{EXPLANATION}\n{block}" if prompt is None else parse(prompt)[0].render({"passages": block})
+    invocation.passages = text
+    invocation.rules = replace(invocation.rules, passages=text)
+    if streamed is not None and len(numbers.passages) > before:
+        await streamed.send_passages(tuple(numbers.passages))
 
 
 def note_passages(invocation: Invocation, event: object = None) -> None:

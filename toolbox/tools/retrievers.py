@@ -135,7 +135,7 @@ def _describe(kind: type[Any]) -> str:
 def _return_problems(place: str, function: Any, returns: Any) -> Iterator[Problem]:
     """Yield a problem if a return annotation says that `retrieve` returns something else than passages."""
     bare = unwrapped(awaited(returns)).type
-    if returns is EMPTY or isinstance(bare, Unresolved) or bare in (EMPTY, Any, object):
+    if returns is EMPTY or isinstance(bare, Unresolved) or bare in (EMPTY, Any, object, None, type(None)):
         return
     origin, items = typing.get_origin(bare) or bare, typing.get_args(bare)
     is_several = isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, (str, Mapping))
