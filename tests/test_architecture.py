@@ -544,7 +544,8 @@ def test_class_names_are_unique() -> None:
         for node in classes_in(tree_of(path)):
             homes.setdefault(node.name.lstrip("_"), []).append(f"{module}, line {node.lineno}")
 
-    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+    both = {"Query"}  # of a retriever, and of an address: public names, which users import from two modules
+    assert {name: places for name, places in homes.items() if len(places) > 1 and name not in both} == {}
 
 
 NAMES_OF_OTHERS = {"Singleton", "pyright", "site/"}

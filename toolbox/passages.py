@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, assert_never
 
-from .contents import TextContent
+from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,18 @@ def _write(number: int, passage: Passage) -> str:
     return _MARKS.sub("&lt;", f"{heading}\n{passage.text}")
 
 
-def after_texts(contents: Sequence[Any], spoken: int, text: str) -> list[Any]:
+def after_texts(contents: Sequence[Content], spoken: int, text: str) -> tuple[Content, ...]:
     """Return contents of a user message with `text` after the last text among the first `spoken` ones."""
-    texts = [at for at, each in enumerate(contents[:spoken]) if isinstance(each, TextContent)]
-    place = texts[-1] + 1 if texts else spoken
-    return [*contents[:place], TextContent(text), *contents[place:]]
+    place = 0
+    for position, each in enumerate(contents[:spoken], 1):
+        match each:
+            case TextContent():
+                place = position
+            case ImageContent() | PdfContent() | AudioContent():
+                continue
+            case _:
+                assert_never(each)
+    return *contents[:place], TextContent(text), *contents[place:]
 
 
 # --- what is stored

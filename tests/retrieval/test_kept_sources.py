@@ -167,7 +167,7 @@ async def test_a_resumed_run_asks_again_and_known_passages_keep_their_numbers() 
         assert [each.source for each in result.sources] == ["a.md", "b.md", "new.md", "c.md"]
         stored: Any = await container.runs.result(suspended.run_id or "")
         assert [each.source for each in stored.sources] == ["a.md", "b.md", "new.md", "c.md"]
-        assert stored.sources[0] == STORED
+        assert stored.sources[0] == Passage("", source="a.md", title="A")
         assert all(each.text == "" for each in stored.sources)
 
 

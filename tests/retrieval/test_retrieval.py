@@ -179,7 +179,8 @@ async def test_images_follow_the_passages() -> None:
     async with clerk(model) as (service, _):
         await service.look(["What is this?", image])
 
-    contents = model.requests[0].messages[-1].contents
+    message: Any = model.requests[0].messages[-1]
+    contents = message.contents
     assert [type(each) for each in contents] == [TextContent, TextContent, ImageContent]
     assert contents[0] == TextContent("What is this?")
 
@@ -580,4 +581,4 @@ def test_a_plain_method_waits_for_its_retrievers() -> None:
 def test_a_passage_is_checked_where_it_is_made() -> None:
     for wrong in ({"text": None}, {"text": "a", "source": 3}, {"text": "a", "title": b"x"}):
         with pytest.raises(TypeError, match="must be a str"):
-            Passage(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+            Passage(**wrong)

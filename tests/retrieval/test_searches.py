@@ -125,7 +125,7 @@ async def test_passages_for_the_message_and_of_searches_are_numbered_together() 
     async with Container(models={"default": model}).register(Clerk) as container:
         result = await container.get(Clerk).both("hi")
 
-    assert "[1] A" in model.requests[0].messages[-1].text
+    assert "[1] A" in (model.requests[0].messages[-1].text or "")
     texts = [each.result for each in result.tool_executions]
     assert "[2] B" in texts[0]
     assert "[3] C" in texts[0]
@@ -151,7 +151,8 @@ async def test_searches_at_the_same_time_have_different_numbers() -> None:
         result = await container.get(Guide).answer("hello")
 
     for execution in result.tool_executions:
-        [passage] = execution.result_object  # type: ignore[misc]  # a list of passages
+        found: Any = execution.result_object
+        [passage] = found
         assert f"[{result.sources.index(passage) + 1}]\n{passage.text}" in execution.result
     assert {each.text for each in result.sources} == {"x", "y"}
 
@@ -241,7 +242,11 @@ async def test_a_tool_provider_may_offer_one_for_a_single_call() -> None:
     class Guide(Protocol):
         async def answer(self, question: str) -> Result[str]: ...
 
-    replies = [tool_call("search_handbook", {"query": "ab"}), tool_call("search_handbook", {"query": "c"}), "ok"]
+    replies: list[Any] = [
+        tool_call("search_handbook", {"query": "ab"}),
+        tool_call("search_handbook", {"query": "c"}),
+        "ok",
+    ]
     async with Container(models={"default": ScriptedChatModel(replies)}).register(Guide) as container:
         result = await container.get(Guide).answer("hello")
 
@@ -258,7 +263,7 @@ async def test_an_instance_and_a_named_bean_are_offered_too() -> None:
     class Guide(Protocol):
         async def answer(self, question: str) -> Result[str]: ...
 
-    replies = [tool_call("search_handbook", {"query": "c"}), "ok"]
+    replies: list[Any] = [tool_call("search_handbook", {"query": "c"}), "ok"]
     async with Container(models={"default": ScriptedChatModel(replies)}).register(northern, Guide) as container:
         assert (await container.get(Guide).answer("x")).sources == (C,)
     service = create_ai_service(Clerk, chat_model=ScriptedChatModel(replies), tools=Handbook())
@@ -266,7 +271,8 @@ async def test_an_instance_and_a_named_bean_are_offered_too() -> None:
 
 
 async def test_outside_of_a_service_each_search_begins_with_one() -> None:
-    [(specification, execute)] = tools_from(Handbook()).items()
+    tools: dict[Any, Any] = dict(tools_from(Handbook()))
+    [(specification, execute)] = tools.items()
     request = tool_call("search_handbook", {"query": "c"})
 
     results = [await execute(request, None) for _ in range(2)]

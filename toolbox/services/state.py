@@ -254,7 +254,10 @@ class State:
 
     def to_dict(self) -> Json:
         """Return the state as the values in the JSON of `to_json`."""
-        return {"version": VERSION, **fields_to_dict(self)}
+        written = fields_to_dict(self)
+        if not self.passages:  # most invocations have none, and earlier releases know none
+            del written["passages"]
+        return {"version": VERSION, **written}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:

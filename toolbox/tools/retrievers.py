@@ -14,7 +14,7 @@ from typing import Any
 
 from ..bean_references import BeanReference, definitions_of
 from ..chat import Message, ToolExecutionRequest
-from ..context import InvocationContext
+from ..context import InvocationContext, current_invocation
 from ..errors import Problem
 from ..events import RetrievedEvent
 from ..execution.markers import EXECUTION_MARK, execution_of, execution_problems
@@ -99,7 +99,7 @@ def read_search(source: object, where: str, problems: list[Problem]) -> Tool | N
         execution=execution,
         where=place,
         function=None if reference.bean is not None else reference.instance.retrieve,
-        encode=_Found(place).check,
+        encode=_PassagesOf(place).check,
         run=search,
         decode=decoder.decode,
         complete=decoder.complete,
@@ -152,9 +152,13 @@ def _return_problems(place: str, function: Any, returns: Any) -> Iterator[Proble
 async def ask(
     tool: Tool, text: str, messages: Sequence[Message], context: InvocationContext, environment: ToolEnvironment
 ) -> Sequence[Passage]:
-    """Return the passages of a retriever for a user message. Raises what it raises, and `ToolTimeoutError`."""
+    """Return the passages of a retriever for a user message; to be run in its own context.
+
+    Raises what the retriever raises, and `ToolTimeoutError`.
+    """
     # Its timeout cancels the search, and not the call.
     asked = copy_with(context, cancellation=CallCancellation(context.cancellation))
+    current_invocation.set(asked)
     call = ToolCall(tool, ToolExecutionRequest("", tool.name, "{}"), {"query": text}, asked, environment)
     return await _retrieve(call, Query(text, tuple(messages), asked))
 
@@ -177,11 +181,11 @@ async def _retrieve(call: ToolCall, query: Query) -> Sequence[Passage]:
     if listeners is not None:
         assert call.tool.owner is not None
         listeners.tell(RetrievedEvent(call.context, call.tool.owner, query, found, perf_counter() - began))
-    return found  # type: ignore[no-any-return]  # `_Found` has checked it
+    return found  # type: ignore[no-any-return]  # `_PassagesOf` has checked it
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PassagesOf:
     """Checks what a retriever returns; `where` is its method."""
 
     where: str
