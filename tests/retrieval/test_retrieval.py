@@ -579,6 +579,7 @@ def test_a_plain_method_waits_for_its_retrievers() -> None:
 
 
 def test_a_passage_is_checked_where_it_is_made() -> None:
+    wrong: Any
     for wrong in ({"text": None}, {"text": "a", "source": 3}, {"text": "a", "title": b"x"}):
         with pytest.raises(TypeError, match="must be a str"):
             Passage(**wrong)
