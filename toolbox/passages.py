@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, assert_never
 
 from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
@@ -132,15 +133,12 @@ def after_texts(contents: Sequence[Content], spoken: int, text: str) -> tuple[Co
 # --- what is stored
 
 
-def without_text(passage: Passage) -> Passage:
-    """Return a passage as it is stored: without its text."""
-    return replace(passage, text="") if passage.text else passage
-
-
 def source_to_dict(passage: Passage) -> dict[str, Any]:
     """Return a passage without its text as JSON values."""
-    attributes = json.loads(json.dumps(dict(passage.attributes), default=str))
-    written = {"source": passage.source, "title": passage.title, "score": passage.score, "attributes": attributes}
+    text = json.dumps(dict(passage.attributes), default=str, skipkeys=True)
+    attributes = json.loads(text, parse_constant=str)  # JSON has no infinity
+    score = None if passage.score is None or not isfinite(passage.score) else float(passage.score)
+    written = {"source": passage.source, "title": passage.title, "score": score, "attributes": attributes}
     return {name: each for name, each in written.items() if each not in (None, {})}
 
 

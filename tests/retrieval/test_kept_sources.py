@@ -225,3 +225,16 @@ async def test_cancelling_a_run_asks_nobody() -> None:
         await container.runs.cancel(suspended.run_id or "", "no")
 
     assert Handbook.asked == ["x"]
+
+
+async def test_what_json_cannot_have_is_stored_as_text_or_left_out() -> None:
+    Handbook.found[:] = [Passage("a", score=float("nan"), attributes={"at": b"x", "far": float("inf"), (1, 2): 3})]  # type: ignore[dict-item]  # wrong on purpose
+    container, _ = started("done")
+    container.register_instance(store := InMemoryChatMemoryStore(), ChatMemoryStore)
+    async with container:
+        await container.get(Clerk).answer("ada", "x")
+
+    log = await store.read_newest(ChatMemoryKey.of(Clerk, "ada"), 100)
+    assert log is not None
+    [source] = [*entries_of(log.turns)][-1].sources
+    assert source == Passage("", attributes={"at": "b'x'", "far": "Infinity"})

@@ -371,10 +371,6 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         # A dependent one would be produced again, only for its name.
         self.notes_callers = not isinstance(identity, SingleBean) or graph.definitions[identity.bean].is_shared
 
-    def unknown_retriever(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """Yield problems with the bean of a retriever."""
-        return self.unknown_beans(where, tool)
-
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield problems with the beans that a tool needs. Without a graph, there is nothing to check yet."""
         if self.registered.graph is not None:

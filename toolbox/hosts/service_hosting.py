@@ -85,10 +85,6 @@ class ServiceHosting(ABC, Generic[Models]):
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield problems with the beans that a tool needs."""
 
-    @abstractmethod
-    def unknown_retriever(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """Yield problems with the bean of a retriever."""
-
     def class_behind(self, cls: type[Any]) -> type[Any]:
         """Return `cls`: a service that is used without a container has no beans that provide it."""
         return cls
@@ -140,7 +136,7 @@ class ServiceHosting(ABC, Generic[Models]):
             where, execution = f"{plan.where}, retriever {type_name(each.tool.owner)}", each.tool.execution
             if execution.model is ExecutionModel.EXECUTOR and self.workers.executor(execution) is None:
                 yield unknown_executor(where, execution)
-            yield from self.unknown_retriever(where, each.tool)
+            yield from self.unknown_beans(where, each.tool)
 
     def fallback_problems(self, plan: MethodPlan) -> Iterator[Problem]:
         """Yield a problem if the method's `@fallback` needs an unknown executor."""

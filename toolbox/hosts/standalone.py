@@ -245,14 +245,10 @@ class StandaloneHost(ServiceHosting[_OnlyModel]):
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield a problem for each bean that the tool needs; only its interceptors need no container."""
-        if tool.bean is not None:
+        if tool.bean is not None and self._instances.find_now(tool.bean) is None:  # a retriever may have one
             yield Problem(where, "is a method of a class, which needs a container", "pass an instance of the class")
         yield from self.problems_of(named_at_tool(tool))
         yield from self.not_injected(where, tool.injected)
-
-    def unknown_retriever(self, where: str, tool: Tool) -> Iterator[Problem]:
-        """Yield nothing: `add` has created the instances of retrievers, or reported the problem."""
-        yield from ()
 
     def not_injected(self, where: str, injected: Iterable[InjectedParameter]) -> Iterator[Problem]:
         """Yield a problem for each parameter whose bean needs a container."""

@@ -131,12 +131,9 @@ def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:
 
 def _number_passages(invocation: Invocation) -> NumberedPassages:
     """Return the passages that an earlier part of the run has found; none of a call that begins."""
-    stored = invocation.stored_state
-    return (
-        NumberedPassages((), invocation.conversation)
-        if stored is None
-        else NumberedPassages(stored.passages, stored.history)
-    )
+    if (stored := invocation.stored_state) is None:
+        return NumberedPassages((), invocation.conversation)
+    return NumberedPassages(stored.passages, stored.history)
 
 
 async def add_dynamic_tools(invocation: Invocation, messages: Sequence[Message]) -> bool:
