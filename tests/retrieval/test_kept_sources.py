@@ -238,3 +238,28 @@ async def test_what_json_cannot_have_is_stored_as_text_or_left_out() -> None:
     assert log is not None
     [source] = [*entries_of(log.turns)][-1].sources
     assert source == Passage("", attributes={"at": "b'x'", "far": "Infinity"})
+
+
+async def test_a_service_that_is_a_tool_has_its_own_retrievers_and_numbers() -> None:
+    @register_ai_service(retrievers=Handbook, tools=Bank)
+    class Inner(Protocol):
+        @tool
+        async def look_up(self, question: str) -> Result[str]:
+            """Look up and pay."""
+            ...
+
+    @register_ai_service(retrievers=Archive, tools=Inner)
+    class Outer(Protocol):
+        async def answer(self, question: str) -> Result[str]: ...
+
+    replies = [tool_call("look_up", {"question": "inner"}), tool_call("pay", {"euros": 1}), "inner [1]", "outer [1]"]
+    container, model = started(*replies)
+    async with container.register(Inner, Outer):
+        suspended = await container.get(Outer).answer("outer")
+        result = await container.runs.resume(suspended.run_id or "", {suspended.pending[0].id: approve()})
+
+    assert [each.source for each in result.sources] == ["c.md"]
+    assert "[1] C" in asked_in(model.requests[0])
+    assert "[1] A" in asked_in(model.requests[1])
+    assert "[1] A" in asked_in(model.requests[2])
+    assert "[1] C" in asked_in(model.requests[3])

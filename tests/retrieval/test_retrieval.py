@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Protocol
@@ -12,6 +14,7 @@ from tests.listening import Events
 from toolbox import (
     Container,
     ImageContent,
+    InvocationContext,
     MemoryId,
     Message,
     Result,
@@ -19,8 +22,10 @@ from toolbox import (
     SystemMessage,
     TextContent,
     UserMessage,
+    application_scoped,
     call_scoped,
     create_ai_service,
+    dependent,
     register_ai_service,
     request_scoped,
     system_message,
@@ -36,6 +41,7 @@ from toolbox.guardrails import (
     input_guardrails,
     output_guardrails,
 )
+from toolbox.limits import UsageLimits
 from toolbox.retrieval import Passage, Query, Retriever, retrieves
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -362,7 +368,115 @@ async def test_each_search_has_its_own_call_scope_which_ends_before_the_model_is
     assert events == ["opened", "searched", "closed", "model"]
 
 
+@pytest.mark.parametrize("scope", [application_scoped, request_scoped, call_scoped, dependent])
+async def test_a_retriever_has_any_scope(scope: Any) -> None:
+    @scope
+    class Files(Retriever):
+        def retrieve(self, query: Query) -> list[Passage]:
+            return [NOTE]
+
+    @register_ai_service(retrievers=Files)
+    class Guide(Protocol):
+        async def answer(self, question: str) -> Result[str]: ...
+
+    container = Container(models={"default": ScriptedChatModel(["1", "2"])}).register(Guide)
+    async with container, container.request_scope():
+        for _ in range(2):
+            assert (await container.get(Guide).answer("x")).sources == (NOTE,)
+
+
+async def test_a_service_in_a_retriever_condenses_the_question() -> None:
+    @register_ai_service(model="small")
+    class Condenser(Protocol):
+        async def condense(self, before: list[Message], question: str) -> str: ...
+
+    class Files(Retriever):
+        def __init__(self, condenser: Condenser) -> None:
+            self.condenser = condenser
+
+        async def retrieve(self, query: Query) -> list[Passage]:
+            return [Passage(await self.condenser.condense(list(query.messages), query.text))]
+
+    @register_ai_service(retrievers=Files, limits=UsageLimits(model_calls=2))
+    class Guide(Protocol):
+        async def answer(self, room: MemoryId[str], question: str) -> Result[str]: ...
+
+    models = {"default": ScriptedChatModel(["1", "2"]), "small": (small := ScriptedChatModel(["a", "b"]))}
+    async with Container(models=models).register(Condenser, Guide) as container:
+        await container.get(Guide).answer("ada", "first")
+        result = await container.get(Guide).answer("ada", "second")
+
+    assert result.sources == (Passage("b"),)
+    assert [each.text for each in small.requests[1].messages] == ["first", "1", "second"]
+
+
 # --- errors
+
+
+async def test_a_call_that_is_cancelled_cancels_its_retrievers() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    class Slow(Retriever):
+        optional = True
+
+        async def retrieve(self, query: Query) -> list[Passage]:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return []
+
+    @register_ai_service(retrievers=[Slow, Handbook])
+    class Guide(Protocol):
+        async def answer(self, question: str) -> str: ...
+
+        @retrieves(Slow)
+        def stream(self, question: str) -> AsyncIterator[str]: ...
+
+    model = ScriptedChatModel([])
+    async with Container(models={"default": model}).register(Guide) as container:
+        task = asyncio.ensure_future(container.get(Guide).answer("x"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+        begun.clear()
+        ended.clear()
+        stream: Any = container.get(Guide).stream("x")
+        reading = asyncio.ensure_future(anext(stream))
+        await begun.wait()
+        await stream.aclose()
+        assert ended.is_set()
+        with pytest.raises(StopAsyncIteration):
+            await reading
+
+    assert model.requests == []
+
+
+async def test_a_blocking_retriever_sees_that_its_time_is_up() -> None:
+    seen = threading.Event()
+
+    class Slow(Retriever):
+        timeout = 0.05
+
+        def retrieve(self, query: Query) -> list[Passage]:
+            while not query.context.cancelled:
+                time.sleep(0.001)
+            assert InvocationContext.current() is not None
+            seen.set()
+            return []
+
+    @register_ai_service(retrievers=Slow)
+    class Guide(Protocol):
+        async def answer(self, question: str) -> str: ...
+
+    async with Container(models={"default": ScriptedChatModel([])}).register(Guide) as container:
+        with pytest.raises(TimeoutError):
+            await container.get(Guide).answer("x")
+        assert await asyncio.to_thread(seen.wait, 60)
 
 
 class Broken(Retriever):
