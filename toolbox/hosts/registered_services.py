@@ -34,6 +34,7 @@ from ..services.declaration import CallLimits, ServiceOptions, method_names, ser
 from ..services.declared_sources import (
     model_names_in,
     providers_of,
+    retrievers_in,
     service_cycles,
     services_offered_by,
     sources_of,
@@ -94,7 +95,11 @@ class RegisteredServices:
             problems=(),
         )
         sources = sources_of(registered)
-        listed = *bean_types(sources), *(each.bean for each in providers_of(registered, options))
+        listed = (
+            *bean_types(sources),
+            *(each.bean for each in providers_of(registered, options)),
+            *retrievers_in(registered, options, sources),
+        )
         named = (*strategies(options), *named_beans([registered, *sources]))
         of_methods = map(Fallback, registrable(classes_of_methods(sources)))
         implied = (*registrable(listed), *named, *of_methods)
@@ -224,6 +229,7 @@ class _Service:
         for plan in plans.values():
             yield from reference_problems(named_at_method(self._cls, plan.name), graph)
             yield from self._host.fallback_problems(plan)
+            yield from self._host.retriever_problems(plan)
             if isinstance(plan.messages.system, FunctionMessage):
                 yield from injection_problems(f"{plan.where}, system message", plan.messages.system.injected, graph)
             for tool in (*plan.toolset.tools, *plan.compensations.values()):

@@ -174,6 +174,9 @@ class ServiceOptions:
     name: str | None = None
     former_names: Sequence[str] = ()
     unfinished_turns: UnfinishedTurns = "keep"
+    retrievers: Any = ()
+    passages_prompt: str | None = None
+    passages_chars: int = 20_000
 
     def __post_init__(self) -> None:
         """Make `former_names` a tuple; anything else stays, and is a problem at start."""
@@ -225,6 +228,9 @@ def register_ai_service(
     name: str | None = None,
     former_names: Sequence[str] = (),
     unfinished_turns: UnfinishedTurns = "keep",
+    retrievers: Any = (),
+    passages_prompt: str | None = None,
+    passages_chars: int = 20_000,
 ) -> Callable[[C], C]: ...
 
 
@@ -273,6 +279,10 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
       class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
     - `unfinished_turns`: a call that ends without an answer after a tool had begun stores its turn, or with `"discard"`
       nothing.
+    - `retrievers`: one `Retriever` or several, classes (beans) or instances: the model reads what they find for the
+      user message. `@retrieves(…)` on a method replaces them for that method.
+    - `passages_prompt`: what the model reads with the passages; must contain `{passages}`.
+    - `passages_chars`: the maximum number of characters of all passages of a call; the last ones are dropped.
 
     `DEFAULT` for a limit means the container's setting of the same name. Raises `TypeError` for anything but a class,
     and for unknown options; other mistakes are problems at start.

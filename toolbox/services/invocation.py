@@ -90,6 +90,10 @@ class Invocation(ModelCall):
     """What was loaded of the conversation, with the notes to store with the turn."""
     summary_usage: TokenUsage | None = None
     """The tokens of the summary that was made before the first request."""
+    passages = ""
+    """What retrievers have found for the user message, as text for each request."""
+    asks_again = False
+    """True in a run that continues, until its retrievers are asked again."""
     added: Sequence[Tool] = ()
     """Tools that enclosing blocks add to this call."""
     added_by = ""

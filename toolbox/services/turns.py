@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ..chat import AiMessage, Message, PendingCall, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
 from ..conversations.log import NO_USAGE, Turn, TurnState
+from ..passages import source_to_dict
 from .invocation import Invocation
 from .outputs import ANSWER_TOOL
 from .state import PendingToolCall, State, identity_of
@@ -27,11 +28,11 @@ _AFTER_BEGIN = frozenset({"deferred", "unknown_outcome", "service"})
 def answered_turn(invocation: Invocation) -> Turn:
     """Return the turn of an invocation that has an answer. That of a run has the same id in each process."""
     messages, usage = invocation.state.remembered, invocation.state.usage_of_turn
-    place = invocation.place
+    place, sources = invocation.place, tuple(map(source_to_dict, invocation.state.passages))
     if place is None:
-        return Turn(id=invocation.context.invocation_id, messages=messages, usage=usage)
+        return Turn(id=invocation.context.invocation_id, messages=messages, usage=usage, sources=sources)
     run_id = place.run_id if invocation.is_recorded else None
-    return Turn(id=f"{place.run_id}:answered", run_id=run_id, messages=messages, usage=usage)
+    return Turn(id=f"{place.run_id}:answered", run_id=run_id, messages=messages, usage=usage, sources=sources)
 
 
 def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
