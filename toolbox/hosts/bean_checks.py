@@ -163,7 +163,7 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
 
 
 def log_problems(where: str, options: ServiceOptions, graph: BeanGraph) -> Iterator[Problem]:
-    """Yield a problem for each option that the store of the conversations cannot do, as far as its class is known."""
+    """Yield a problem for each option that the store of the conversations cannot do, if its class is known."""
     value = graph.resolve(point_of(ChatMemoryStore | None, "the store of the conversations"))
     if isinstance(value, SingleBean):
         definition = graph.definitions[value.bean]

@@ -1,7 +1,7 @@
-"""The turn of a call that waits for an answer: what a conversation that goes on meanwhile shows of it.
+"""The turn of a call that waits for an answer: what a conversation that goes on shows of it.
 
 It has the message of the user, and a note of what waits. When the run of the call ends, its turn replaces this one.
-Not here: storing it (`layers`), what becomes of it when a run ends without a turn (`runs.waiting_turns`).
+Not here: storing it (`layers`), what becomes of it when a run ends without a turn (`runs.waiting_entries`).
 """
 
 from __future__ import annotations
