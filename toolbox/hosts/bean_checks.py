@@ -180,7 +180,7 @@ def find_store_without_logs(graph: BeanGraph) -> type[Any] | None:
 
 
 def log_problems(where: str, options: ServiceOptions, graph: BeanGraph) -> Iterator[Problem]:
-    """Yield a problem for each option that the store of the conversations cannot do, as far as its class is known."""
+    """Yield a problem for each option that the store of the conversations cannot do, if its class is known."""
     if (store := find_store_without_logs(graph)) is not None:
         yield from (log_problem(where, each, store) for each in options_with_logs(options))
 

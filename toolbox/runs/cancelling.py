@@ -94,7 +94,7 @@ class Cancelling:
         self._execution.leases.lose(stored.id)
         self._runs.looks.announce(stored.id)
         if taken.status == "cancelled":
-            await self._execution.waiting_turns.end(self._runs.conversation_of(taken), taken.id, taken.status)
+            await self._execution.waiting_entries.end(self._runs.conversation_of(taken), taken.id, taken.status)
         if must_undo:
             await asyncio.shield(self._execution.spawn(stored.id, self._undo(taken, by)))
 

@@ -43,7 +43,7 @@ class ConversationRuns:
         between_tries = [run async for run in self._find(service, memory_id, "running") if _has_memory(run)]
         waiting += [run for run in between_tries if run.owner is None and run.next_at is not None]
         for run in waiting:
-            with suppress(RunNotFoundError):  # deleted meanwhile
+            with suppress(RunNotFoundError):  # deleted in between
                 await self._cancel(run.id, reason, by)
         return len(waiting)
 
@@ -69,7 +69,7 @@ class ConversationRuns:
         status: RunStatus,
         started_by: str | None = None,
     ) -> AsyncIterator[StoredRun]:
-        """Yield headers, newest first under each name of the service; they may be deleted meanwhile."""
+        """Yield headers, newest first under each name of the service; they may be deleted in between."""
         store = await self._runs.open()
         names: tuple[str | None, ...] = (None,) if service is None else self._runs.names_of(service)
         room: dict[str, Any] = {}

@@ -72,7 +72,7 @@ class Retrying:
         if document.waiting:
             if prepared.plan.options.on_suspended == "continue":
                 key = self._runs.conversation_of(taken)
-                await self._execution.waiting_turns.wait_again(key, run_id, suspensions - 1, document)
+                await self._execution.waiting_entries.wait_again(key, run_id, suspensions - 1, document)
             await self._watch_times()
             return None
         return await self._execution.continue_run(taken, None, replace(prepared, document=document))

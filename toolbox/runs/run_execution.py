@@ -43,7 +43,7 @@ from .run_session import RunSession
 from .service_calls import PreparedRun, execute
 from .store import RunChanges, RunLook, RunStore, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
-from .waiting_turns import WaitingTurns
+from .waiting_entries import WaitingEntries
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -84,7 +84,7 @@ class RunExecution:
         watch_times: Callable[[], Awaitable[None]],
     ) -> None:
         self._host, self._runs, self._preparing, self._watch_times = host, runs, preparing, watch_times
-        self.leases, self.waiting_turns = RunLeases(runs), WaitingTurns(host, runs)
+        self.leases, self.waiting_entries = RunLeases(runs), WaitingEntries(host, runs)
         self.report_to: Callable[[str, StoredRun], None] | None = None
         self.when_one_ends: Callable[[], None] = lambda: None
         self._tasks: dict[asyncio.Task[Any], str] = {}
@@ -358,7 +358,7 @@ class RunExecution:
             held.has_left = session.has_left
             if session.ended is not None and prepared.plan.options.on_suspended == "continue":
                 key = prepared.plan.find_conversation(prepared.plan.find_memory_id(prepared.arguments))
-                await self.waiting_turns.end(key, session.id, session.ended)
+                await self.waiting_entries.end(key, session.id, session.ended)
             if log is not None:
                 await log.close()
         return await self._continue_held(held, prepared, None)

@@ -155,7 +155,7 @@ class RunSession:
 
     @property
     def suspensions(self) -> int:
-        """How often the run has been suspended: the outermost invocation has a state of each suspension."""
+        """The number of suspensions so far: the outermost invocation has a state of each."""
         return len(self.numbered("", "s"))
 
     def numbered(self, place: str, fact: RecordedFact) -> dict[int, Recorded]:

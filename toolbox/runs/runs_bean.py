@@ -337,7 +337,7 @@ class Runs:
 
     async def turn_state_after(self, run_id: str) -> TurnState | None:
         """Return the state in which the turn of a run ends that has stored no other; None while the run goes on."""
-        return await self._execution.waiting_turns.state_after(run_id)
+        return await self._execution.waiting_entries.state_after(run_id)
 
     async def run_of(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
         """Return the newest run of a conversation that has not ended, or None; also under former names."""

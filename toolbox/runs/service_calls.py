@@ -174,7 +174,7 @@ class RunPlace:
 
     @property
     def suspensions(self) -> int:
-        """How often the run has been suspended."""
+        """The number of suspensions so far."""
         return self.session.suspensions
 
     @property

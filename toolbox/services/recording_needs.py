@@ -202,7 +202,7 @@ class PlaceInRun(CallPlace, Protocol):
 
     @property
     def suspensions(self) -> int:
-        """How often the run has been suspended."""
+        """The number of suspensions so far."""
         ...
 
     def enter(self) -> PlaceInRun | None:

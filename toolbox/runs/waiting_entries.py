@@ -1,4 +1,4 @@
-"""`WaitingTurns`: what becomes of the turn of a suspended run in its conversation when no turn of its own replaces it.
+"""`WaitingEntries`: what becomes of the turn of a suspended run in its conversation if no other turn of it is stored.
 
 Not here: the turn itself, and storing it at a suspension (`services.turns`, `services.layers`).
 """
@@ -22,7 +22,7 @@ logger = logging.getLogger("toolbox.runs")
 _STATES: dict[RunStatus, TurnState] = {"cancelled": "stopped", "failed": "failed", "completed": "failed"}
 
 
-class WaitingTurns:
+class WaitingEntries:
     """The turns of the suspended runs of a host."""
 
     def __init__(self, host: RunsHost, runs: StoredRuns) -> None:
