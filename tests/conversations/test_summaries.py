@@ -184,6 +184,18 @@ async def test_its_tokens_count_for_the_call_and_once_for_the_conversation() -> 
     assert head.usage.total_tokens == 30 + 107
 
 
+async def test_tokens_of_a_summary_that_was_cut_off_count_too() -> None:
+    store = InMemoryChatMemoryStore()
+    cut = ChatResponse(AiMessage("They m"), TokenUsage(7, 0), FinishReason.LENGTH)
+    async with container(ScriptedChatModel(answers(4)), ScriptedChatModel([cut]), store=store) as app:
+        assistant = app.get(Assistant)
+        await talk(assistant, 1, 2, 3)
+        result = await assistant.tell("7", "q4")
+
+    [head] = await store.find_heads(limit=1)
+    assert (result.token_usage, head.usage) == (TokenUsage(17, 0), TokenUsage(47, 0))
+
+
 async def test_listeners_get_its_events_as_those_of_the_call() -> None:
     main, small = ScriptedChatModel(answers(4)), ScriptedChatModel(["They met."])
     async with container(main, small) as app:

@@ -506,7 +506,7 @@ class OwnView:
         """Return what the object chooses. `log` has the newest 1,000 messages."""
         pieces = pieces_of(since(log.turns, self.begin(log.head.notes)))
         total = sum(len(each.counted) for each in pieces)
-        messages = self._choose(pieces, is_all=total == log.head.messages)
+        messages = self._choose(pieces, is_all=total >= log.head.messages)
         return Excerpt(messages, log.head.notes, log.turns, head=log.head)
 
     def _choose(self, pieces: Sequence[Piece], *, is_all: bool) -> tuple[Message, ...]:

@@ -11,7 +11,7 @@ import logging
 from itertools import count
 from typing import Any
 
-from ..chat import ChatModel, ChatRequest, ChatResponse, FinishReason
+from ..chat import ChatModel, ChatRequest, ChatResponse, FinishReason, TokenUsage
 from ..conversations.log import NO_USAGE, Turn
 from ..conversations.memories import ChatMemories
 from ..conversations.views import Excerpt, FullHistory, OwnView, Summary, View, as_view
@@ -40,11 +40,8 @@ async def summarize_first(invocation: Invocation) -> None:
     excerpt, view = invocation.excerpt, invocation.plan.window
     assert excerpt is not None
     assert isinstance(view, Summary)
-    summarized = await _summarized(view, excerpt, invocation)
-    if summarized is not None:
-        invocation.excerpt, response = summarized
-        invocation.history = invocation.excerpt.messages
-        invocation.summary_usage = response.token_usage
+    if (summarized := await _summarized(view, excerpt, invocation)) is not None:
+        invocation.excerpt, invocation.history = summarized, summarized.messages
 
 
 # --- a full context
@@ -98,12 +95,12 @@ async def _stored_shorter(view: View | OwnView, excerpt: Excerpt, invocation: In
     """
     key = invocation.memory_key
     assert key is not None
+    summarized = None
     if isinstance(view, Summary) and (due := view.shortened(excerpt)) is not None:
         summarized = await _summarized(view, due, invocation)
-        if summarized is not None:
-            invocation.excerpt, response = summarized
-            invocation.state = invocation.state.with_summary_usage(response.token_usage)
-            return invocation.excerpt
+    if summarized is not None:
+        invocation.excerpt = summarized
+        return summarized
     shorter = view.halved(excerpt)
     memories: ChatMemories = await invocation.host.memories()
     if shorter is not None and memories.keeps_logs:
@@ -115,8 +112,8 @@ async def _stored_shorter(view: View | OwnView, excerpt: Excerpt, invocation: In
 # --- a summary
 
 
-async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -> tuple[Excerpt, ChatResponse] | None:
-    """Ask for a summary and store it. Returns what is sent then, and the reply; None, with a warning, without one.
+async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -> Excerpt | None:
+    """Ask for a summary, and store it. Returns what is sent then; None, with a warning, without a summary.
 
     Raises the errors that end the invocation, such as a limit.
     """
@@ -127,27 +124,39 @@ async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -
         return None  # only what is recorded still happens
     try:
         response = await _ask(ChatRequest(view.request(due)), view.model, invocation)
-        text = _read_summary(response)
     except EndsInvocation:
         raise
     except Exception as error:
-        where = invocation.where
-        logger.warning("%s: earlier messages are left out without a summary, because that failed: %s", where, error)
+        _warn(invocation, error)
         return None
-    summarized = view.with_summary(excerpt, text)
+    text = _read_summary(response)
+    summarized = excerpt if text is None else view.with_summary(excerpt, text)
     memories = await invocation.host.memories()
     await memories.note(key, summarized, response.token_usage or NO_USAGE)
-    return summarized, response
+    _count(response.token_usage, invocation)
+    if text is None:
+        _warn(invocation, "its reply has no text, or was cut off")
+        return None
+    return summarized
 
 
-def _read_summary(response: ChatResponse) -> str:
-    """Return the text of a summary. Raises `ValueError` for a reply without a text, and for one that was cut off."""
-    text = (response.ai_message.text or "").strip()
-    if not text:
-        raise ValueError("the model's reply has no text")
-    if response.finish_reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER):
-        raise ValueError(f"the model's reply is not complete (finish_reason {response.finish_reason})")
-    return text
+def _warn(invocation: Invocation, failure: object) -> None:
+    where = invocation.where
+    logger.warning("%s: earlier messages are left out without a summary, because it failed: %s", where, failure)
+
+
+def _read_summary(response: ChatResponse) -> str | None:
+    """Return the text of a summary; None for a reply without a text, and for one that was cut off."""
+    is_cut = response.finish_reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
+    return None if is_cut else (response.ai_message.text or "").strip() or None
+
+
+def _count(usage: TokenUsage | None, invocation: Invocation) -> None:
+    """Count the tokens of a reply in the usage of the invocation."""
+    if invocation.has_begun:
+        invocation.state = invocation.state.with_summary_usage(usage)
+    else:
+        invocation.summary_usage = usage
 
 
 class _SummaryCall(ModelCall):

@@ -1,4 +1,4 @@
-"""Finds what a service lists: its sources of tools, its tool providers, and the services that are its tools.
+"""Finds what a service lists: its sources of tools, its tool providers, the services that are its tools, its models.
 
 Not here: reading the tools (`tools.sources`), the beans to register for them (`implied_beans`).
 """

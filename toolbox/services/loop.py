@@ -322,7 +322,7 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     """Return the messages to send, with the instructions about the answer in the last user message.
 
     A history that is sent alone may end with the results of tools: the instructions follow them. A conversation may end
-    with a user message, such as a summary: it is sent in one message with the next one.
+    with a user message, such as a summary: it is sent in one message with the user's next one.
     """
     history, messages, prompted = state.history, state.messages, state.prompted
     if state.omitted:
@@ -337,7 +337,7 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
         before = history[:-1] if isinstance(history[-1], UserMessage) else history
         sent = (*before, prompted, *messages)
     joint = state.recalled
-    if joint and isinstance(sent[joint - 1], UserMessage):
+    if 0 < joint < len(sent) and type(sent[joint - 1]) is type(sent[joint]):
         return (*sent[: joint - 1], *alternating(sent[joint - 1 : joint + 1]), *sent[joint + 1 :])
     return sent
 
