@@ -1,6 +1,7 @@
 """What streams, conversations and runs keep of passages, and what a run that continues finds again."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import pytest
@@ -17,15 +18,18 @@ from toolbox import (
     Result,
     Retrieved,
     TokenStream,
+    ToolboxSettings,
     ToolExecuted,
     UserMessage,
     register_ai_service,
+    sql,
     tool,
 )
 from toolbox.conversations.log import entries_of
 from toolbox.retrieval import Passage, Query, Retriever, retrieves
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve, durable
 from toolbox.security import SecurityIdentity
+from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -263,3 +267,25 @@ async def test_a_service_that_is_a_tool_has_its_own_retrievers_and_numbers() -> 
     assert "[1] A" in asked_in(model.requests[1])
     assert "[1] A" in asked_in(model.requests[2])
     assert "[1] C" in asked_in(model.requests[3])
+
+
+def bytes_in(folder: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in folder.iterdir())
+
+
+async def test_no_file_of_a_database_has_the_text_of_a_passage(tmp_path: Path) -> None:
+    settings = ToolboxSettings(sql=SqlSettings(url=f"sqlite:///{tmp_path / 'data.db'}"))
+    model = ScriptedChatModel([tool_call("pay", {"euros": 1}), "see [1]", "see [1]"])
+    container = Container(models={"default": model}, settings=settings)
+    async with container.register(sql.engine, sql.SqlRunStore, sql.SqlChatMemoryStore, Clerk):
+        suspended = await container.get(Clerk).answer("ada", "x")
+        await container.runs.resume(suspended.run_id or "", {suspended.pending[0].id: approve()})
+        await container.get(Clerk).surely("7", "x")
+        store: Any = await container.aget(ChatMemoryStore)
+        log = await store.read_newest(ChatMemoryKey.of(Clerk, "ada"), 100)
+
+    assert [*entries_of(log.turns)][-1].sources == (STORED,)
+    stored = bytes_in(tmp_path)
+    assert b"see [1]" in stored
+    assert b"a.md" in stored
+    assert b"secret a" not in stored
