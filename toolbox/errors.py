@@ -388,12 +388,12 @@ class ToolResultError(_WithFacts, ToolboxError):
 
 
 class ToolTimeoutError(_WithFacts, ToolboxError, TimeoutError):
-    """A tool took longer than its `timeout` (seconds)."""
+    """A tool, or a retriever, took longer than its `timeout` (seconds)."""
 
     tool: str
     timeout: float
     template = "tool {tool!r} took longer than its timeout of {timeout:g} s"
-    hint = "raise @tool(timeout=…), or make the tool faster"
+    hint = "raise @tool(timeout=…) or the retriever's `timeout`, or make it faster"
 
 
 class TranscriptError(_WithFacts, ToolboxError, ValueError):

@@ -28,6 +28,7 @@ from toolbox import (
     PartialResponse,
     PartialToolCall,
     PdfContent,
+    Retrieved,
     SystemMessage,
     TextContent,
     TokenUsage,
@@ -43,6 +44,7 @@ from toolbox import (
 from toolbox.chat import PendingCall, RunSuspended
 from toolbox.deferred_answers import ToolOrigin
 from toolbox.limits import UsageLimits
+from toolbox.passages import Passage
 from toolbox.runs.documents import (
     GivenAnswer,
     OuterCall,
@@ -67,6 +69,7 @@ from toolbox.runs.run_answers import Answer, HistoryEntry
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
 from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, RecordedFailure
+from toolbox.services.retrieving import SOURCES
 from toolbox.services.state import PendingToolCall, State
 from toolbox.tools.results import EncodedInFull
 from toolbox.tools.tool_calls import ToolOutcome
@@ -99,6 +102,7 @@ MESSAGES = (
     ToolExecutionResultMessage("call_2", "seats", "no seats", True, {"k": 1}, (CONTENTS[1],)),
     AiMessage("", (), None, {"deep": {"big": 2**70}}),
 )
+SOURCES_WITHOUT_TEXT = (Passage("", "a.md", "A", 0.5, {"page": 1}), Passage(""))
 FULL_STATE = State(
     system=SystemMessage("Be kind.", "developer", "boss", {"cache_control": {"type": "ephemeral"}}),
     history=(SystemMessage("Older."), UserMessage("Hi"), AiMessage("Hello")),
@@ -130,6 +134,7 @@ FULL_STATE = State(
 STATES = {
     "full": FULL_STATE,
     "new": State(None, (), ()),
+    "passages": State(None, (), (), passages=SOURCES_WITHOUT_TEXT),
     "empty_values": State(
         None, (), (AiMessage(),), sent=(), response=ChatResponse(AiMessage(), finish_reason=FinishReason.OTHER)
     ),
@@ -217,6 +222,7 @@ EVENTS = {
         "run", (CALL, replace(CALL, id="1", kind="unknown_outcome", call_id="", expires_at=None))
     ),
     "RunSuspended.empty": RunSuspended("run", ()),
+    "Retrieved": Retrieved(SOURCES_WITHOUT_TEXT),
 }
 BEFORE = STATES["full"].changed(messages=MESSAGES[:2], executions=(EXECUTION,))
 REPLIED = ModelReplied(RESPONSE, (AiMessage("aside"),), sent=("pay",))
@@ -232,6 +238,7 @@ RECORDS = {
     "reply": reply_to_json(FULL_STATE, None, REPLIED, {"model_calls": 1}, [1]),
     "reply.after": reply_to_json(FULL_STATE, BEFORE, REPLIED),
     "model": json.dumps({"version": 1, **MODEL_CHOICE.write("strong")}),
+    "sources": json.dumps({"version": 1, **SOURCES.write(SOURCES_WITHOUT_TEXT)}),
     "snapshot": snapshot_to_json(FULL_STATE, 3, 1.5, {"limits": {"a": 1}}, {"model_calls": 1}),
     "snapshot.new": snapshot_to_json(STATES["new"], 0, None, {}),
     "failure": json.dumps({"version": 1, **FAILURE.write(RecordedFailure.of(ValueError("no"), [{"position": 0}]))}),

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 from ..chat import Message, TokenUsage, UserMessage
+from ..passages import Passage, source_from_dict
 from .keys import ChatMemoryKey, Owner
 
 TurnState: TypeAlias = Literal["answered", "failed", "stopped", "waiting"]
@@ -103,6 +104,7 @@ class LogEntry:
     - `state`: `"answered"`; `"failed"` or `"stopped"` if its call did not end well; `"waiting"` while it waits.
     - `usage`: the tokens of all requests of its call, at the last entry of the call; None at the others.
     - `run_id`: the run that it belongs to, or None. `client_id`: the id that a client gave to the message, or None.
+    - `sources`: of an answer, the passages that retrievers found for it, without their texts.
     """
 
     id: str
@@ -112,6 +114,7 @@ class LogEntry:
     usage: TokenUsage | None = None
     run_id: str | None = None
     client_id: str | None = None
+    sources: tuple[Passage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,8 @@ def entries_of(turns: Iterable[Turn]) -> Iterator[LogEntry]:
         for index, message in enumerate(turn.shown, turn.start):
             usage = turn.usage if index == last and turn.usage != NO_USAGE else None
             client_id = turn.client_ids.get(index)
-            yield LogEntry(entry_id(turn, index), turn.at, message, turn.state, usage, turn.run_id, client_id)
+            sources = tuple(map(source_from_dict, turn.sources)) if index == last else ()
+            yield LogEntry(entry_id(turn, index), turn.at, message, turn.state, usage, turn.run_id, client_id, sources)
 
 
 def newest_entries(turns: Iterable[Turn], limit: int) -> tuple[LogEntry, ...]:

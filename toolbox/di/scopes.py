@@ -20,7 +20,7 @@ from ..execution.markers import awaitable_of, marked_execution
 from ..execution.runners import Runner
 from ..execution.threads import running_loop
 from ..introspection import type_name
-from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, hooks_of
+from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from .closing import (
     Closer,
     OwnTask,
@@ -52,8 +52,8 @@ def innermost_scope() -> ActiveScope | None:
     return scope.home.lookup if scope is not None else None
 
 
-def request_hooks() -> list[Callable[[], Any]]:
-    """Return the `@before_model_request` methods of all beans of the entered scopes, of the innermost scope first.
+def request_hooks(hook: Hook = BEFORE_MODEL_REQUEST) -> list[Callable[[], Any]]:
+    """Return the methods of all beans of the entered scopes that `hook` marks, of the innermost scope first.
 
     These are the request scope, the call scopes of the tools that led here, and the requests around them: a durable
     call has its own request scope inside that of its caller, who waits.
@@ -63,7 +63,7 @@ def request_hooks() -> list[Callable[[], Any]]:
     while scope is not None:
         for bean in scope.held_beans():
             kind: Any = type(bean)
-            for name in hooks_of(kind, BEFORE_MODEL_REQUEST):
+            for name in hooks_of(kind, hook):
                 found.setdefault((id(bean), name), getattr(bean, name))
         scope = scope.outer
     return [*found.values()]

@@ -28,6 +28,7 @@ from ..services.declaration import method_names, service_options_of
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked
+from ..tools.retrievers import is_retriever
 from ..tools.sources import bean_types, members_of, read_tools
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 
@@ -132,6 +133,8 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
         if not marked and class_access(cls) is None:
             continue
         effective = {each.attribute for each in members_of(cls)} | set(mcp_marked(cls))
+        if is_retriever(cls):
+            effective.add("retrieve")
         if service_options_of(cls) is not None:
             effective |= set(method_names(cls))
         fix = "put it on a tool, on a class with tools, or on a method of an AI service that has no body"

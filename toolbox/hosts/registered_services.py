@@ -28,7 +28,13 @@ from ..models.routing import model_names_of, router_in
 from ..service_names import same_name_problems
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
-from ..services.declared_sources import providers_of, service_cycles, services_offered_by, sources_of
+from ..services.declared_sources import (
+    providers_of,
+    retrievers_in,
+    service_cycles,
+    services_offered_by,
+    sources_of,
+)
 from ..services.implied_beans import named_beans, registrable, strategies
 from ..services.inner_plans import is_run, may_suspend, settled
 from ..services.method_marks import named_at_method
@@ -73,7 +79,11 @@ class RegisteredServices:
             problems=(),
         )
         sources = sources_of(registered)
-        listed = *bean_types(sources), *(each.bean for each in providers_of(registered, options))
+        listed = (
+            *bean_types(sources),
+            *(each.bean for each in providers_of(registered, options)),
+            *retrievers_in(registered, options, sources),
+        )
         named = (*strategies(options), *named_beans([registered, *sources]))
         of_methods = map(Fallback, registrable(classes_of_methods(sources)))
         implied = (*registrable(listed), *named, *of_methods)
@@ -191,6 +201,7 @@ class _Service:
         for plan in plans.values():
             yield from reference_problems(named_at_method(self._cls, plan.name), graph)
             yield from self._host.fallback_problems(plan)
+            yield from self._host.retriever_problems(plan)
             if isinstance(plan.messages.system, FunctionMessage):
                 yield from injection_problems(f"{plan.where}, system message", plan.messages.system.injected, graph)
             for tool in (*plan.toolset.tools, *plan.compensations.values()):

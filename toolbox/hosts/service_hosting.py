@@ -22,6 +22,7 @@ from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import Workers
+from ..introspection import type_name
 from ..limits import CostEstimator
 from ..models.pools import ConnectionPools
 from ..security import identity_in
@@ -128,6 +129,14 @@ class ServiceHosting(ABC, Generic[Models]):
         if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
             yield unknown_executor(where, tool.execution)
         yield from self.unknown_beans(where, tool)
+
+    def retriever_problems(self, plan: MethodPlan) -> Iterator[Problem]:
+        """Yield problems with the method's retrievers: an unknown executor, and beans that they cannot get."""
+        for each in plan.retrievers:
+            where, execution = f"{plan.where}, retriever {type_name(each.tool.owner)}", each.tool.execution
+            if execution.model is ExecutionModel.EXECUTOR and self.workers.executor(execution) is None:
+                yield unknown_executor(where, execution)
+            yield from self.unknown_beans(where, each.tool)
 
     def fallback_problems(self, plan: MethodPlan) -> Iterator[Problem]:
         """Yield a problem if the method's `@fallback` needs an unknown executor."""

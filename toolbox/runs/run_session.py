@@ -153,8 +153,8 @@ class RunSession:
 
     @property
     def has_begun(self) -> bool:
-        """True if something of the run has happened: more is recorded than the choice of a model."""
-        return any(key.fact != "model" for records in self._recorded.values() for key in records)
+        """True if something of the run has happened: more is recorded than the choice of a model, and passages."""
+        return any(key.fact not in ("model", "sources") for records in self._recorded.values() for key in records)
 
     def add_record(self, record: StoredRecord) -> None:
         """Take in a record that was read from the store."""

@@ -137,6 +137,11 @@ class RunPlace:
         return self.session.has_new_records
 
     @property
+    def has_recorded_reply(self) -> bool:
+        """True if the reply to the next model request of this invocation is recorded."""
+        return self.session.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None
+
+    @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""
         document = self.session.document

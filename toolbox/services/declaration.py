@@ -165,6 +165,9 @@ class ServiceOptions:
     run_retries: Retries | None = None
     name: str | None = None
     former_names: Sequence[str] = ()
+    retrievers: Any = ()
+    passages_prompt: str | None = None
+    passages_chars: int = 20_000
 
     def __post_init__(self) -> None:
         """Make `former_names` a tuple; anything else stays, and is a problem at start."""
@@ -213,6 +216,9 @@ def register_ai_service(
     run_retries: Retries | None = None,
     name: str | None = None,
     former_names: Sequence[str] = (),
+    retrievers: Any = (),
+    passages_prompt: str | None = None,
+    passages_chars: int = 20_000,
 ) -> Callable[[C], C]: ...
 
 
@@ -255,6 +261,10 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
     - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the
       class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
+    - `retrievers`: one `Retriever` or several, classes (beans) or instances: the model reads what they find for the
+      user message. `@retrieves(…)` on a method replaces them for that method.
+    - `passages_prompt`: what the model reads with the passages; must contain `{passages}`.
+    - `passages_chars`: the maximum number of characters of all passages of a call; the last ones are dropped.
 
     `DEFAULT` for a limit means the container's setting of the same name. Raises `TypeError` for anything but a class,
     and for unknown options; other mistakes are problems at start.

@@ -79,6 +79,10 @@ class Invocation(ModelCall):
     before_end: Callable[[Finish], None] | None = None
     """Called before the invocation ends with an answer; may raise."""
     history: tuple[Message, ...] = ()
+    passages = ""
+    """What retrievers have found for the user message, as text for each request."""
+    asks_again = False
+    """True in a run that continues, until its retrievers are asked again."""
     added: Sequence[Tool] = ()
     """Tools that enclosing blocks add to this call."""
     added_by = ""

@@ -29,6 +29,7 @@ from ..events import (
     ServiceStartedEvent,
     ServiceSuspendedEvent,
 )
+from ..passages import source_to_dict
 from ..security import identity_in, identity_now
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
@@ -64,11 +65,12 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
 def _answered_turn(invocation: Invocation) -> Turn:
     """Return the turn of an invocation that has an answer. That of a run has the same id in each process."""
     messages, usage = invocation.state.remembered, invocation.state.token_usage or NO_USAGE
+    sources = tuple(map(source_to_dict, invocation.state.passages))
     if invocation.place is None:
-        return Turn(messages=messages, usage=usage)
+        return Turn(messages=messages, usage=usage, sources=sources)
     run_id = invocation.place.run_id
     stored = run_id if invocation.is_recorded else None
-    return Turn(id=f"{run_id}:answered", run_id=stored, messages=messages, usage=usage)
+    return Turn(id=f"{run_id}:answered", run_id=stored, messages=messages, usage=usage, sources=sources)
 
 
 def _may_be_written(invocation: Invocation) -> bool:

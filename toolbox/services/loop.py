@@ -36,6 +36,7 @@ from ..errors import (
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
+from ..passages import after_texts
 from ..tools.tool_calls import ToolEnvironment, ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
 from .state import PendingToolCall, State, identity_of
@@ -52,7 +53,7 @@ class Rules:
     `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
     before the reply is complete. With `continues_history`, the history is sent without a new user message. With
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
-    times.
+    times. `passages` is a text that follows the user's in each request; it is not a part of the message.
     """
 
     max_rounds: int = 10
@@ -76,6 +77,7 @@ class Rules:
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
+    passages: str = ""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -319,12 +321,21 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     A history that is sent alone may end with the results of tools: the instructions follow them.
     """
     history, messages, prompted = state.history, state.messages, state.prompted
+    if rules.passages:
+        prompted = _with_passages(messages[0], prompted, rules.passages)
     if prompted is None:
         return (*history, *messages)
     if not rules.continues_history:
         return (*history, prompted, *messages[1:])
     before = history[:-1] if isinstance(history[-1], UserMessage) else history
     return (*before, prompted, *messages)
+
+
+def _with_passages(asked: Message, prompted: UserMessage | None, passages: str) -> UserMessage:
+    """Return the user message to send, with passages after the user's own texts."""
+    assert isinstance(asked, UserMessage)
+    sent = prompted or asked
+    return UserMessage(after_texts(sent.contents, len(asked.contents), passages), sent.name, sent.attributes)
 
 
 def tool_calls_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> Sequence[ToolExecutionRequest]:

@@ -18,8 +18,15 @@ from ..limits import UsageLimits
 from ..models.routing import router_in
 from ..service_names import invalid_name_problems
 from .declaration import Default, Retries, ServiceOptions
+from .templates import parse
 
-_LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
+_LEAST = {
+    "max_tool_rounds": 0,
+    "max_tool_calls_per_response": 0,
+    "max_output_retries": 0,
+    "max_result_chars": 1,
+    "passages_chars": 1,
+}
 _HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
 
 
@@ -51,6 +58,7 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')
     yield from invalid_name_problems(where, options.name, options.former_names)
     yield from _retries_problems(where, options)
+    yield from _passages_problems(where, options.passages_prompt)
     if not isinstance(options.durable, bool):
         yield Problem(where, f"invalid durable={options.durable!r}", "use True or False")
     for name in ("compensate_on_tool_errors", "compensate_on_failure"):
@@ -88,6 +96,23 @@ def _retries_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     elif options.compensate_on_failure is True:
         fact = "run_retries= goes on after a failure, but compensate_on_failure=True undoes the tools then"
         yield Problem(where, fact, "use one of them")
+
+
+def _passages_problems(where: str, prompt: object) -> Iterator[Problem]:
+    """Yield problems of `passages_prompt=`."""
+    if prompt is None:
+        return
+    fix = 'use a text with {passages}, such as "Answer from these passages only:\\n{passages}", or None'
+    if not isinstance(prompt, str):
+        yield Problem(where, f"invalid passages_prompt={prompt!r}", fix)
+        return
+    template, faults = parse(prompt)
+    for fault in faults:
+        yield Problem(where, f"passages_prompt has {fault}", "write {{ or }} for a brace")
+    for name in sorted(template.variables - {"passages"}):
+        yield Problem(where, f"passages_prompt uses unknown parameter {{{name}}}", "use {passages} only")
+    if "passages" not in template.variables:
+        yield Problem(where, "passages_prompt has no {passages}", fix)
 
 
 def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from ..schemas import NotStrict
 from ..security import Access, SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
+from ..tools.retrievers import BoundRetriever
 from ..tools.tool_calls import Tool, ToolLayer
 from .call_messages import MethodMessages
 from .declaration import CallLimits, ServiceOptions
@@ -136,6 +137,7 @@ class MethodPlan:
     run_id_parameter: str | None = None
     durable: bool = False
     fallback: AnswerWithoutModel | None = None
+    retrievers: tuple[BoundRetriever, ...] = ()
     may_suspend: bool = False
     has_inner_provider: bool = False
     checks_suspended: bool = False

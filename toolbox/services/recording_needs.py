@@ -139,6 +139,11 @@ class PlaceInRun(CallPlace, Protocol):
         ...
 
     @property
+    def has_recorded_reply(self) -> bool:
+        """True if the reply to the next model request of this invocation is recorded."""
+        ...
+
+    @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""
         ...

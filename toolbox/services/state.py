@@ -22,6 +22,7 @@ from ..chat import (
     ToolExecutionResultMessage,
 )
 from ..frozen_copies import copy_with
+from ..passages import Passage, source_from_dict, source_to_dict
 from ..tools.tool_calls import ToolOutcome
 from ..transcripts import (
     Json,
@@ -103,6 +104,7 @@ def _arguments_to_pairs(arguments: Mapping[int, Mapping[str, Any]]) -> list[Any]
 
 StoredPendingCall: TypeAlias = Annotated[PendingToolCall, StoredForm(_pending_to_dict, _pending_from_dict)]
 StoredArguments: TypeAlias = Annotated[Mapping[int, Mapping[str, Any]], StoredForm(_arguments_to_pairs, dict)]
+StoredPassage: TypeAlias = Annotated[Passage, StoredForm(source_to_dict, source_from_dict)]
 Positions: TypeAlias = Annotated[frozenset[int], PlainSerializer(sorted)]
 
 
@@ -122,6 +124,7 @@ class State:
       model read; `undone`: of those whose compensation was called, as in `compensations`.
     - `arguments`: in states of earlier versions, those of tools that ran with others than the model's, by position.
     - `model`: the name of the model; None in states of earlier versions.
+    - `passages`: what retrievers have found, in the order of their numbers. They are stored without their text.
     """
 
     system: StoredSystemMessage | None
@@ -145,6 +148,7 @@ class State:
     compensations: tuple[Compensation, ...] = ()
     arguments: StoredArguments = field(default_factory=dict, hash=False)
     model: str | None = None
+    passages: tuple[StoredPassage, ...] = ()
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -234,6 +238,7 @@ class State:
             self.remembered,
             compensations=self.compensations,
             response_id=None if self.response is None else self.response.id,
+            sources=self.passages,
         )
 
     def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:
@@ -249,7 +254,10 @@ class State:
 
     def to_dict(self) -> Json:
         """Return the state as the values in the JSON of `to_json`."""
-        return {"version": VERSION, **fields_to_dict(self)}
+        written = fields_to_dict(self)
+        if not self.passages:  # most invocations have none, and earlier releases know none
+            del written["passages"]
+        return {"version": VERSION, **written}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
