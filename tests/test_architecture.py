@@ -485,6 +485,7 @@ def test_the_sample_is_written_with_the_public_packages_only() -> None:
     """Users can write everything that the sample contains."""
     public = (
         "toolbox",
+        "toolbox.conversations",
         "toolbox.guardrails",
         "toolbox.rest",
         "toolbox.runs",

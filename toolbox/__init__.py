@@ -43,7 +43,7 @@ _LISTED = {
     ".request_hooks": "on_success",
     ".rest": "register_rest_client",
     ".search": "ToolSearchRequest ToolSearchResult ToolSearchStrategy",
-    ".security": "ForbiddenError UnauthenticatedError",
+    ".security": "AccessDeniedError ForbiddenError UnauthenticatedError",
     ".services.declaration": """
         DEFAULT handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool register_ai_service
         system_message user_message

@@ -78,6 +78,8 @@ from .errors import (
     ContainerNotStartedError,
     ContextLengthError,
     ConversationBusyError,
+    ConversationNotFoundError,
+    ConversationStoppedError,
     ConversationSuspendedError,
     EndsInvocation,
     FrameworkError,
@@ -209,6 +211,7 @@ from .search import (
     ToolSearchStrategy,
 )
 from .security import (
+    AccessDeniedError,
     ForbiddenError,
     UnauthenticatedError,
 )
@@ -280,6 +283,7 @@ from .services.outputs import (
 )
 
 __all__ = [
+    "AccessDeniedError",
     "AiMessage",
     "AiServiceTool",
     "AmbiguousBeanError",
@@ -303,6 +307,8 @@ __all__ = [
     "ContainerNotStartedError",
     "ContextLengthError",
     "ConversationBusyError",
+    "ConversationNotFoundError",
+    "ConversationStoppedError",
     "ConversationSuspendedError",
     "DEFAULT",
     "DemoChatModel",

@@ -1,12 +1,13 @@
 """The capabilities that act around invocations, model requests and tool calls: all of them, in their order.
 
 The order of one tool call, outermost first: error handlers, roles, and arguments decoded and validated (these three are
-in `tools.pipeline`), then `tool_layers`: tool input guardrails, approval, interceptors, recording, `RetryOnError`; then
-the tool. Tool output guardrails are outside of the interceptors: they have the last word on what a model reads. Of one
-model request: limits (`services.usage_layers`, which `services.driver` adds to calls that have an account), then
-`Capabilities.of_method`: dynamic tool providers, tool search, recording, interceptors, recorded replies; the innermost
-counts (`usage_layers`). Of one invocation: roles, compensation of failures, the turn of the conversation
-(`services.layers`), input guardrails, rounds (each with its compensation), parsing, output guardrails, memory.
+in `tools.pipeline`), then the turn of a tool that uses conversation-scoped beans (`services.conversation_beans`), then
+`tool_layers`: tool input guardrails, approval, interceptors, recording, `RetryOnError`; then the tool. Tool output
+guardrails are outside of the interceptors: they have the last word on what a model reads. Of one model request: limits
+(`services.usage_layers`, which `services.driver` adds to calls that have an account), then `Capabilities.of_method`:
+dynamic tool providers, tool search, recording, interceptors, recorded replies; the innermost counts (`usage_layers`).
+Of one invocation: roles, the turn of the conversation and its beans (`services.layers`), compensation of failures,
+memory, input guardrails, rounds (each with its compensation), parsing, output guardrails.
 
 A new capability is a function in its module, a line in `Late`, and a place in one of the lists below. `Late` names
 modules of packages that a program without the capability does not import. What every program imports, such as a module
@@ -58,6 +59,7 @@ class Late(Enum):
     RECORDING_OF_RESULTS = "toolbox.runs.run_layers:recording"
     A_NEW_RUN = "toolbox.runs.service_calls:new_place"
     RUNS = "toolbox.runs.runs_bean:Runs"
+    REASON_OF_STOPPED_RUNS = "toolbox.runs.run_execution:STOPPED"
     RUN_STORE = "toolbox.runs.store:RunStore"
     RUN_STORE_IN_MEMORY = "toolbox.runs.store:InMemoryRunStore"
     RUN_ENGINE = "toolbox.runs.run_engines:RunEngine"
@@ -81,9 +83,13 @@ def load(late: Late) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Chooses the layers of all methods of a host. `interceptors` are the global ones, outermost first."""
+    """Chooses the layers of all methods of a host. `interceptors` are the global ones, outermost first.
+
+    `around_tools` are layers around all others of a tool.
+    """
 
     interceptors: tuple[BeanReference, ...] = ()
+    around_tools: tuple[ToolLayer, ...] = ()
 
     def of_method(
         self, marks: MethodMarks, options: ServiceOptions, *, has_providers: bool = False, in_run: bool = False
@@ -104,7 +110,7 @@ class Capabilities:
             around_turn=_load_when(options.compensate_on_failure, Late.COMPENSATION_OF_FAILURES),
             check_input=load(Late.INPUT_GUARDRAILS)(checks) if checks else None,
             effects=tuple(effects),
-            tools=tool_layers(interceptors, marks, in_run=in_run),
+            tools=(*self.around_tools, *tool_layers(interceptors, marks, in_run=in_run)),
             whole_replies=bool(models or output_checks),  # the reply may be changed, or asked for again
             after_round=load(Late.COMPENSATION_OF_ROUNDS) if options.compensate_on_tool_errors else None,
             check_answer=load(Late.OUTPUT_GUARDRAILS)(output_checks) if output_checks else None,

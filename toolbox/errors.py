@@ -23,6 +23,8 @@ __all__ = [
     "ContainerNotStartedError",
     "ContextLengthError",
     "ConversationBusyError",
+    "ConversationNotFoundError",
+    "ConversationStoppedError",
     "ConversationSuspendedError",
     "EndsInvocation",
     "FrameworkError",
@@ -292,12 +294,15 @@ class BlockingCallNotAllowedError(_WithFacts, FrameworkError):
 
 
 class MemoryInUseError(_WithFacts, FrameworkError):
-    """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation."""
+    """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation.
+
+    Also code inside of a block that holds the conversation, if it needs the conversation for itself.
+    """
 
     service: str
     memory_id: str
     template = (
-        "conversation {memory_id!r} of {service} is in use by an outer call or by an open stream of the "
+        "conversation {memory_id!r} of {service} is in use by an outer call or block, or by an open stream of the "
         "same caller; use another memory id or a service without a MemoryId parameter, "
         "or close the stream first (`async with`, `aclose()`)"
     )
@@ -664,6 +669,25 @@ class ConversationBusyError(_WithFacts, ToolboxError):
     service: str
     memory_id: str
     template = "conversation {memory_id!r} of {service} is in use by another call; try again when that has ended"
+
+
+class ConversationNotFoundError(_WithFacts, ToolboxError):
+    """There is no conversation with this memory id."""
+
+    service: str
+    memory_id: str
+
+    def __str__(self) -> str:
+        return f"unknown conversation {brief(self.memory_id)!r} of {self.service}; it may have been deleted"
+
+
+class ConversationStoppedError(_WithFacts, ToolboxError):
+    """Somebody has stopped the conversation while this call was at work in it; `.by` is their name, if it is known."""
+
+    by: str | None = None
+
+    def __str__(self) -> str:
+        return "the conversation was stopped" + (f" by {self.by}" if self.by else "")
 
 
 class ConversationSuspendedError(_WithFacts, FrameworkError):

@@ -218,7 +218,7 @@ class RedisChatMemoryStore(LogStore):
         if found.head is None:
             return None
         numbers = range(max(1, first(found.head)), found.head.next_number)
-        return Log(found.head, tuple(each for each in await self._read_turns(found, numbers) if each.shown))
+        return Log(found.head, tuple(each for each in await self._read_turns(found, numbers) if each.counts))
 
     async def read_newest(self, key: ChatMemoryKey, messages: int, before: str | None = None) -> Log | None:
         found = await self._find(key)

@@ -102,14 +102,18 @@ class RegisteredProgram:
             return before.host, before.registered, problems
         names = self.registry.names()
 
-        def runs_on_request(wanted: object) -> BeanDefinition | None:
-            # Most programs have no runs, and do not import them.
-            runs_bean = sys.modules.get("toolbox.runs.runs_bean")
-            return _own_bean(host.runs) if runs_bean is not None and wanted is runs_bean.Runs else None
+        def own_on_request(wanted: object) -> BeanDefinition | None:
+            # Most programs use neither of these, and do not import them.
+            if (runs := loaded("runs.runs_bean")) is not None and wanted is runs.Runs:
+                return _own_bean(host.runs)
+            conversations = loaded("conversations.conversations_bean")
+            if conversations is not None and wanted is conversations.Conversations:
+                return _own_bean(host.conversations)
+            return None
 
         own = [_own_bean(each) for each in (self._container, host.settings)]
         registered = self.registry.read(
-            self._readers(names, host), names, own, runs_on_request, host.models, host.settings.profiles
+            self._readers(names, host), names, own, own_on_request, host.models, host.settings.profiles
         )
         self._read_before = _ReadBefore(given, host, registered)
         return host, registered, problems
@@ -200,6 +204,7 @@ class RegisteredProgram:
             key_function_problems,
             listener_problems,
             restricted_in,
+            store_without_logs,
             tool_problems,
             tools_of_beans,
         )
@@ -219,6 +224,7 @@ class RegisteredProgram:
         problems += key_function_problems(host.models, graph)
         problems += host.registered.name_problems()
         problems += host.registered.run_problems(graph, self._added_tools(graph))
+        problems += host.registered.bean_problems(graph, store_without_logs(graph))
         problems += listener_problems(graph)
         problems += global_interceptor_problems(graph)
         problems += hook_problems(graph)

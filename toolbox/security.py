@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from .context import ActiveScope
 from .errors import FrameworkError, ScopeNotActiveError
 from .introspection import may_be_marked
-from .safe_text import HIDDEN
+from .safe_text import HIDDEN, brief
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema, SchemaSerializer
 
 __all__ = [
+    "AccessDeniedError",
     "ForbiddenError",
     "Reach",
     "SecurityIdentity",
@@ -207,6 +208,26 @@ class ForbiddenError(FrameworkError):
             return f"{self.where}: {self.identity!r} is not allowed to call it: {self.reason}"
         needed = f"one of the roles {', '.join(self.roles)}" if self.roles else "no role: @roles_allowed() denies all"
         return f"{self.where}: {self.identity!r} is not allowed to call it; allowed: {needed}"
+
+
+class AccessDeniedError(ForbiddenError):
+    """The conversation belongs to another identity. FastAPI answers 403.
+
+    `.service` is the stored name of the service, `.memory_id` the conversation's id, and `.identity` the caller's name,
+    which is empty for an anonymous one.
+    """
+
+    def __init__(self, service: str, memory_id: str, identity: str) -> None:
+        super().__init__(service, identity, (), "the conversation belongs to another identity")
+        self.service, self.memory_id = service, memory_id
+        self.args = (service, memory_id, identity)
+
+    def __str__(self) -> str:
+        caller = repr(self.identity) if self.identity else "an anonymous caller"
+        return (
+            f"conversation {brief(self.memory_id)!r} of {self.service} belongs to another identity than {caller}; "
+            "let its owner call, or set shared_conversations=True on a service for several people"
+        )
 
 
 # --- access to a tool or a method

@@ -28,6 +28,7 @@ from .chat import (
 )
 from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent, stored_content
 from .errors import TranscriptError
+from .safe_text import brief
 
 __all__ = [
     "TranscriptError",
@@ -99,7 +100,7 @@ def message_from_dict(written: Any, path: str = "") -> Message:
     read = _READERS.get(kind)
     if read is None:
         raise TranscriptError(
-            _join_path(path, "type"), f"unknown message type {kind!r}; use one of: {', '.join(_READERS)}"
+            _join_path(path, "type"), f"unknown message type {brief(kind)!r}; use one of: {', '.join(_READERS)}"
         )
     return read(written, path)
 
@@ -107,7 +108,7 @@ def message_from_dict(written: Any, path: str = "") -> Message:
 def _read_system(written: Json, path: str) -> Message:
     role = read_field(written, "role", str, path, "system")
     if role not in ("system", "developer"):
-        raise TranscriptError(_join_path(path, "role"), f"unknown role {role!r}; use one of: system, developer")
+        raise TranscriptError(_join_path(path, "role"), f"unknown role {brief(role)!r}; use one of: system, developer")
     return SystemMessage(
         read_field(written, "text", str, path),
         role,
@@ -226,7 +227,7 @@ def content_from_dict(written: Any, path: str = "") -> Content:
     except ValueError as error:
         raise TranscriptError(path, str(error)) from error
     raise TranscriptError(
-        _join_path(path, "type"), f"unknown content type {kind!r}; use one of: text, image, pdf, audio"
+        _join_path(path, "type"), f"unknown content type {brief(kind)!r}; use one of: text, image, pdf, audio"
     )
 
 

@@ -22,6 +22,8 @@ from toolbox.chat import PendingCall
 from toolbox.errors import (
     AnswerForbiddenError,
     ConversationBusyError,
+    ConversationNotFoundError,
+    ConversationStoppedError,
     ConversationSuspendedError,
     InputGuardrailError,
     InvalidMemoryIdError,
@@ -72,7 +74,9 @@ _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (UsageLimitExceededError, HTTPStatus.TOO_MANY_REQUESTS, "The usage limit is reached."),
     (RunSuspendedError, HTTPStatus.ACCEPTED, "The call waits for answers to its pending calls."),
     (RunNotFoundError, HTTPStatus.NOT_FOUND, "There is no such run."),
+    (ConversationNotFoundError, HTTPStatus.NOT_FOUND, "There is no such conversation."),
     (ConversationBusyError, HTTPStatus.CONFLICT, "The conversation is in use by another call."),
+    (ConversationStoppedError, HTTPStatus.CONFLICT, "The conversation was stopped."),
     (ConversationSuspendedError, HTTPStatus.CONFLICT, "The conversation waits for answers to pending calls."),
     (RunAnswerError, HTTPStatus.CONFLICT, "The answer does not fit the pending calls of the run."),
     (RunBusyError, HTTPStatus.CONFLICT, "The run is executed elsewhere; try again later."),

@@ -168,7 +168,10 @@ async def beans_are_kept_with_a_turn_without_messages(new_store: NewStore) -> No
 
     log = await read(store, key)
     assert (log.head.beans, log.head.messages, log.head.updated_at) == ({"Cart": {"items": 1}}, 2, before.updated_at)
-    assert len(log.turns) == 1
+    assert [len(each.shown) for each in log.turns] == [2, 0]  # for a fork, which copies the beans of each turn
+    newest = await store.read_newest(key, 10)
+    assert newest is not None
+    assert len(newest.turns) == 1
 
 
 # --- reading parts

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conversations.made_logs import check_pairs
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -128,7 +129,7 @@ async def consume(service: Any, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["chat", "stream", "events"])
 @pytest.mark.parametrize("cls", [Service, Together])
-async def test_calls_cancelled_at_any_await_leave_nothing_behind(cls: Any, way: str) -> None:
+async def test_calls_cancelled_at_any_await_leave_nothing_open(cls: Any, way: str) -> None:
     at, reached = 0, True
     while reached:
         at += 1
@@ -152,7 +153,8 @@ async def test_calls_cancelled_at_any_await_leave_nothing_behind(cls: Any, way: 
                 assert type(remembered[0]) is UserMessage
             else:
                 assert isinstance(outcome[0], asyncio.CancelledError)
-                assert len(remembered) in (0, 7)
+                check_pairs(remembered)  # what the tools did is kept, and a call that has no result gets one
+                assert len(remembered) <= 7
             again = await service.chat("s", "and now?")
             assert again.content == "done"
             assert len(await container.chat_memory(cls, "s").messages()) == len(remembered) + 7

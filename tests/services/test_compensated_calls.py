@@ -16,6 +16,7 @@ from toolbox import (
     ToolExecuted,
     ToolExecution,
     ToolExecutionResult,
+    ToolExecutionResultMessage,
     ToolRoundsExceededError,
     compensate_for,
     invocation_record,
@@ -287,12 +288,14 @@ async def test_a_stream_that_is_read_to_its_end_undoes_nothing() -> None:
     assert bank.undone == []
 
 
-async def test_a_failed_call_is_not_remembered() -> None:
+async def test_the_next_call_reads_that_the_tools_of_a_failed_one_were_undone() -> None:
     service, model, _ = assistant(CREDIT, ConnectionError("down"), "again", **ON_FAILURE)
     with pytest.raises(ConnectionError):
         await service.chat("room", "a")
     await service.chat("room", "b")
-    assert len(model.requests[-1].messages) == 1
+    [result] = [each for each in model.requests[-1].messages if isinstance(each, ToolExecutionResultMessage)]
+    assert "rolled back" in result.text
+    assert result.is_error
 
 
 # --- interceptors

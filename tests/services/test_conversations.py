@@ -11,6 +11,7 @@ import pytest
 from toolbox import (
     DEFAULT,
     AiMessage,
+    ChatRequest,
     Container,
     IllegalConfigurationError,
     InvocationContext,
@@ -196,7 +197,7 @@ async def kept_after(*replies: Any, tools: Sequence[Any] = (), error: type[BaseE
         return kept
 
 
-async def test_failed_calls_are_not_stored() -> None:
+async def test_calls_that_fail_before_a_tool_has_begun_are_not_stored() -> None:
     @tool
     def stop() -> str:
         raise ToolAbort("stop")
@@ -207,23 +208,23 @@ async def test_failed_calls_are_not_stored() -> None:
 
     before = [UserMessage("one"), AiMessage("first")]
     assert await kept_after(ConnectionError(), error=ConnectionError) == before
-    assert await kept_after(tool_call("stop"), tools=(stop,), error=ToolAbort) == before
-    assert await kept_after(tool_call("fine"), ConnectionError(), tools=(fine,), error=ConnectionError) == before
+    discarding = {"tools": (stop, fine), "unfinished_turns": "discard"}
+    assert await kept_after(tool_call("stop"), error=ToolAbort, **discarding) == before
+    assert await kept_after(tool_call("fine"), ConnectionError(), error=ConnectionError, **discarding) == before
     assert await kept_after(tool_call("unknown"), error=Exception) == before
     assert await kept_after(tool_call("fine"), tools=(fine,), max_tool_rounds=0, error=Exception) == before
 
 
-async def test_cancelled_calls_are_not_stored() -> None:
+async def test_calls_that_are_cancelled_before_a_tool_has_begun_are_not_stored() -> None:
     entered = asyncio.Event()
 
-    @tool
-    async def wait() -> str:
+    async def wait(_: ChatRequest) -> str:
         entered.set()
         await asyncio.Event().wait()
         return "never"
 
-    model = ScriptedChatModel(["first", tool_call("wait"), "last"])
-    service: Any = create_ai_service(Other, chat_model=model, tools=(wait,))
+    model = ScriptedChatModel(["first", wait, "last"])
+    service: Any = create_ai_service(Other, chat_model=model)
     await service.chat("s", "one")
     task = asyncio.create_task(service.chat("s", "two"))
     await entered.wait()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.anyio
 PACKAGE = Path(sys.modules["toolbox"].__file__ or "").parent
 NOT_NEEDED = {
     "services/layers.py",
+    "services/conversation_beans.py",
     "services/usage_layers.py",
     "conversations/memories.py",
     "services/compensation.py",

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from ..first_use import names_on_first_use
 
-_LISTED = {"..di.stored_beans": "conversation_scoped", ".views": "FullHistory"}
+_LISTED = {
+    ".conversations_bean": "Conversation ConversationInfo Conversations",
+    "..di.stored_beans": "conversation_scoped",
+    ".log": "LogEntry",
+    ".views": "FullHistory",
+}
 
 __getattr__, __dir__ = names_on_first_use(__name__, _LISTED)
 __all__ = sorted(" ".join(_LISTED.values()).split())  # pyright: ignore[reportUnsupportedDunderAll]  # it reads the .pyi

@@ -1,12 +1,24 @@
 # Written by `make stubs` from the tables of names in the __init__.py beside this file.
+from .conversations_bean import (
+    Conversation,
+    ConversationInfo,
+    Conversations,
+)
 from ..di.stored_beans import (
     conversation_scoped,
+)
+from .log import (
+    LogEntry,
 )
 from .views import (
     FullHistory,
 )
 
 __all__ = [
+    "Conversation",
+    "ConversationInfo",
+    "Conversations",
     "FullHistory",
+    "LogEntry",
     "conversation_scoped",
 ]

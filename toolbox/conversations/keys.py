@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidMemoryIdError
-from ..security import SecurityIdentity, without_token
+from ..security import AccessDeniedError, SecurityIdentity, without_token
 from ..service_names import stored_names
 
 LONGEST_MEMORY_ID = 2048
@@ -83,11 +83,38 @@ class Owner:
         named = {name: known[name] for name in names if name in known}
         return cls(identity.name, _as_json(named) if named else {})
 
+    @classmethod
+    def given(cls, owner: object, names: Iterable[str] = ()) -> Owner | None:
+        """Return the owner that the argument `owner=` of the program means; None for nobody: an anonymous one, or None.
+
+        Raises `ValueError` for a name where `run_identity` names attributes, which a name does not have, and
+        `TypeError` for anything but a name or an identity.
+        """
+        if owner is None or isinstance(owner, SecurityIdentity):
+            return None if owner is None else cls.of(owner, names)
+        if not isinstance(owner, str):
+            raise TypeError(f"invalid owner={owner!r}; use a SecurityIdentity, or a name")
+        if owner and (missing := ", ".join(names)):
+            fix = f"use a SecurityIdentity with its attributes ({missing}), which run_identity= names"
+            raise ValueError(f"owner={owner!r} is only a name; {fix}")
+        return cls(owner) if owner else None
+
     @property
     def digest(self) -> str:
         """64 characters that are equal for equal owners only, for indexes of databases."""
         written = json.dumps([self.name, self.attributes], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(written.encode()).hexdigest()
+
+
+def refuse_other(
+    owner: Owner | None, key: ChatMemoryKey, identity: SecurityIdentity | None, names: Iterable[str]
+) -> None:
+    """Raise `AccessDeniedError` if a conversation has an owner, and this identity is another one.
+
+    None in place of an identity is the program itself, which may use all conversations.
+    """
+    if owner is not None and identity is not None and Owner.of(identity, names) != owner:
+        raise AccessDeniedError(key.service, key.memory_id, identity.name)
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:

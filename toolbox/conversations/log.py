@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from ..chat import Message, TokenUsage, UserMessage
 from .keys import ChatMemoryKey, Owner
+from .message_fields import AsTranscript
 
 TurnState: TypeAlias = Literal["answered", "failed", "stopped", "waiting"]
 
@@ -103,11 +104,13 @@ class LogEntry:
     - `state`: `"answered"`; `"failed"` or `"stopped"` if its call did not end well; `"waiting"` while it waits.
     - `usage`: the tokens of all requests of its call, at the last entry of the call; None at the others.
     - `run_id`: the run that it belongs to, or None. `client_id`: the id that a client gave to the message, or None.
+
+    As JSON, `message` has the form of `toolbox.transcripts`.
     """
 
     id: str
     at: datetime
-    message: Message
+    message: Annotated[Message, AsTranscript()]
     state: TurnState
     usage: TokenUsage | None = None
     run_id: str | None = None
@@ -155,7 +158,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A part of a log: its head, and turns in their order, without those that are hidden as a whole."""
+    """A part of a log: its head, and turns in their order, without those that are hidden as a whole.
+
+    A whole log has turns without messages, too, which only stored beans.
+    """
 
     head: Head
     turns: tuple[Turn, ...] = ()
@@ -165,14 +171,19 @@ class Log:
 class LogWrite:
     """One write: a turn, and what belongs to it. All of it is stored, or nothing.
 
-    `owner` is that of a conversation that begins with this write. `notes` are those of the view, if they changed.
-    `usage` is that of requests that belong to no turn, such as a summary.
+    `owner` is that of a conversation whose first turn this is, unless it has one. `notes` are those of the view, if
+    they changed. `usage` is that of requests that belong to no turn, such as a summary.
     """
 
     turn: Turn | None = None
     notes: ViewNotes | None = None
     owner: Owner | None = None
     usage: TokenUsage = NO_USAGE
+
+
+def only_beans(turn: Turn) -> Turn:
+    """Return a turn without its messages, for a conversation that keeps none."""
+    return Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
 
 
 # --- entries
@@ -247,7 +258,7 @@ def head_after(head: Head, write: LogWrite, now: datetime, replaced: int = 0) ->
     turn = write.turn or Turn(id="")
     usage = head.usage + turn.usage + write.usage
     return replace(
-        head,
+        claimed(head, write.owner),
         updated_at=max(now, head.updated_at) if turn.messages else head.updated_at,
         messages=head.messages - replaced + len(turn.messages),
         usage=usage,
@@ -256,6 +267,12 @@ def head_after(head: Head, write: LogWrite, now: datetime, replaced: int = 0) ->
         beans={**head.beans, **turn.beans},
         in_charge=head.in_charge if turn.in_charge is None else turn.in_charge,
     )
+
+
+def claimed(head: Head, owner: Owner | None) -> Head:
+    """Return the head after the first call, by this person: an owner that the program has set stays."""
+    is_first = head.messages == 0 and head.owner is None  # turns without messages are of the program
+    return replace(head, owner=owner) if is_first and owner is not None else head
 
 
 def place_of_entry(turn: Turn | None, given: str) -> Position:

@@ -6,12 +6,13 @@ Not here: the JSON of messages (`toolbox.transcripts`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from datetime import UTC, datetime
 from typing import Any, cast, get_args
 
 from ..chat import Message, TokenUsage
 from ..errors import TranscriptError
+from ..safe_text import brief
 from ..transcripts import message_from_dict, message_to_dict, read_field, read_json, write_json
 from .keys import ChatMemoryKey, Owner
 from .log import NO_USAGE, Head, Log, Position, Turn, TurnState, ViewNotes, begin_head, number_turns
@@ -157,13 +158,17 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
 def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: datetime) -> Log:
     """Return the log in JSON values of the documented form, under `key`. Raises `TranscriptError`, a `ValueError`.
 
-    `turns` is required; of a turn, its messages are. `owner` and the times of turns without one are given.
+    `turns` is required; of a turn, its messages are. `owner` and the times of turns without one are given. The beans
+    belong to the last turn: what they were before is not known.
     """
     version = read_field(exported, "version", int, "", VERSION)
     if version != VERSION:
         raise TranscriptError("version", f"unsupported version {version}; this release reads version {VERSION}")
     found = read_field(exported, "turns", list, "")
-    turns = number_turns((_turn_from_dict(each, f"turns.{number}") for number, each in enumerate(found)), now)
+    read = [_turn_from_dict(each, f"turns.{number}") for number, each in enumerate(found)]
+    beans = _read_beans(exported)
+    said = [each for each in read if each.messages] or [Turn()] * bool(beans)
+    turns = number_turns([*said[:-1], *(replace(each, beans=beans) for each in said[-1:])], now)
     created = _read_time(exported, "created_at", "")
     times = [each.at for each in turns if each.at is not None]
     head = begin_head(key, created or min(times, default=now), owner, _read_text(exported, "title", ""))
@@ -176,7 +181,7 @@ def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: 
         title=head.title,
         messages=sum(len(each.messages) for each in turns),
         next_number=len(turns) + 1,
-        beans=read_field(exported, "beans", dict, "", {}),
+        beans=beans,
         in_charge=turns[-1].in_charge if turns else None,
     )
     return Log(head, turns)
@@ -184,7 +189,7 @@ def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: 
 
 def _turn_from_dict(written: Any, path: str) -> Turn:
     found = read_field(written, "messages", list, path)
-    messages = tuple(message_from_dict(each, f"{path}.messages.{number}") for number, each in enumerate(found))
+    messages = tuple(_read_message(each, f"{path}.messages.{number}") for number, each in enumerate(found))
     return Turn(
         messages=messages,
         state=_read_state(written, path),
@@ -194,11 +199,32 @@ def _turn_from_dict(written: Any, path: str) -> Turn:
     )
 
 
+def _read_message(written: Any, path: str) -> Message:
+    message = message_from_dict(written, path)
+    _refuse_unwritable(message_to_dict(message), path)
+    return message
+
+
+def _read_beans(exported: object) -> Mapping[str, Any]:
+    beans: Mapping[str, Any] = read_field(exported, "beans", dict, "", {})
+    for name, each in beans.items():
+        _refuse_unwritable({"bean": each}, f"beans.{name}")
+    return beans
+
+
+def _refuse_unwritable(values: dict[str, Any], path: str) -> None:
+    """Raise `TranscriptError` for what is not JSON, such as NaN, and for what is nested too deeply."""
+    try:
+        write_json(values)
+    except TranscriptError as error:
+        raise TranscriptError(path, error.what) from None
+
+
 def _read_state(written: Any, path: str) -> TurnState:
     state = read_field(written, "state", str, path, "answered")
     if state not in (states := get_args(TurnState)):
         place = f"{path}.state" if path else "state"
-        raise TranscriptError(place, f"unknown state {state!r}; use one of: {', '.join(states)}")
+        raise TranscriptError(place, f"unknown state {brief(state)!r}; use one of: {', '.join(states)}")
     return cast("TurnState", state)
 
 
@@ -213,10 +239,10 @@ def _read_time(written: Any, name: str, path: str) -> datetime | None:
         return None
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        return at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         place = f"{path}.{name}" if path else name
-        raise TranscriptError(place, f"invalid time {text!r}; use ISO 8601") from None
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        raise TranscriptError(place, f"invalid time {brief(text)!r}; use ISO 8601") from None
 
 
 # --- small values

@@ -455,12 +455,36 @@ def from_user_message(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(messages[first:])
 
 
+class NoMessages(View):
+    """Sends nothing, and keeps no messages: `chat_memory=None`. The conversation has only beans."""
+
+    __slots__ = ()
+
+    def first_turn(self, head: Head) -> int:
+        """Return a number behind all turns."""
+        return head.next_number
+
+    def excerpt(self, log: Log) -> Excerpt:
+        """Return the head alone."""
+        return Excerpt(notes=log.head.notes, head=log.head)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield nothing: it has no options."""
+        yield from ()
+
+    def describe(self) -> str:
+        """Return what it keeps, for a reader."""
+        return "no messages"
+
+
 ChosenView: TypeAlias = View | ChoosesMessages
-"""What `chat_memory=` takes: a view, or an object with `newest(messages)`."""
+"""What `chat_memory=` takes besides None: a view, or an object with `newest(messages)`."""
 
 
 def as_view(chosen: Any) -> View | OwnView:
     """Return a view for what `chat_memory=` was given."""
+    if chosen is None:
+        return NoMessages()
     return chosen if isinstance(chosen, View) else OwnView(chosen)
 
 

@@ -46,6 +46,22 @@ active: ContextVar[OpenScope | None] = ContextVar("toolbox.scope", default=None)
 """The innermost scope entered in this context; it can belong to any container."""
 
 
+def find_conversation(key: Hashable) -> ConversationScope | None:
+    """Return the open scope of a conversation around this code, also outside of the active request, or None."""
+    scope = active.get()
+    while scope is not None:
+        if (found := scope.conversation) is not None and found.key == key and not found.closing:
+            return found
+        scope = scope.outer
+    return None
+
+
+def conversation_here() -> ConversationScope | None:
+    """Return the conversation scope whose beans this code gets, or None."""
+    scope = active.get()
+    return None if scope is None else scope.conversation
+
+
 def innermost_scope() -> ActiveScope | None:
     """Return the lookups of the container whose scope was entered last, or None outside of all scopes."""
     scope = active.get()
@@ -84,7 +100,8 @@ class OpenScope(BeanStore):
 
     `request` and `conversation` are the scopes of these kinds that it is or lies in; `SCOPES` names them as holders of
     beans. `seeds` are beans it was given that do not live as long as a request, `extras` objects that are not beans, by
-    type. `prepared` are new instances for the next lookups by `get`.
+    type. `prepared` are new instances for the next lookups by `get`. `is_of_program` is True if it was opened for the
+    program itself, outside of all requests: it has no caller, not even an anonymous one.
     """
 
     what = "scope"
@@ -92,7 +109,7 @@ class OpenScope(BeanStore):
     # Defaults are class attributes: each request and each tool call opens a scope, and few of them have seeds.
     seeds: Mapping[int, Any] = MappingProxyType({})
     extras: Mapping[Any, Any] = MappingProxyType({})
-    is_seeded = closed = entered_on_loop = False
+    is_seeded = closed = entered_on_loop = is_of_program = False
     _token: Token[OpenScope | None] | None = None
 
     def __init__(self, home: Home, outer: OpenScope | None = None) -> None:
@@ -561,8 +578,9 @@ class RequestScope(OpenScope):
 class ConversationScope(OpenScope):
     """The scope of one conversation while it is open: of a call with a memory id, or of a block.
 
-    `key` tells which conversation it is. `beans` has what was loaded with it, and says what changed; the code that
-    opens the scope stores that. The scope lies in the active one, and may be open outside of all requests.
+    `key` tells who has opened it, for `find_conversation`. `beans` has what was loaded with it, and says what changed;
+    the code that opens the scope stores that. The scope lies in the active one, and may be open outside of all
+    requests. `turns` is for code that uses the beans one after another.
     """
 
     what = "conversation scope"
@@ -571,6 +589,7 @@ class ConversationScope(OpenScope):
     def __init__(self, home: Home, within: OpenScope, key: Hashable, beans: StoredBeans) -> None:
         super().__init__(home)
         self.key, self.beans = key, beans
+        self.turns = asyncio.Lock()
         self._request = within.request
         self.seeds = within.seeds
 
@@ -583,6 +602,14 @@ class ConversationScope(OpenScope):
     def conversation(self) -> ConversationScope:
         """The scope itself."""
         return self
+
+    def join(self) -> None:
+        """Let the requests between this scope and the current code use its beans: the code belongs to it."""
+        scope = active.get()
+        while scope is not None and scope is not self:
+            if isinstance(scope, RequestScope) and scope.home is self.home:
+                scope.join(self)
+            scope = scope.outer
 
     def __enter__(self) -> ConversationScope:
         self._become_active()

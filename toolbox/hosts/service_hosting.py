@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import Late, load
@@ -18,13 +19,15 @@ from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
 from ..conversations.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from ..di.scopes import active, outside_scopes
+from ..di.stored_beans import StoredBeans
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import Workers
 from ..limits import CostEstimator
 from ..models.pools import ConnectionPools
-from ..security import identity_in
+from ..security import SecurityIdentity, identity_in
+from ..service_names import stored_names
 from ..services.abandoned_runs import abandon_runs
 from ..services.host_needs import HostModels
 from ..services.inner_plans import call_may_suspend
@@ -107,6 +110,10 @@ class ServiceHosting(ABC, Generic[Models]):
                 return
             complete_context(context, user=identity.name or None)
 
+    @abstractmethod
+    async def caller(self) -> SecurityIdentity | None:
+        """Return the identity that acts, which may be anonymous; None for the program itself."""
+
     async def memories(self) -> ChatMemories:
         """Return the conversations: in the `ChatMemoryStore` bean, or in the memory of this process without one."""
         if self._memories is None:
@@ -115,6 +122,53 @@ class ServiceHosting(ABC, Generic[Models]):
             if self._memories is None:
                 self._memories = ChatMemories(InMemoryChatMemoryStore() if store is None else store)
         return self._memories
+
+    def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
+        """Return a new scope for the beans of a conversation, which only the programs of containers have."""
+        scope: Any = self.scope
+        opened: AbstractAsyncContextManager[object] = scope.open_conversation(key, beans)
+        return opened
+
+    async def stop_conversation(self, key: ChatMemoryKey, by: str | SecurityIdentity | None = None) -> bool:
+        """End the call or the run that is at work in a conversation, in any process, or the run that waits in it.
+
+        Takes no lock, and returns when its turn is stored; in code of the call itself, at once. Returns False if
+        nothing is under way, also for an unknown conversation. Await it on the host's loop.
+        """
+        memories, name = await self.memories(), by.name if isinstance(by, SecurityIdentity) else by
+        if memories.is_entered_here(key):
+            return await memories.stop(key, name)
+        before = await self.runs.at_work_in(key.service, key.memory_id)
+        was_at_work = await memories.stop(key, name)
+        run = await self.runs.at_work_in(key.service, key.memory_id)
+        if run is None:
+            return was_at_work
+        was_there = before is not None and (before.id, before.status) == (run.id, run.status)
+        # Who stops a call does not mean a run that has begun since, or one that waits beside the call.
+        if was_at_work and was_there is (run.status == "suspended"):
+            return True
+        # The run has just left the conversation, and is about to end; or its process is gone.
+        await self.runs.cancel(run.id, load(Late.REASON_OF_STOPPED_RUNS), by)
+        return True
+
+    @abstractmethod
+    def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
+        """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
+
+    def names_of(self, service: str | type[Any]) -> tuple[str, ...]:
+        """Return all stored names of a service, the present one first; `service` is its class or one of its names.
+
+        The name of a service that this program does not have is the only one.
+        """
+        if isinstance(service, type):
+            return stored_names(service)
+        plan = next(iter(self.plans_of(service).values()), None)
+        return (service,) if plan is None else stored_names(plan.service)
+
+    def label_of(self, service: str) -> str:
+        """Return the name of the class of a service with this stored name, for error texts."""
+        plan = next(iter(self.plans_of(service).values()), None)
+        return service.rpartition(".")[2] if plan is None else plan.service.__name__
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         """Return True if a call of this tool may be suspended, also inside of a service that it calls."""
@@ -203,7 +257,7 @@ class ServiceHosting(ABC, Generic[Models]):
 
     async def cancel_run(self, run_id: str, reason: str) -> str:
         """Cancel a suspended run. Return the name of the class of its service."""
-        return self.runs.label_of((await self.runs.cancel(run_id, reason)).service)
+        return self.label_of((await self.runs.cancel(run_id, reason)).service)
 
     async def abandon_runs(self, error: BaseException) -> list[str]:
         """Cancel the runs of a `RunSuspendedError` that left a tool. Return the names of their services."""

@@ -32,7 +32,7 @@ from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
 from ..models.fallbacks import CoolingModels
 from ..models.routing import router_in
 from ..models.selection import key_function_of, no_model
-from ..security import SecurityIdentity, identity_from
+from ..security import SecurityIdentity, identity_from, identity_in
 from ..service_names import stored_names
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
@@ -144,6 +144,10 @@ class StandaloneHost(ServiceHosting[_OnlyModel]):
     def loop(self) -> None:
         """None: calls run on the loops of their callers."""
         return None
+
+    async def caller(self) -> SecurityIdentity | None:
+        """Return the identity of `identity=`, or that of a run; None without one."""
+        return await identity_in(self.scope) if self._instances.provides(SecurityIdentity) else None
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
         return _process.loop()

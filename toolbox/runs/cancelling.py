@@ -16,6 +16,7 @@ from .documents import RunDocument, cancellation_to_json, with_cancellation
 from .event_log import EVENT_PAUSE
 from .persons import history_name
 from .prepared_runs import PreparedRuns
+from .recorded_turns import RecordedTurns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
 from .run_session import store_errors_of
@@ -28,8 +29,10 @@ logger = logging.getLogger("toolbox.runs")
 class Cancelling:
     """Cancels the runs of a host."""
 
-    def __init__(self, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
-        self._runs, self._preparing, self._execution = runs, preparing, execution
+    def __init__(
+        self, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution, turns: RecordedTurns
+    ) -> None:
+        self._runs, self._preparing, self._execution, self._turns = runs, preparing, execution, turns
 
     async def cancel_run(self, run_id: str, reason: str | None, by: Any) -> StoredRun:
         """Cancel a run, undo its tools, and return it when it has ended. An ended run stays as it is."""
@@ -81,10 +84,10 @@ class Cancelling:
         waiting = document.waiting if stored.status == "suspended" else ()
         changed, must_undo = with_cancellation(document, entry, waiting), self._must_undo(stored)
         if must_undo:  # it ends when its tools are undone; after a crash another process continues
-            await self._execution.refuse_inside_conversation(stored.id)
             text = changed.changed(waiting=(), cancels=True).to_json()
             changes = RunChanges(status="running", document=text, owner=self._runs.owner)
         else:
+            await self._turns.keep(stored)  # before the run ends: after a crash, it is cancelled and stored again
             changes = RunChanges(status="cancelled", document=changed.to_json())
         if (taken := await self._runs.change(stored, document, changes)) is None:
             return

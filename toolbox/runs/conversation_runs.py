@@ -30,6 +30,10 @@ class ConversationRuns:
         found += [run async for run in self._find(service, memory_id, "suspended")]
         return max(found, key=position_of, default=None)
 
+    async def oldest_running(self, service: str | type[Any], memory_id: str) -> StoredRun | None:
+        """Return the oldest run of a conversation that is running, or None: further ones wait for its end."""
+        return min([run async for run in self._find(service, memory_id, "running")], key=position_of, default=None)
+
     async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any) -> int:
         """Cancel the runs of a conversation that wait for an answer, or for their next try; return their number.
 

@@ -16,6 +16,7 @@ from ..errors import IllegalConfigurationError, Problem, RunConflictError, RunSu
 from ..events import ServiceFailedEvent, ServiceStartedEvent
 from ..limits import current_account, refuse_if_used_up, remaining
 from ..service_names import stored_names
+from ..services.layers import check_conversation_first
 from ..services.outputs import Shape
 from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import place_of_added_tools
@@ -48,7 +49,8 @@ class NewRuns:
         await self._refuse_without_role(plan, arguments)
         new = await self._make_run(plan, arguments, follows=True)
         account = current_account.get()
-        if (account is not None or _has_check(plan)) and not await self._exists(new):
+        if not await self._exists(new):
+            await self._check_conversation(plan, arguments)
             if account is not None:
                 refuse_if_used_up(account)
             new = await self._with_checked_input(new, arguments)
@@ -74,7 +76,8 @@ class NewRuns:
         await self._refuse_without_role(plan, arguments)
         new = await self._make_run(plan, arguments, follows=False)
         run_id, result = new.stored.id, None
-        if not _has_check(plan) or not await self._exists(new):
+        if not await self._exists(new):
+            await self._check_conversation(plan, arguments)
             new = await self._with_checked_input(new, arguments)
             # In a task: if the caller leaves while the run is created, the run must still be executed.
             task = self._execution.spawn(run_id, self._execution.create_and_execute(new), copy_context())
@@ -95,6 +98,11 @@ class NewRuns:
         if new.prepared.plan.run_id_parameter is None:
             return False
         return await self._runs.find(new.stored.id) is not None
+
+    async def _check_conversation(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
+        """Raise `AccessDeniedError` or `ConversationBusyError` if the run would have to."""
+        if (key := plan.find_conversation(plan.find_memory_id(arguments))) is not None:
+            await check_conversation_first(self._host, plan, key)
 
     async def _with_checked_input(self, new: NewRun, arguments: Mapping[str, Any]) -> NewRun:
         """Return the run with the message that the input guardrails let through. Raises `InputGuardrailError`."""

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from ..chat import RunSuspended, ServiceEvent
@@ -29,6 +30,7 @@ from ..errors import (
 )
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
+from ..store_clock import clock_of
 from ..tools.failures import message_of
 from .documents import with_cancellation
 from .event_log import EventLog
@@ -38,7 +40,7 @@ from .run_answers import HistoryEntry
 from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
 from .service_calls import PreparedRun, execute
-from .store import RunChanges, RunLook, StoredRecord, StoredRun
+from .store import RunChanges, RunLook, RunStore, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
 from .waiting_entries import WaitingEntries
 
@@ -46,6 +48,9 @@ logger = logging.getLogger("toolbox.runs")
 
 _MOST_STARTERS = 1000
 """Started runs whose users are kept: another process may execute a run, so that this one never does."""
+
+STOPPED = "its conversation was stopped"
+"""The reason of a run that was cancelled with its conversation."""
 
 T = TypeVar("T")
 
@@ -325,7 +330,8 @@ class RunExecution:
         # session: another error would be taken for one of the method.
         session = RunSession.of(held.run, prepared.document, records, await self._runs.open())
         session.is_without_user = prepared.is_without_user
-        session.leave = held.leave
+        session.leave, session.is_wished = held.leave, lambda: held.wish is not None
+        session.stop = partial(_stop, held, await self._runs.open())
         log = EventLog(session, self._runs.looks) if prepared.document.follows else None
         try:
             if log is not None:
@@ -405,6 +411,11 @@ class RunExecution:
         if completed is not None:
             await session.write_end("completed", **completed)
         return result
+
+
+def _stop(held: HeldRun, store: RunStore, by: str | None) -> None:
+    """Grant the wish of somebody who stops the conversation of a run."""
+    held.grant(HistoryEntry(clock_of(store).now(), by, None, None, "cancel", STOPPED))
 
 
 async def wait_unless_lost(task: asyncio.Task[Result[Any] | None], run_id: str) -> Result[Any] | None:

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..di.scopes import RequestScope
+from ..di.stored_beans import StoredBeans
 from ..errors import (
     IllegalConfigurationError,
     LeaseLostError,
@@ -47,10 +48,12 @@ class RunSession:
     """One run while this process executes it. `document` is its header's, once there is one.
 
     `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
-    None while the run is part of another request. `leave` is called before the write that suspends or ends the stored
-    run, and `has_left` is True after it: it has also ended the lease. `has_new_records` is True after the first record
-    that this process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the
-    results that are stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `ended` is the status
+    None while the run is part of another request. `beans` are those of its conversation, if it has one and the program
+    has such beans. `leave` is called before the write that suspends or ends the stored run, and `has_left` is True
+    after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted,
+    and `stop` is the wish of one who stops its conversation. `has_new_records` is True after the first record that this
+    process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that
+    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `ended` is the status
     with which the run has ended.
     """
 
@@ -59,14 +62,18 @@ class RunSession:
         self.generation: int | None = None
         self.document: RunDocument | None = None
         self.scope: RequestScope | None = None
+        self.beans: StoredBeans | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
+        self.is_wished: Callable[[], bool] = lambda: False
+        self.stop: Callable[[str | None], None] = lambda by: None
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
         self.ended: RunStatus | None = None
         self.unstored: dict[str, StoredRecord] = {}
         self._store: RunStore | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
+        self._with_beans: list[RecordKey] = []
         self._forgotten: set[RecordKey] = set()
 
     @classmethod
@@ -91,6 +98,11 @@ class RunSession:
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
         return self.document is not None and self.document.cancels
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the run ends as cancelled: now, or when its tools are undone."""
+        return self.cancels or self.is_wished()
 
     def waits_for_user(self, error: BaseException) -> bool:
         """Return True if the token of the run's user is missing, and only that user can help, who may be gone.
@@ -171,6 +183,22 @@ class RunSession:
         self._recorded.setdefault(key.place, {})[key] = record
         if key.fact in ("r", "s"):
             self._counted.append(key)
+        if '"beans"' in record.data:  # perhaps inside of a result, see `recorded_beans`
+            self._with_beans.append(key)
+
+    @property
+    def recorded_beans(self) -> dict[str, Any]:
+        """The JSON values of the conversation's beans that are recorded and not stored with a turn, by name."""
+        found: dict[str, Any] = {}
+        for key in self._with_beans:
+            if (record := self.recorded(key)) is None:  # forgotten
+                continue
+            facts = self.facts_of(record)
+            if key.fact == "s" and not key.place:  # all that changed until the suspension, but for what it stored
+                found = dict(facts["about"].get("beans", {}))
+            elif key.fact == "" and isinstance(beans := facts.get("beans"), Mapping):
+                found.update(beans)
+        return found
 
     def keys_after(self, place: str) -> Sequence[RecordKey]:
         """Return the keys of the replies and states that were stored after the last one of an invocation."""

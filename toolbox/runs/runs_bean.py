@@ -24,6 +24,7 @@ from .new_documents import is_text
 from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
+from .recorded_turns import RecordedTurns
 from .resuming import ResumedEvents, Resuming
 from .retrying import Retrying
 from .run_answers import Answer, Run
@@ -55,7 +56,9 @@ class Runs:
         self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire)
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
-        self._cancelling = Cancelling(self._stored, preparing, self._execution)
+        self._cancelling = Cancelling(
+            self._stored, preparing, self._execution, RecordedTurns(host, self._stored, preparing)
+        )
         self._conversations = ConversationRuns(host, self._stored, self._cancelling.cancel_run)
 
     # --- reading
@@ -302,6 +305,11 @@ class Runs:
         found = await self._conversations.newest_unended(service, memory_id)
         return None if found is None else self._stored.show(found)
 
+    async def at_work_in(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
+        """Return the run that has a conversation, or waits for it longest; without one, the newest suspended one."""
+        found = await self._conversations.oldest_running(service, memory_id)
+        return await self.run_of(service, memory_id) if found is None else self._stored.show(found)
+
     async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any = None) -> int:
         """Cancel the runs of a conversation that wait, for an answer or their next try; return their number.
 
@@ -324,10 +332,6 @@ class Runs:
         It takes no lock, and may be called inside one.
         """
         return await self._conversations.forget_ended(owner, service, memory_id)
-
-    def label_of(self, service: str) -> str:
-        """Return the name of the class of a service with this stored name, for error texts."""
-        return self._stored.label_of(service)
 
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest, UserMessage
+from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import Usage, UsageLimits, remaining
@@ -38,6 +39,7 @@ from .documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry
 from .effects import effect
 from .event_log import event_to_json
 from .new_documents import StoringHost, current_trace, describe_run, new_header, read_user_message, with_message
+from .next_tries import wait_before_next_try
 from .places import (
     RecordedFact,
     RecordKey,
@@ -103,6 +105,20 @@ class RunPlace:
         return self.session.id
 
     @property
+    def beans(self) -> StoredBeans | None:
+        """The beans of the run's conversation, whose changes it records."""
+        return self.session.beans
+
+    @beans.setter
+    def beans(self, beans: StoredBeans | None) -> None:
+        self.session.beans = beans
+
+    @property
+    def recorded_beans(self) -> Mapping[str, Any]:
+        """The JSON values of these beans that are recorded and not stored, by name."""
+        return self.session.recorded_beans
+
+    @property
     def is_entered(self) -> bool:
         """True if a service already runs as the tool at this place."""
         return self.body.at(self.path).is_entered
@@ -130,6 +146,26 @@ class RunPlace:
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
         return self.session.cancels
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the run ends as cancelled: now, or when its tools are undone."""
+        return self.session.is_cancelled
+
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        self.session.stop(by)
+
+    def ends_with(self, error: BaseException, plan: MethodPlan) -> bool:
+        """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
+        session = self.session
+        if session.has_left or session.stays_after(error):
+            return False
+        if session.is_wished():
+            return True
+        if not isinstance(error, Exception):
+            return False
+        return session.cancels or wait_before_next_try(error, plan, session) is None
 
     @property
     def has_new_records(self) -> bool:
@@ -579,7 +615,8 @@ class ServiceCall:
             deadline = invocation.deadline
             left = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
             notes = writable_values(invocation.context.notes)
-            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, _write_usage(invocation))
+            beans = None if path or self.session.beans is None else self.session.beans.changed()
+            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, _write_usage(invocation), beans)
             key = RecordKey(path, "s", len(self.session.numbered(path, "s")) + 1)
             records.append(StoredRecord(str(key), "snapshot", data))
         return records

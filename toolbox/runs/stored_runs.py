@@ -23,7 +23,6 @@ from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, Ru
 from ..events import Listeners
 from ..execution.threads import await_on
 from ..safe_text import printable
-from ..service_names import stored_names
 from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
@@ -60,6 +59,14 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
+        ...
+
+    def names_of(self, service: str | type[Any]) -> tuple[str, ...]:
+        """Return all stored names of a service, the present one first; `service` is its class or one of its names."""
+        ...
+
+    def label_of(self, service: str) -> str:
+        """Return the name of the class of a service with this stored name, for error texts."""
         ...
 
     def bound_call(
@@ -211,14 +218,8 @@ class StoredRuns:
         return tuple(replace(each, service=self.present_name(each.service)) for each in document.pending)
 
     def names_of(self, service: str | type[Any]) -> tuple[str, ...]:
-        """Return all stored names of a service, the present one first; `service` is its class or one of its names.
-
-        The name of a service that this program does not have is the only one.
-        """
-        if isinstance(service, type):
-            return stored_names(service)
-        plan = next(iter(self._host.plans_of(service).values()), None)
-        return (service,) if plan is None else stored_names(plan.service)
+        """Return all stored names of a service, the present one first; `service` is its class or one of its names."""
+        return self._host.names_of(service)
 
     def present_name(self, service: str) -> str:
         """Return the present stored name of a service with this name, also a former one; an unknown one stays."""
@@ -242,8 +243,7 @@ class StoredRuns:
 
     def label_of(self, service: str) -> str:
         """Return the name of the class of a service with this stored name, for error texts."""
-        plan = next(iter(self._host.plans_of(service).values()), None)
-        return service.rpartition(".")[2] if plan is None else plan.service.__name__
+        return self._host.label_of(service)
 
     def moved(self, stored: StoredRun, document: RunDocument, changes: RunChanges) -> RunChanges:
         """Return changes of a run that also move it to the present name of its service, if it lies under another."""

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from ..bean_references import definitions_of
-from ..chat import AiMessage, ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
+from ..chat import ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
 from ..context import Cancellation, current_invocation, in_tool
 from ..errors import Problem, ToolArgumentsError
 from ..events import CompensatedEvent, Listeners
@@ -243,7 +243,7 @@ async def _undo_failed(invocation: Invocation, error: BaseException, caller_left
     """
     place = invocation.place
     if place is None or not place.is_stored:
-        await _undo(invocation, _to_undo(invocation), caller_left)
+        await _undo(invocation, _to_undo(invocation), invocation.undone, caller_left)
         return
     error = _error_to_record(error, invocation)
     if not isinstance(error, Exception) or place.stays_after(error):
@@ -258,7 +258,7 @@ async def _undo_failed(invocation: Invocation, error: BaseException, caller_left
 
     if (recorded := await place.effect(FAILURE, fail)) is not failure:
         listed = [fields_from_dict(_Undo, each) for each in recorded.undo]
-    await _undo(invocation, listed, caller_left)
+    await _undo(invocation, listed, invocation.undone, caller_left)
 
 
 def _error_to_record(error: BaseException, invocation: Invocation) -> BaseException:
@@ -273,10 +273,11 @@ def _error_to_record(error: BaseException, invocation: Invocation) -> BaseExcept
 
 async def _undo_round(invocation: Invocation, failed: str) -> None:
     """Undo the successful tools, and tell the model which of its calls were rolled back."""
-    undone = await _undo(invocation, _to_undo(invocation))
+    undone: dict[int, bool] = {}
+    await _undo(invocation, _to_undo(invocation), undone)
     state = invocation.state
     messages = list(state.messages)
-    for position, index in _result_positions(state).items():
+    for position, index in state.result_positions().items():
         if position not in undone:
             continue
         message: Any = messages[index]
@@ -343,10 +344,11 @@ def _stored_call(request: ToolExecutionRequest, invocation: Invocation) -> ToolC
     return ToolCall(tool, request, arguments, environment.context, environment)
 
 
-async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bool = False) -> dict[int, bool]:
-    """Call the compensations in this order. Returns True or False (failed) by the position of the execution."""
+async def _undo(
+    invocation: Invocation, listed: Sequence[_Undo], done: dict[int, bool], caller_left: bool = False
+) -> None:
+    """Call the compensations in this order. `done` gets True or False (failed) by the position of the execution."""
     compensations = _compensations_in(invocation)
-    done: dict[int, bool] = {}
     for each in listed:
         state, position, execution = invocation.state, each.position, each.execution
         compensation = compensations.get(_name_now(execution, invocation))
@@ -374,7 +376,6 @@ async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bo
         )
         state = invocation.state
         invocation.state = state.changed(compensations=(*state.compensations, undone))
-    return done
 
 
 def _name_now(execution: ToolExecution, invocation: Invocation) -> str:
@@ -453,23 +454,6 @@ def _arguments(compensation: Tool, undo: _Undo, invocation: Invocation) -> dict[
         return {visible[0].name: undo.execution_that_ran()}
     given = undo.call_that_ran(invocation).visible_arguments()
     return {each.name: given[each.name] for each in visible if each.name in given}
-
-
-def _result_positions(state: State) -> dict[int, int]:
-    """Return the position of the result message in `state.messages` for the position of each execution."""
-    found: dict[int, int] = {}
-    for index, message in enumerate(state.messages):
-        if not isinstance(message, AiMessage) or index in state.unremembered:
-            continue
-        for offset, request in enumerate(message.tool_execution_requests, start=1):
-            at = index + offset
-            if at >= len(state.messages) or not isinstance(state.messages[at], ToolExecutionResultMessage):
-                break
-            for position, execution in enumerate(state.executions):
-                if position not in found and identity_of(execution.request) == identity_of(request):
-                    found[position] = at
-                    break
-    return found
 
 
 async def _await_to_its_end(work: Coroutine[Any, Any, object], invocation: Invocation) -> None:

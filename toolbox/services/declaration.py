@@ -44,6 +44,12 @@ NAMES_MARK: Final = "__toolbox_local_names__"
 
 DURABLE_MARK: Final = "__toolbox_durable__"
 
+WhenBusy: TypeAlias = Literal["wait", "raise"]
+"""A call of a conversation in which another call is at work: wait for its turn, or raise an error."""
+
+UnfinishedTurns: TypeAlias = Literal["keep", "discard"]
+"""What a conversation keeps of a call that ends without an answer, after a tool had begun."""
+
 OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
 """A new call in a conversation with a suspended run: raise an error, cancel that run, or go on beside it."""
 
@@ -160,11 +166,14 @@ class ServiceOptions:
     compensate_on_failure: bool = False
     durable: bool = False
     on_suspended: OnSuspended = "raise"
+    when_busy: WhenBusy = "wait"
+    shared_conversations: bool = False
     on_unknown_outcome: UnknownOutcome = "tell"
     limits: UsageLimits | None = None
     run_retries: Retries | None = None
     name: str | None = None
     former_names: Sequence[str] = ()
+    unfinished_turns: UnfinishedTurns = "keep"
 
     def __post_init__(self) -> None:
         """Make `former_names` a tuple; anything else stays, and is a problem at start."""
@@ -208,11 +217,14 @@ def register_ai_service(
     compensate_on_failure: bool = False,
     durable: bool = False,
     on_suspended: OnSuspended = "raise",
+    when_busy: WhenBusy = "wait",
+    shared_conversations: bool = False,
     on_unknown_outcome: UnknownOutcome = "tell",
     limits: UsageLimits | None = None,
     run_retries: Retries | None = None,
     name: str | None = None,
     former_names: Sequence[str] = (),
+    unfinished_turns: UnfinishedTurns = "keep",
 ) -> Callable[[C], C]: ...
 
 
@@ -251,10 +263,16 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `durable`: True records every effect of a call in the `RunStore`, so that it continues after a crash.
     - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, with
       `"cancel"` cancels that run, or with `"continue"` goes on beside it.
+    - `when_busy`: a call of a conversation in which another call is at work waits for its turn, or with `"raise"`
+      raises `ConversationBusyError` at once.
+    - `shared_conversations`: True lets everyone use each conversation. Otherwise it belongs to the identity of its
+      first call, and a call by another one raises `AccessDeniedError`.
     - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
     - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
     - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the
       class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
+    - `unfinished_turns`: a call that ends without an answer after a tool had begun stores its turn, or with `"discard"`
+      nothing.
 
     `DEFAULT` for a limit means the container's setting of the same name. Raises `TypeError` for anything but a class,
     and for unknown options; other mistakes are problems at start.

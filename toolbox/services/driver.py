@@ -30,7 +30,7 @@ from .bean_calls import call_with_beans
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
-from .layers import in_conversation, observed, with_checked_input, with_roles
+from .layers import in_conversation, observed, with_checked_input, with_memory, with_roles
 from .loop import (
     AnswerChecked,
     CallModel,
@@ -219,11 +219,8 @@ async def current_call(invocation: Invocation) -> AsyncIterator[None]:
     call_function = partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner)
     outer_call, outer_caller = current_invocation.set(invocation.context), current_bean_caller.set(call_function)
     try:
-        if invocation.deadline is None and invocation.account is None:
+        async with within_limits(invocation):
             yield
-        else:
-            async with within_limits(invocation):
-                yield
     except BaseException as error:
         # Tools on threads, and calls on other loops that its tools have made, see this cancellation; the task's own
         # does not reach them. Runs that the error names wait for an answer that nobody would take: they are suspended
@@ -250,9 +247,12 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
         yield observed
     if plan.access is not None and not invocation.is_admitted:
         yield with_roles
+    has_memory = invocation.memory_key is not None
+    if has_memory:
+        yield in_conversation  # takes the turn; writes what was done until then, if the call ends without an answer
     yield from plan.layers.around_turn  # compensation, if the call fails
-    if invocation.memory_key is not None:
-        yield in_conversation  # loads the messages; writes them at its end, if the call has ended with an answer
+    if has_memory:
+        yield with_memory  # loads the messages; writes them at its end, if the call has ended with an answer
     if plan.layers.check_input is not None and not (invocation.is_resumed or invocation.is_input_checked):
         yield with_checked_input
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from ..chat import ChatModel
 from ..context import ActiveScope, InvocationContext
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
+from ..di.stored_beans import StoredBeans
 from ..errors import Problem
 from ..events import Listeners
 from ..execution.threads import Workers
 from ..limits import CostEstimator
 from ..models.fallbacks import CoolingModels
 from ..models.pools import ConnectionPools
+from ..security import SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import Tool
 from .open_calls import Running
@@ -51,6 +54,7 @@ class ServiceHost(Protocol):
     failures: ToolErrors
     max_concurrent_tools: int
     listeners: Listeners | None
+    run_identity: tuple[str, ...]
 
     @property
     def runs(self) -> Any:
@@ -107,6 +111,14 @@ class ServiceHost(Protocol):
 
     async def memories(self) -> ChatMemories:
         """Return the conversations."""
+        ...
+
+    def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
+        """Return a new scope for the beans of a conversation."""
+        ...
+
+    async def caller(self) -> SecurityIdentity | None:
+        """Return the identity that acts, which may be anonymous; None for the program itself."""
         ...
 
     async def note_caller(self, context: InvocationContext) -> None:

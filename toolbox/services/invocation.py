@@ -20,8 +20,12 @@ from ..chat import (
     UserMessage,
 )
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
+from ..conversations.keys import Owner
 from ..conversations.memories import Caller, caller_here
-from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
+from ..conversations.views import Excerpt
+from ..di.scopes import ConversationScope
+from ..di.stored_beans import StoredBeans
+from ..errors import ConversationStoppedError, IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
@@ -93,8 +97,18 @@ class Invocation(ModelCall):
     """True if the input guardrails have judged the user message, before the run was stored."""
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
+    excerpt: Excerpt | None = None
+    """What was loaded of the conversation, for the write of its turn."""
+    owner: Owner | None = None
+    """The owner of the conversation, if its first turn is that of this call."""
+    is_ending = False
+    """True when the last effect has ended, and its turn is written: nobody can stop the call any more."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
+    beans: StoredBeans | None = None
+    """The beans of its conversation, if it has one and the program has such beans."""
+    joined: ConversationScope | None = None
+    """The scope of a block that holds the conversation, if the call runs inside of it."""
 
     def __init__(
         self,
@@ -116,6 +130,8 @@ class Invocation(ModelCall):
         self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
         self.where = plan.where
         self.stored, self.stored_state = restored, None if restored is None else restored.state
+        self.said: list[str] = []  # the text of the current reply that was sent to the reader of a stream
+        self.undone: dict[int, bool] = {}  # by position of the execution; False if undoing it failed
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         self.runner = self._make_runner(caller_waits)
@@ -193,7 +209,14 @@ class Invocation(ModelCall):
     def become_run(self) -> None:
         """Continue as a new run, because a tool that was added may suspend the call."""
         self.place = _find_place_in_new_run(self.plan, self.host, self.arguments)
+        self.place.beans = self.beans
         self.plan = self.plan.in_run
+
+    def use_beans(self, beans: StoredBeans) -> None:
+        """Use the beans of the conversation, which are stored with the turn. A run records how they change."""
+        self.beans = beans
+        if self.place is not None:
+            self.place.beans = beans
 
     # --- what layers and the driver ask
 
@@ -219,6 +242,27 @@ class Invocation(ModelCall):
     def is_resumed(self) -> bool:
         """True if the invocation continues from a stored state."""
         return self.stored_state is not None
+
+    # --- stopping
+
+    @property
+    def can_be_stopped(self) -> bool:
+        """True for a call in a conversation."""
+        return self.memory_key is not None
+
+    def stop(self, by: str | None) -> None:
+        """End the call because its conversation is stopped; a run ends as cancelled. Called on the call's own loop."""
+        if self.is_ending:
+            return
+        if self.place is not None and self.place.is_stored:
+            self.place.stop(by)
+        else:
+            self.stop_with(ConversationStoppedError(by))
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if the call ends because its conversation was stopped, or its run cancelled."""
+        return self.stopped is not None or (self.place is not None and self.place.is_cancelled)
 
     # --- messages
 

@@ -6,8 +6,10 @@ of layers (`plans`), layers of tools (`capabilities`), deadlines (`interruptions
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -15,15 +17,25 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 
+from ..chat import Message
 from ..context import complete_context, current_invocation
-from ..conversations.keys import ChatMemoryKey
-from ..conversations.log import NO_USAGE, Turn
+from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
+from ..conversations.log import Head, Turn, only_beans
 from ..conversations.memories import ChatMemories
 from ..conversations.views import Excerpt
-from ..errors import AsyncBeanError, ConversationSuspendedError
+from ..di.scopes import ConversationScope
+from ..errors import (
+    AsyncBeanError,
+    ConversationBusyError,
+    ConversationSuspendedError,
+    MemoryLeaseLostError,
+    StoredBeanError,
+)
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
@@ -31,57 +43,157 @@ from ..events import (
     ServiceStartedEvent,
     ServiceSuspendedEvent,
 )
+from ..execution.cancellation import finish_before_cancellation
 from ..security import identity_in, identity_now
+from .conversation_beans import with_beans
+from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
+from .plans import MethodPlan
+from .turns import answered_turn, state_after, unfinished_turn
 from .usage_layers import in_account
 from .waiting_turns import load_conversation, waiting_turn_of
+
+logger = logging.getLogger("toolbox.memory")
+
+_LAST_WRITE = 5.0
+"""Seconds for the write of a turn whose call has ended already, and whose caller waits for it."""
 
 # --- the conversation
 
 
 @asynccontextmanager
 async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn in the conversation, load its messages, and store them if the invocation succeeds."""
-    key, window = invocation.memory_key, invocation.plan.window
+    """Take the turn in the conversation, and load it. If the invocation ends without an answer, store what it did.
+
+    Where the program has conversation-scoped beans, they are loaded and stored with the turn.
+    """
+    key, plan = invocation.memory_key, invocation.plan
     assert key is not None
-    assert window is not None
     memories = await invocation.host.memories()
-    async with AsyncExitStack() as entered:
-        await _take_turn(entered, memories, key, invocation)
-        plan = invocation.plan
-        checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
-        if checks and plan.options.on_suspended != "continue" and not invocation.is_resumed:
-            await _refuse_suspended(entered, memories, key, invocation)
+    async with _turn(memories, key, invocation) as joined:
+        try:
+            excerpt = await _load(invocation, key, memories)
+            has_beans = plan.keeps_beans and memories.keeps_logs
+            async with with_beans(invocation, key, excerpt.head, joined) if has_beans else NOTHING:
+                yield  # also the compensation of a failure, so that what is stored says what was undone
+        except (Exception, asyncio.CancelledError) as error:
+            await _keep_unfinished(error, invocation)
+            raise
+
+
+async def _load(invocation: Invocation, key: ChatMemoryKey, memories: ChatMemories) -> Excerpt:
+    """Load the messages of the conversation. Raises `AccessDeniedError` and `ConversationSuspendedError`."""
+    plan = invocation.plan
+    excerpt = await load_conversation(invocation, key, memories)
+    invocation.owner = await _refuse_other(invocation, memories, excerpt.head)
+    checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
+    checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
+    if checks and await _refuse_suspended(key, invocation):
         excerpt = await load_conversation(invocation, key, memories)
-        invocation.history = excerpt.messages
-        if plan.options.on_suspended == "continue":
-            invocation.before_suspension = partial(_append_waiting, invocation, key, excerpt)
+    invocation.excerpt, invocation.history = excerpt, excerpt.messages
+    if plan.options.on_suspended == "continue":
+        invocation.before_suspension = partial(_append_waiting, invocation)
+    return excerpt
+
+
+@asynccontextmanager
+async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
+    """Store the turn if the invocation succeeds."""
+    key, excerpt = invocation.memory_key, invocation.excerpt
+    assert key is not None
+    memories = await invocation.host.memories()
+    assert excerpt is not None
+    try:
         yield
-        if isinstance(invocation.end, Finish) and not invocation.end.is_fallback:
-            turn, may_be_stored = _answered_turn(invocation), _may_be_written(invocation)
-            written = await memories.append(key, turn, excerpt, window, may_be_stored=may_be_stored)
-            if written and invocation.host.listeners is not None:
-                invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+    finally:
+        invocation.is_ending = True
+    if isinstance(invocation.end, Suspend) and (excerpt.head is None or excerpt.head.owner is None):
+        await memories.begin(key, invocation.owner)
+    if not isinstance(invocation.end, Finish):
+        return
+    if not invocation.end.is_fallback:
+        await _append(answered_turn(invocation), invocation)
+    elif await _keeps_unfinished(invocation) and (turn := unfinished_turn(invocation, "failed")) is not None:
+        await _append(turn, invocation)  # no model has given the answer, so it is not in the conversation
 
 
-async def _append_waiting(invocation: Invocation, key: ChatMemoryKey, excerpt: Excerpt) -> None:
+async def _append_waiting(invocation: Invocation) -> None:
     """Store what waits of a call that is suspended, so that the conversation goes on."""
-    window, turn = invocation.plan.window, waiting_turn_of(invocation)
-    if turn is not None and window is not None:
-        await (await invocation.host.memories()).append(key, turn, excerpt, window)
+    if (turn := waiting_turn_of(invocation)) is not None:
+        await _append(turn, invocation)
 
 
-def _answered_turn(invocation: Invocation) -> Turn:
-    """Return the turn of an invocation that has an answer. That of a run has the same id in each process."""
-    messages, usage = invocation.state.remembered, invocation.state.token_usage or NO_USAGE
-    if invocation.place is None:
-        return Turn(messages=messages, usage=usage)
-    run_id = invocation.place.run_id
-    stored = run_id if invocation.is_recorded else None
-    return Turn(id=f"{run_id}:answered", run_id=stored, messages=messages, usage=usage)
+async def _append(turn: Turn, invocation: Invocation) -> None:
+    """Append the turn of the invocation to its conversation, with the beans that changed, in one write.
+
+    Raises `MemoryLeaseLostError` in a call that has joined a block and outlived it.
+    """
+    key, window, excerpt = invocation.memory_key, invocation.plan.window, invocation.excerpt
+    assert key is not None
+    assert excerpt is not None
+    if invocation.joined is not None and invocation.joined.closing:
+        raise MemoryLeaseLostError(key.service, key.memory_id)
+    turn = replace(turn, beans=_changed_beans(turn, invocation))
+    memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
+    written: tuple[Message, ...] = ()
+    if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
+        await memories.write(key, turn if window is not None else only_beans(turn), invocation.owner)
+    else:
+        owner = invocation.owner
+        written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
+    if invocation.beans is not None:
+        invocation.beans.note_stored(turn.beans)
+    if written and invocation.host.listeners is not None:
+        invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+def _changed_beans(turn: Turn, invocation: Invocation) -> Mapping[str, Any]:
+    """Return what changed of the beans. Raises `StoredBeanError` for a turn with an answer; others are kept anyway."""
+    if invocation.beans is None:
+        return {}
+    try:
+        return invocation.beans.changed()
+    except StoredBeanError as error:
+        if turn.state == "answered":
+            raise
+        logger.error("%s: its conversation-scoped beans are not stored: %s", invocation.where, error)
+        return {}
+
+
+async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None:
+    """Store the turn of an invocation that ends with an error. The error stays the one that the caller gets."""
+    place, behind = invocation.place, invocation.error_behind(error)
+    if invocation.excerpt is None or not await _keeps_unfinished(invocation):
+        return
+    if place is not None and place.is_stored and not place.ends_with(behind, invocation.plan):
+        return  # it is suspended, or goes on in another process
+    if (turn := unfinished_turn(invocation, state_after(error, invocation))) is None:
+        return
+
+    async def write() -> None:
+        async with asyncio.timeout(_LAST_WRITE):
+            await _append(turn, invocation)
+
+    # Most of these calls are being cancelled, perhaps again during the write: by a server that stops, for example.
+    try:
+        await finish_before_cancellation(write(), _append, _LAST_WRITE)
+    except Exception as failure:
+        failed = type(failure).__name__
+        logger.error(
+            "%s: what its tools did before it ended is not stored in its conversation: %s: %s",
+            invocation.where,
+            failed,
+            failure,
+        )
+
+
+async def _keeps_unfinished(invocation: Invocation) -> bool:
+    """Return True if turns without an answer are stored: not in a store that has no log, which cannot mark them."""
+    keeps = invocation.plan.options.unfinished_turns == "keep"
+    return keeps and (await invocation.host.memories()).keeps_logs
 
 
 def _may_be_written(invocation: Invocation) -> bool:
@@ -92,26 +204,69 @@ def _may_be_written(invocation: Invocation) -> bool:
     return invocation.is_resumed and not (place is not None and place.has_new_records)
 
 
-async def _take_turn(
-    entered: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
-) -> None:
-    """Take the turn until `entered` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
+@asynccontextmanager
+async def _turn(
+    memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> AsyncIterator[ConversationScope | None]:
+    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`.
+
+    Yields the scope of a block that holds the conversation and that the call joins, or None.
+    """
+    if invocation.place is not None and invocation.place.cancels:
+        # It only undoes its tools, and its end is appended. The call that has cancelled it may be the one at work.
+        yield None
+        return
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
-    with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-        await entered.enter_async_context(memories.enter(key, invocation))
+    async with AsyncExitStack() as entered:
+        with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
+            # A run waits also with `when_busy="raise"`: it was accepted when it was stored.
+            waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
+            joined = await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
+        yield joined
 
 
-async def _refuse_suspended(
-    entered: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
-) -> None:
-    """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that run."""
+async def _refuse_other(invocation: Invocation, memories: ChatMemories, head: Head | None) -> Owner | None:
+    """Return the owner of a conversation that begins with this call. Raises `AccessDeniedError` in that of another."""
+    host, key = invocation.host, invocation.memory_key
+    assert key is not None
+    identity = await host.caller()
+    if identity is None:
+        return None
+    owner = Owner.of(identity, host.run_identity)
+    memories.warn_without_owners(owner)
+    # What a stored run has begun, it may end. One that only starts is checked again, because its conversation may have
+    # got an owner since; that of the program has an anonymous identity.
+    checks = not invocation.is_resumed and not (invocation.is_recorded and owner is None)
+    if head is not None and checks and not invocation.plan.options.shared_conversations:
+        refuse_other(head.owner, key, identity, host.run_identity)
+    return owner
+
+
+async def check_conversation_first(host: ServiceHost, plan: MethodPlan, key: ChatMemoryKey) -> None:
+    """Check the conversation of a call that will run later, as a run, before that is stored.
+
+    Raises `AccessDeniedError`, and with `when_busy="raise"` `ConversationBusyError`.
+    """
+    memories = await host.memories()
+    if not plan.options.shared_conversations and (identity := await host.caller()) is not None:
+        head = await memories.head(key)
+        refuse_other(None if head is None else head.owner, key, identity, host.run_identity)
+    if plan.options.when_busy == "raise":
+        run = await host.runs.run_of(key.service, key.memory_id)  # it may have been started, and not be at work yet
+        if (run is not None and run.status == "running") or await memories.is_at_work(key):
+            raise ConversationBusyError(key.service, key.memory_id)
+
+
+async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> bool:
+    """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that and return True."""
     host, plan = invocation.host, invocation.plan
+    was_cancelled = False
     while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
         if plan.options.on_suspended == "raise":
             raise ConversationSuspendedError(plan.service.__name__, run_id)
-        await entered.aclose()  # undoing the tools of that run takes its own turn
         await host.cancel_run(run_id, "a new call began in its conversation")
-        await _take_turn(entered, memories, key, invocation)
+        was_cancelled = True
+    return was_cancelled
 
 
 @contextmanager
@@ -188,10 +343,14 @@ async def check_input_first(invocation: Invocation) -> None:
     began = perf_counter()
     try:
         async with within_limits(invocation), _limited_by(invocation):
-            if key is not None and plan.window is not None:
-                excerpt = await (await invocation.host.memories()).load(key, plan.window)
+            beans: AbstractAsyncContextManager[None] = NOTHING
+            if key is not None:
+                memories = await invocation.host.memories()
+                excerpt = await memories.load(key, plan.window)
                 invocation.history = excerpt.messages
-            async with with_checked_input(invocation):
+                if plan.keeps_beans and memories.keeps_logs:
+                    beans = with_beans(invocation, key, excerpt.head, memories.find_block(key))
+            async with beans, with_checked_input(invocation):
                 pass
     except Exception as error:
         if (listeners := invocation.host.listeners) is not None:

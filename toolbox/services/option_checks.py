@@ -47,6 +47,13 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     if options.on_suspended not in ("raise", "cancel", "continue"):
         fix = 'use "raise", "cancel" or "continue"'
         yield Problem(where, f"invalid on_suspended={options.on_suspended!r}", fix)
+    if options.when_busy not in ("wait", "raise"):
+        yield Problem(where, f"invalid when_busy={options.when_busy!r}", 'use "wait" or "raise"')
+    if not isinstance(options.shared_conversations, bool):
+        fact = f"invalid shared_conversations={options.shared_conversations!r}"
+        yield Problem(where, fact, "use True or False")
+    if options.unfinished_turns not in ("keep", "discard"):
+        yield Problem(where, f"invalid unfinished_turns={options.unfinished_turns!r}", 'use "keep" or "discard"')
     if options.on_unknown_outcome not in ("tell", "ask", "retry"):
         fact = f"invalid on_unknown_outcome={options.on_unknown_outcome!r}"
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')
@@ -81,13 +88,19 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
 
 def options_with_logs(options: ServiceOptions) -> Iterator[str]:
     """Yield the options that need a store which keeps the whole log of a conversation."""
+    if options.shared_conversations is True:
+        yield "shared_conversations=True"
+    if options.when_busy == "raise":
+        yield 'when_busy="raise"'
     if options.on_suspended == "continue":
         yield 'on_suspended="continue"'
+    if options.former_names:
+        yield "former_names="
 
 
-def log_problem(where: str, option: str, store: type[object]) -> Problem:
+def log_problem(where: str, option: str, store: str) -> Problem:
     """Return the problem of such an option with a store that only keeps messages."""
-    fact = f"{option} needs a store with logs, and {store.__name__} has only the three methods of ChatMemoryStore"
+    fact = f"{option} needs a store with logs, and {store} has only the three methods of ChatMemoryStore"
     return Problem(where, fact, "use InMemoryChatMemoryStore, sql.SqlChatMemoryStore or redis.RedisChatMemoryStore")
 
 

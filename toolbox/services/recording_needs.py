@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ..chat import ChatResponse, PendingCall
 from ..context import CallPlace
+from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation
 from ..limits import Usage, UsageLimits
 from ..tools.failures import message_of
@@ -112,7 +113,17 @@ class StoredInvocation:
 
 
 class PlaceInRun(CallPlace, Protocol):
-    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
+    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path "".
+
+    `beans` are those of the conversation: the run records how they change.
+    """
+
+    beans: StoredBeans | None
+
+    @property
+    def recorded_beans(self) -> Mapping[str, Any]:
+        """The JSON values of the conversation's beans that the run has recorded and not stored, by name."""
+        ...
 
     @property
     def is_stored(self) -> bool:
@@ -131,6 +142,19 @@ class PlaceInRun(CallPlace, Protocol):
     @property
     def cancels(self) -> bool:
         """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the run ends as cancelled: now, or when its tools are undone."""
+        ...
+
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        ...
+
+    def ends_with(self, error: BaseException, plan: Any) -> bool:
+        """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
         ...
 
     @property

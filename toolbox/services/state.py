@@ -212,6 +212,22 @@ class State:
             kept.append(each)
         return tuple(kept)
 
+    def result_positions(self) -> dict[int, int]:
+        """Return the position of the result message in `messages` for the position of each execution."""
+        found: dict[int, int] = {}
+        for index, message in enumerate(self.messages):
+            if not isinstance(message, AiMessage) or index in self.unremembered:
+                continue
+            for offset, request in enumerate(message.tool_execution_requests, start=1):
+                at = index + offset
+                if at >= len(self.messages) or not isinstance(self.messages[at], ToolExecutionResultMessage):
+                    break
+                for position, execution in enumerate(self.executions):
+                    if position not in found and identity_of(execution.request) == identity_of(request):
+                        found[position] = at
+                        break
+        return found
+
     @property
     def all_executions(self) -> tuple[ToolExecution, ...]:
         """The executions, including those of an incomplete round."""

@@ -74,6 +74,7 @@ class StreamedCall:
             await self._send(self._delayed)
         self._delayed = None
         self._has_pieces = self._has_sent_pieces = False
+        self._invocation.said.clear()
         self.tasks.begin_reply()
         if self._held is not None:
             self._held.clear()  # of an answer that could not be read
@@ -84,6 +85,8 @@ class StreamedCall:
         if self._held is not None and (self._held.takes(event) or self._is_of_answer(event)):
             return
         self._has_sent_pieces = True
+        if isinstance(event, PartialResponse):
+            self._invocation.said.append(event.text)
         if isinstance(event, CompleteToolCall) and self._invocation.starts_early:
             self._start_early(event.request)
         await self._send(event)
@@ -99,6 +102,7 @@ class StreamedCall:
 
     def end_reply(self) -> None:
         """The reply is complete: let the loop take in the results of tools that have ended beside it."""
+        self._invocation.said.clear()  # the state has all of it from now on
         self.tasks.take_in_results()
 
     @property

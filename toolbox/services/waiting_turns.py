@@ -45,7 +45,6 @@ async def load_conversation(invocation: Invocation, key: ChatMemoryKey, memories
     A turn whose run has ended does not wait any more: its process was killed before it could write that.
     """
     place, view = invocation.place, invocation.plan.window
-    assert view is not None
     own = place.run_id if place is not None and invocation.is_recorded else None
     excerpt = await memories.load(key, view, without_run=own)
     has_changed = False

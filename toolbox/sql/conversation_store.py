@@ -135,7 +135,8 @@ class SqlChatMemoryStore(LogStore):
             if (first := choose_newest(((row[0], row[1]) for row in found), messages)) is None:
                 return Log(head)
             read = await self._read_turns(connection, head, first, None if place is None else place.turn)
-            return Log(head, read if place is None else tuple(each for each in before_entry(read, place) if each.shown))
+            earlier = read if place is None else before_entry(read, place)
+            return Log(head, tuple(each for each in earlier if each.shown))
 
     async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
         async with self._open_transaction() as connection:
@@ -179,7 +180,7 @@ class SqlChatMemoryStore(LogStore):
         self, connection: AsyncConnection, head: Head, first: int, last: int | None = None
     ) -> tuple[Turn, ...]:
         turns = self._turns.c
-        found = select(self._turns).where(turns.conversation == head.id, turns.number >= first, self._shown() > 0)
+        found = select(self._turns).where(turns.conversation == head.id, turns.number >= first, self._counts())
         if last is not None:
             found = found.where(turns.number <= last)
         return tuple(map(_read_turn, await connection.execute(found.order_by(turns.number))))
@@ -276,10 +277,9 @@ class SqlChatMemoryStore(LogStore):
             is_earlier = or_(turns.hidden_from.is_(None), turns.hidden_from > index)
             await connection.execute(update(self._turns).where(following, is_earlier).values(hidden_from=index))
             shown_after = await connection.scalar(select(func.sum(self._shown())).where(following))
-            is_counted = or_(self._shown() > 0, and_(turns.size == 0, turns.hidden_from.is_(None)))
             has_state = or_(turns.beans.is_not(None), turns.details.contains('"in_charge"'))  # of long logs, few
             earlier = select(turns.details, turns.beans).where(
-                turns.conversation == head.id, turns.number < place.turn, is_counted, has_state
+                turns.conversation == head.id, turns.number < place.turn, self._counts(), has_state
             )
             rows = await connection.execute(earlier.order_by(turns.number))
             before = [turn_from_json(row.details, beans=beans_from_json(row.beans)) for row in rows]
@@ -461,6 +461,11 @@ class SqlChatMemoryStore(LogStore):
         """Return how many messages of a turn are not hidden; see `Turn.shown`."""
         turns = self._turns.c
         return case((turns.hidden_from.is_(None), turns.size), else_=turns.hidden_from - turns.first)
+
+    def _counts(self) -> ColumnElement[bool]:
+        """Return if a turn is not hidden as a whole; see `Turn.counts`."""
+        turns = self._turns.c
+        return or_(self._shown() > 0, and_(turns.size == 0, turns.hidden_from.is_(None)))
 
     def _end_after(self, seconds: float) -> ColumnElement[int]:
         return DatabaseNow(self.clock) + round(seconds * 1000)

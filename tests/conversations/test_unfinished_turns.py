@@ -1,0 +1,440 @@
+"""Turns of calls that end without an answer: what the log keeps of them, and what the next call's model reads.
+
+Not here: calls that somebody stops (`test_stop`), how a view sends such turns (`test_views`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import pytest
+
+from tests.conversations.made_logs import check_alternation, check_pairs
+from tests.conversations.three_methods import ThreeMethods
+from toolbox import (
+    AiMessage,
+    ChatMemoryKey,
+    ChatMemoryStore,
+    ChatResponse,
+    CompleteToolCall,
+    Container,
+    MemoryId,
+    Message,
+    PartialResponse,
+    TokenStream,
+    ToolAbort,
+    ToolboxSettings,
+    ToolExecutionResultMessage,
+    UserMessage,
+    compensate_for,
+    register_ai_service,
+    return_to_model,
+    tool,
+)
+from toolbox.conversations.log import NOTES, LogEntry, entries_of
+from toolbox.conversations.stores import InMemoryChatMemoryStore
+from toolbox.errors import InvocationTimeoutError, ModelConnectionError, ToolRoundsExceededError
+from toolbox.guardrails import GuardrailResult, OutputGuardrail, OutputGuardrailRequest, output_guardrails
+from toolbox.models import fallback
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class Till:
+    """Tools that pay, wait, fail, and end the call."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+        self.waits = asyncio.Event()
+
+    @tool
+    async def pay(self, amount: int) -> str:
+        self.paid.append(amount)
+        return f"paid {amount}"
+
+    @tool
+    async def wait(self) -> str:
+        self.waits.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    @tool
+    async def end(self) -> str:
+        raise ToolAbort("enough")
+
+
+class Chat(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    def text(self, room: MemoryId[str], text: str) -> AsyncIterator[str]: ...
+
+    def events(self, room: MemoryId[str], text: str) -> TokenStream: ...
+
+
+PAY, WAIT, END = tool_call("pay", {"amount": 7}), tool_call("wait"), tool_call("end")
+FAILS = ModelConnectionError("the server is away")
+
+
+class Room:
+    """A container with a service whose first turn is answered, its model, and its log."""
+
+    def __init__(self, *replies: Any, store: ChatMemoryStore | None = None, model: Any = None, **options: Any) -> None:
+        @register_ai_service(tools=Till, name="tests.unfinished", **options)
+        class Service(Chat, Protocol): ...
+
+        self.service, self.till = Service, Till()
+        self.model = ScriptedChatModel(["hello", *replies])
+        self.store: Any = InMemoryChatMemoryStore() if store is None else store
+        models = {"default": self.model if model is None else model}
+        self.container = Container(models=models, settings=ToolboxSettings(stop_timeout=0.1)).register(Service)
+        self.container.register_instance(self.till).register_instance(self.store, as_type=ChatMemoryStore)
+        self.key = ChatMemoryKey.of(Service, "r")
+
+    async def __aenter__(self) -> "Room":
+        await self.container.__aenter__()
+        self.chat: Any = self.container.get(self.service)
+        await self.chat.chat("r", "hi")
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        await self.container.__aexit__(*raised)
+
+    async def entries(self) -> list[LogEntry]:
+        """Return what the second turn has stored."""
+        log = await self.store.read_since(self.key, lambda head: 0)
+        return list(entries_of(log.turns))[2:]
+
+    async def said(self) -> list[Message]:
+        return [each.message for each in await self.entries()]
+
+    async def state(self) -> set[str]:
+        return {each.state for each in await self.entries()}
+
+    async def sent_next(self) -> tuple[Message, ...]:
+        """Return what the model of a third call gets of the second turn."""
+        self.model.will_reply("next")
+        await self.chat.chat("r", "and now?")
+        messages = self.model.requests[-1].messages
+        check_pairs(messages)
+        check_alternation(messages)
+        return tuple(messages[2:-1])
+
+
+def result(request: Any, text: str, is_error: bool = False) -> ToolExecutionResultMessage:
+    return ToolExecutionResultMessage(request.id, request.name, text, is_error)
+
+
+async def cancelled(task: "asyncio.Task[Any]") -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# --- what is stored
+
+
+async def test_a_call_that_fails_after_a_tool_stores_its_turn_as_failed() -> None:
+    async with Room(PAY, FAILS) as room:
+        with pytest.raises(ModelConnectionError):
+            await room.chat.chat("r", "pay")
+
+        assert await room.said() == [UserMessage("pay"), AiMessage(None, [PAY]), result(PAY, "paid 7")]
+        assert await room.state() == {"failed"}
+        sent = await room.sent_next()
+    assert sent == (UserMessage("pay"), AiMessage(None, [PAY]), result(PAY, "paid 7"), AiMessage(NOTES["failed"]))
+
+
+async def test_a_call_in_which_no_tool_has_begun_stores_nothing() -> None:
+    refused = tool_call("pay", {"amount": "many"})
+    handlers = dict.fromkeys(("on_unknown_tool", "on_tool_arguments_error"), return_to_model)
+    for replies in ((FAILS,), (tool_call("unknown"), FAILS), (refused, FAILS)):
+        async with Room(*replies, **handlers) as room:
+            with pytest.raises(ModelConnectionError):
+                await room.chat.chat("r", "pay")
+            assert await room.said() == []
+    async with Room(PAY, max_tool_rounds=0) as room:
+        with pytest.raises(ToolRoundsExceededError):
+            await room.chat.chat("r", "pay")
+        assert await room.said() == []
+
+
+async def test_a_call_that_is_cancelled_in_a_tool_stores_the_call_as_interrupted() -> None:
+    both = AiMessage("a moment", [PAY, WAIT, END])
+    async with Room(both) as room:
+        task = asyncio.create_task(room.chat.chat("r", "pay"))
+        await room.till.waits.wait()
+        await cancelled(task)
+
+        interrupted = [result(each, "interrupted", is_error=True) for each in (WAIT, END)]
+        assert await room.said() == [UserMessage("pay"), both, result(PAY, "paid 7"), *interrupted]
+        assert await room.state() == {"stopped"}
+        sent = await room.sent_next()
+    assert sent[-1] == AiMessage(NOTES["stopped"])
+
+
+async def test_a_call_whose_time_is_up_has_failed_and_an_outer_limit_counts_too() -> None:
+    async with Room(WAIT, timeout=0.05) as room:
+        with pytest.raises(InvocationTimeoutError):
+            await room.chat.chat("r", "pay")
+        assert await room.state() == {"failed"}
+
+
+async def test_the_reader_of_a_stream_leaves_and_the_text_so_far_stays() -> None:
+    async with Room(PAY, "one two three four") as room:
+        async with room.chat.events("r", "pay") as events:
+            async for each in events:
+                if getattr(each, "text", "") == "three ":
+                    break
+
+        assert (await room.said())[-1] == AiMessage("one two three ")
+        assert await room.state() == {"stopped"}
+        sent = await room.sent_next()
+    assert sent[-1] == AiMessage(f"one two three \n\n{NOTES['stopped']}")
+
+
+@pytest.mark.parametrize("leave", ["close", "drop", "cancel"])
+async def test_every_way_to_leave_a_stream_stores_its_turn(leave: str) -> None:
+    async with Room(PAY, "one two three", *[WAIT] * (leave == "cancel")) as room:
+        stream = room.chat.text("r", "pay")
+        assert await anext(stream) == "one "
+        if leave == "close":
+            await stream.aclose()
+        elif leave == "cancel":
+            assert [each async for each in stream] == ["two ", "three"]
+            waiting = room.chat.text("r", "wait")
+            task = asyncio.create_task(anext(waiting))
+            await room.till.waits.wait()
+            await cancelled(task)
+        del stream
+        room.model.will_reply("next")
+        await asyncio.wait_for(room.chat.chat("r", "and now?"), 30)  # waits for the turn of the stream
+        states = [each.state for each in await room.entries() if isinstance(each.message, UserMessage)]
+    assert states == (["answered", "stopped", "answered"] if leave == "cancel" else ["stopped", "answered"])
+
+
+async def test_text_that_output_guardrails_hold_back_is_not_stored() -> None:
+    class Strict(OutputGuardrail):
+        async def validate(self, request: OutputGuardrailRequest) -> GuardrailResult:
+            return self.failure("no")
+
+    @register_ai_service(tools=Till)
+    class Guarded(Protocol):
+        @output_guardrails(Strict)
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    model, store = ScriptedChatModel([PAY, "a secret"]), InMemoryChatMemoryStore()
+    made = Container(models={"default": model}).register(Guarded, Strict, Till)
+    async with made.register_instance(store, as_type=ChatMemoryStore) as container:
+        with pytest.raises(Exception, match="guardrail"):
+            await container.get(Guarded).chat("r", "pay")
+        kept = await container.chat_memory(Guarded, "r").messages()
+    assert kept == [UserMessage("pay"), AiMessage(None, [PAY]), result(PAY, "paid 7")]
+
+
+async def test_tools_that_began_before_the_reply_was_complete_are_stored_with_it() -> None:
+    class Early:
+        """Streams a call, and then never ends."""
+
+        async def chat(self, request: Any) -> ChatResponse:
+            return ChatResponse(AiMessage("hello"))
+
+        async def stream(self, request: Any) -> AsyncIterator[Any]:
+            yield PartialResponse("I pay. ")
+            yield CompleteToolCall(0, PAY)
+            yield PartialResponse("And")
+            await asyncio.Event().wait()
+
+    async with Room(model=Early(), concurrent_tools=True) as room:
+        async with room.chat.events("r", "pay") as events:
+            async for each in events:
+                if type(each).__name__ == "ToolExecuted":
+                    break
+        assert await room.said() == [UserMessage("pay"), AiMessage("I pay. ", [PAY]), result(PAY, "paid 7")]
+
+
+async def test_undone_tools_say_so() -> None:
+    class Desk:
+        def __init__(self) -> None:
+            self.steps: list[str] = []
+
+        @tool
+        async def book(self) -> str:
+            return "booked"
+
+        @compensate_for(book)
+        async def unbook(self) -> None:
+            self.steps.append("unbooked")
+
+        @tool
+        async def rent(self) -> str:
+            return "rented"
+
+        @compensate_for(rent)
+        async def return_it(self) -> None:
+            raise ValueError("closed")
+
+    @register_ai_service(tools=Desk, compensate_on_failure=True)
+    class Careful(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    book, rent, ask = tool_call("book"), tool_call("rent"), AiMessage(None, [tool_call("book"), tool_call("rent")])
+    replies = [AiMessage(None, [book, rent]), ask, FAILS, "next"]
+    model, store, desk = ScriptedChatModel(replies), InMemoryChatMemoryStore(), Desk()
+    made = Container(models={"default": model}).register(Careful).register_instance(desk)
+    async with made.register_instance(store, as_type=ChatMemoryStore) as container:
+        with pytest.raises(ModelConnectionError):
+            await container.get(Careful).chat("r", "go")
+        assert desk.steps == ["unbooked", "unbooked"]
+        await container.get(Careful).chat("r", "and now?")
+    results = [each for each in model.requests[-1].messages if isinstance(each, ToolExecutionResultMessage)]
+    assert len(results) == 4
+    assert all(each.is_error for each in results)
+    assert ["rolled back" in each.text for each in results] == [True, False, True, False]
+    assert ["undoing it" in each.text for each in results] == [False, True, False, True]
+    [note] = [each.text for each in model.requests[-1].messages if isinstance(each, AiMessage)][-1:]
+    assert "undone" in (note or "")
+
+
+async def test_the_answer_of_a_fallback_is_not_stored_but_the_tools_before_it_are() -> None:
+    for replies, kept in (((PAY, FAILS), 3), ((FAILS,), 0)):
+
+        @register_ai_service(tools=Till)
+        class Service(Protocol):
+            async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+            @fallback(chat)
+            @staticmethod
+            def offline() -> str:
+                return "later"
+
+        model, store = ScriptedChatModel(replies), InMemoryChatMemoryStore()
+        made = Container(models={"default": model}).register(Service, Till)
+        async with made.register_instance(store, as_type=ChatMemoryStore) as container:
+            assert await container.get(Service).chat("r", "pay") == "later"
+            log = await store.read_since(ChatMemoryKey.of(Service, "r"), lambda head: 0)
+        entries = [] if log is None else list(entries_of(log.turns))
+        assert len(entries) == kept
+        assert {each.state for each in entries} <= {"failed"}
+        assert "later" not in [getattr(each.message, "text", None) for each in entries]
+
+
+# --- the write
+
+
+class Broken(InMemoryChatMemoryStore):
+    """Fails to write from a certain time on."""
+
+    is_broken = False
+
+    async def write(self, key: ChatMemoryKey, write: Any) -> None:
+        if self.is_broken:
+            raise OSError("the disk is full")
+        await super().write(key, write)
+
+
+async def test_a_store_that_fails_does_not_replace_the_error_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    store = Broken()
+    async with Room(PAY, FAILS, store=store) as room:
+        store.is_broken = True
+        with pytest.raises(ModelConnectionError):
+            await room.chat.chat("r", "pay")
+        assert "the disk is full" in caplog.text
+        assert await room.said() == []
+
+
+class Slow(InMemoryChatMemoryStore):
+    """Takes its time to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.may_write = asyncio.Event(), asyncio.Event()
+        self.may_write.set()
+
+    async def write(self, key: ChatMemoryKey, write: Any) -> None:
+        self.writes.set()
+        await self.may_write.wait()
+        await super().write(key, write)
+
+
+async def test_a_second_cancellation_does_not_tear_the_write() -> None:
+    store = Slow()
+    async with Room(WAIT, store=store) as room:
+        store.may_write.clear()
+        store.writes.clear()
+        task = asyncio.create_task(room.chat.chat("r", "pay"))
+        await room.till.waits.wait()
+        task.cancel()
+        await store.writes.wait()
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        store.may_write.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await room.state() == {"stopped"}
+
+
+async def test_a_store_that_hangs_ends_the_call_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbox.services.layers._LAST_WRITE", 0.05)
+    store = Slow()
+    async with Room(PAY, FAILS, store=store) as room:
+        store.may_write.clear()
+        with pytest.raises(ModelConnectionError):
+            await asyncio.wait_for(room.chat.chat("r", "pay"), 30)
+
+
+async def test_an_answered_turn_whose_write_seemed_to_fail_is_there_once() -> None:
+    class Unsure(InMemoryChatMemoryStore):
+        fails = False
+
+        async def write(self, key: ChatMemoryKey, write: Any) -> None:
+            await super().write(key, write)
+            if self.fails:
+                self.fails = False
+                raise ConnectionError("the connection broke after the commit")
+
+    store = Unsure()
+    async with Room(PAY, "done", store=store) as room:
+        store.fails = True
+        with pytest.raises(ConnectionError):
+            await room.chat.chat("r", "pay")
+        assert await room.state() == {"answered"}
+        assert len(await room.said()) == 4
+
+
+async def test_a_container_that_stops_stores_the_turns_of_its_calls() -> None:
+    room = Room(PAY, WAIT)
+    async with room:
+        task = asyncio.create_task(room.chat.chat("r", "pay"))
+        await room.till.waits.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await room.state() == {"stopped"}
+
+
+# --- the option
+
+
+async def test_unfinished_turns_can_be_discarded() -> None:
+    async with Room(PAY, FAILS, unfinished_turns="discard") as room:
+        with pytest.raises(ModelConnectionError):
+            await room.chat.chat("r", "pay")
+        assert await room.said() == []
+
+
+async def test_a_store_of_three_methods_keeps_no_unfinished_turns() -> None:
+    store = ThreeMethods()
+    async with Room(PAY, FAILS, store=store) as room:
+        with pytest.raises(ModelConnectionError):
+            await room.chat.chat("r", "pay")
+        assert list(store.kept.values()) == [(UserMessage("hi"), AiMessage("hello"))]
+
+
+def test_another_value_is_a_problem_at_start() -> None:
+    @register_ai_service(unfinished_turns="drop")  # type: ignore[call-overload]
+    class Service(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    problems = Container(models={"default": ScriptedChatModel()}).register(Service).check()
+    assert ["unfinished_turns='drop'" in each.what for each in problems] == [True]
