@@ -41,6 +41,9 @@ def some_store() -> ChatMemoryStore:
     return ThreeMethods()
 
 
+KINDS = ["instance", "class", "producer", "changed"]
+
+
 def container(service: type[Any], store: Any) -> Container:
     made = Container(models={"default": ScriptedChatModel([])}).register(service)
     if isinstance(store, (ThreeMethods, InMemoryChatMemoryStore)):
@@ -48,9 +51,7 @@ def container(service: type[Any], store: Any) -> Container:
     return made.register(store)
 
 
-@pytest.mark.parametrize(
-    "store", [ThreeMethods(), ThreeMethods, some_store, Changing()], ids=["instance", "class", "producer", "subclass"]
-)
+@pytest.mark.parametrize("store", [ThreeMethods(), ThreeMethods, some_store, Changing()], ids=KINDS)
 async def test_a_conversation_cannot_go_on_in_a_store_without_logs(store: Any) -> None:
     here = container(Open, store)
     with pytest.raises(IllegalConfigurationError) as raised:

@@ -58,9 +58,9 @@ class WaitingEntries:
         try:
             memories = await self._host.memories()
             turn = await memories.read_run(key, run_id)
-            asked = None if turn is None or not turn.counts else turn.messages[0]
-            if isinstance(asked, UserMessage):
-                await memories.write(key, make_waiting_turn(run_id, suspensions, asked, document.pending))
+            asked = () if turn is None or not turn.counts else turn.messages[:1]
+            if asked and isinstance(asked[0], UserMessage):
+                await memories.write(key, make_waiting_turn(run_id, suspensions, asked[0], document.pending))
         except Exception as error:
             _warn(run_id, error)
 
