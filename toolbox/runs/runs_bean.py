@@ -17,12 +17,12 @@ from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunStateError
+from ..safe_text import is_text
 from ..security import SecurityIdentity, identity_in
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
 from .conversation_runs import ConversationRuns
-from .new_documents import is_text
 from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
