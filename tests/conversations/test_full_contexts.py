@@ -88,7 +88,9 @@ def service_with(view: Any) -> type[Any]:
     return Viewed
 
 
-@pytest.mark.parametrize("view", [FullHistory(), MessageWindow(30), TokenWindow(3000)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "view", [FullHistory(), MessageWindow(30), TokenWindow(3000)], ids=lambda each: type(each).__name__
+)
 async def test_the_older_half_of_the_turns_is_left_out_and_the_cut_is_stored(view: Any) -> None:
     model = ScriptedChatModel([*answers(1, 2, 3), FULL, *answers(4, 5)])
     service = service_with(view)
