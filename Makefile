@@ -6,7 +6,7 @@
 #   make test               run the tests                make check    check formatting, lint, types, architecture
 #   make crash              kill processes of durable runs at random for ten minutes, then check the results
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
-#        bench-runs bench-inbox bench-connections
+#        bench-runs bench-inbox bench-connections bench-conversations
 #                           compare one area with other libraries
 #   make wire               compare how libraries read replies that break the specification
 #   make bench-search       measure the tool search with 1,000 tools of published MCP servers
@@ -44,7 +44,7 @@ PIP := -m pip --disable-pip-version-check install --progress-bar off
 # Variables, because a comma ends an argument of $(call).
 PROJECT := -e '.[fastapi,sql]'
 
-BENCHMARKS := container tools importing endpoints start wire models execution app search runs inbox connections
+BENCHMARKS := container tools importing endpoints start wire models execution app search runs inbox connections conversations
 
 # Bytecode is kept even where the machine says otherwise: tests start hundreds of Python processes.
 export PYTHONDONTWRITEBYTECODE :=
@@ -52,7 +52,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .PHONY: help run ask test quick compat check check-style check-mypy check-pyright check-page docs stubs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
-	bench-search bench-runs bench-inbox bench-connections crash
+	bench-search bench-runs bench-inbox bench-connections bench-conversations crash
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -224,6 +224,9 @@ bench-inbox: $(BENCH_STAMP)
 
 bench-connections: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.connections $(ARGS)
+
+bench-conversations: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.conversations $(ARGS)
 
 wire: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.wire $(ARGS)

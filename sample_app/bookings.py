@@ -16,7 +16,18 @@ from sqlalchemy import ForeignKey, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from toolbox import InvocationContext, MemoryId, Result, ToolRetry, produces, register_ai_service, system_message, tool
+from toolbox import (
+    Instance,
+    InvocationContext,
+    MemoryId,
+    Result,
+    ToolRetry,
+    produces,
+    register_ai_service,
+    system_message,
+    tool,
+)
+from toolbox.conversations import conversation_scoped
 from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
 from toolbox.security import roles_allowed
 from toolbox.sql import transactional
@@ -111,14 +122,42 @@ class NoCarFreeError(BookingError):
     """All cars of the group are booked on one of the days."""
 
 
+# --- the reservation that a customer is making
+
+
+@conversation_scoped
+class Reservation(BaseModel):
+    """What the customer of a conversation wants to reserve, and has said so far. It is stored with the conversation.
+
+    The model does not have to remember it, and the page shows it.
+    """
+
+    car_group: str | None = None
+    date_from: date | None = None
+    date_to: date | None = None
+
+    @tool("Notes what the customer wants to reserve; nothing is booked yet")
+    def plan_reservation(
+        self, car_group: str | None = None, date_from: date | None = None, date_to: date | None = None
+    ) -> dict[str, object]:
+        """Keep what is known now, and return all of it."""
+        self.car_group = car_group or self.car_group
+        self.date_from, self.date_to = date_from or self.date_from, date_to or self.date_to
+        return self.model_dump(mode="json")
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.car_group = self.date_from = self.date_to = None
+
+
 # --- tools
 
 
 class BookingRepository:
     """Tools for bookings. Each call has its own session and transaction, committed if the call succeeds."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    def __init__(self, session: AsyncSession, reservation: Instance[Reservation]) -> None:
+        self._session, self._reservation = session, reservation
 
     @tool("Lists the bookings of a customer")
     @transactional
@@ -177,6 +216,7 @@ class BookingRepository:
         row = BookingRow(customer=customer, car_group=group.name, date_from=date_from, date_to=date_to)
         self._session.add(row)
         await self._session.flush()
+        self._reservation.get().clear()
         return Booking.model_validate(row)
 
     # --- queries
@@ -217,6 +257,7 @@ def instructions(context: InvocationContext) -> str:
         You are a customer support agent of the car rental company 'Miles of Smiles'.
         You are friendly, polite and concise.
         Before you say anything about a booking or change one, you must know the customer's first and last name.
+        Note at once what a customer wants to reserve, and book only when the car group and both days are known.
         If a question has nothing to do with car rental, say politely that you cannot help with it.
         Today is {date.today():%A, %Y-%m-%d}.
         """
@@ -232,7 +273,7 @@ class NoCardNumbers(InputGuardrail):
         return self.success() if masked == text else self.success_with(masked)
 
 
-@register_ai_service(tools=BookingRepository, on_suspended="cancel")
+@register_ai_service(tools=[BookingRepository, Reservation], on_suspended="cancel")
 @input_guardrails(NoCardNumbers)
 class CustomerSupportAgent(Protocol):
     """Answers questions of customers about their bookings, and remembers the conversation.

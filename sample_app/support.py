@@ -25,7 +25,7 @@ from toolbox.runs import Runs, approve, reject
 from toolbox.security import SecurityIdentity
 
 from .answers import Answer
-from .bookings import Booking, BookingRepository, BookingRow, CustomerSupportAgent, booking_data
+from .bookings import Booking, BookingRepository, BookingRow, CustomerSupportAgent, Reservation, booking_data
 from .experts import LegalExpert, MedicalExpert, RouterAgent, TechnicalExpert
 
 router = APIRouter()
@@ -51,7 +51,7 @@ def with_support(container: Container) -> Container:
     """Register the two agents; their database is `TOOLBOX_SQL__URL`, or one in memory."""
     os.environ.setdefault("TOOLBOX_SQL__URL", "sqlite://")
     container.register(sql.engine, sql.session, sql.SqlChatMemoryStore)
-    container.register(caller, booking_data, BookingRepository, CustomerSupportAgent)
+    container.register(caller, booking_data, BookingRepository, Reservation, CustomerSupportAgent)
     return container.register(RouterAgent, MedicalExpert, LegalExpert, TechnicalExpert)
 
 
@@ -119,6 +119,13 @@ async def decide(decision: Decision, runs: Inject[Runs]) -> Answer:
     """Continue a conversation that waits for the customer, and return the agent's answer."""
     answer = approve() if decision.confirmed else reject("The customer does not want this.")
     return Answer.of(await runs.resume(decision.run_id, {decision.call_id: answer}, by="customer"))
+
+
+@router.get("/support/reservation")
+async def reservation(conversation: str, container: Inject[Container]) -> Reservation:
+    """Return the reservation that the customer of this conversation is making; 409 while a call waits for them."""
+    async with container.conversation_scope(CustomerSupportAgent, conversation):
+        return await container.aget(Reservation)
 
 
 @router.get("/bookings")

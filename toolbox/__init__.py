@@ -16,7 +16,7 @@ _LISTED = {
     ".chat": """
         AiMessage BeforeToolExecution ChatModel ChatRequest ChatRequestParameters ChatResponse CompleteResponse
         CompleteToolCall FinishReason IntermediateResponse Message PartialReasoning PartialResponse PartialToolCall
-        ResponseFormat StreamEvent SystemMessage TokenUsage ToolExecuted ToolExecution ToolExecutionRequest
+        ResponseFormat Retrieved StreamEvent SystemMessage TokenUsage ToolExecuted ToolExecution ToolExecutionRequest
         ToolExecutionResult ToolExecutionResultMessage ToolExecutor ToolProgress ToolSpecification UserMessage
     """,
     ".container": "Container",

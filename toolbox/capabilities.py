@@ -1,12 +1,13 @@
 """The capabilities that act around invocations, model requests and tool calls: all of them, in their order.
 
 The order of one tool call, outermost first: error handlers, roles, and arguments decoded and validated (these three are
-in `tools.pipeline`), then `tool_layers`: tool input guardrails, approval, interceptors, recording, `RetryOnError`; then
-the tool. Tool output guardrails are outside of the interceptors: they have the last word on what a model reads. Of one
-model request: limits (`services.usage_layers`, which `services.driver` adds to calls that have an account), then
-`Capabilities.of_method`: dynamic tool providers, tool search, recording, interceptors, recorded replies; the innermost
-counts (`usage_layers`). Of one invocation: roles, the turn of the conversation (`services.layers`), compensation of
-failures, memory, input guardrails, rounds (each with its compensation), parsing, output guardrails.
+in `tools.pipeline`), then the turn of a tool that uses conversation-scoped beans (`services.conversation_beans`), then
+`tool_layers`: tool input guardrails, approval, interceptors, recording, `RetryOnError`; then the tool. Tool output
+guardrails are outside of the interceptors: they have the last word on what a model reads. Of one model request: limits
+(`services.usage_layers`, which `services.driver` adds to calls that have an account), then `Capabilities.of_method`:
+dynamic tool providers, tool search, recording, interceptors, recorded replies; the innermost counts (`usage_layers`).
+Of one invocation: roles, the turn of the conversation with its messages and beans (`services.layers`), compensation of
+failures, the write of the turn, input guardrails, rounds (each with its compensation), parsing, output guardrails.
 
 A new capability is a function in its module, a line in `Late`, and a place in one of the lists below. `Late` names
 modules of packages that a program without the capability does not import. What every program imports, such as a module
@@ -81,9 +82,13 @@ def load(late: Late) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Chooses the layers of all methods of a host. `interceptors` are the global ones, outermost first."""
+    """Chooses the layers of all methods of a host. `interceptors` are the global ones, outermost first.
+
+    `around_tools` are layers around all others of a tool.
+    """
 
     interceptors: tuple[BeanReference, ...] = ()
+    around_tools: tuple[ToolLayer, ...] = ()
 
     def of_method(
         self, marks: MethodMarks, options: ServiceOptions, *, has_providers: bool = False, in_run: bool = False
@@ -105,7 +110,7 @@ class Capabilities:
             check_input=load(Late.INPUT_GUARDRAILS)(checks) if checks else None,
             effects=tuple(effects),
             models=models,
-            tools=tool_layers(interceptors, marks, in_run=in_run),
+            tools=(*self.around_tools, *tool_layers(interceptors, marks, in_run=in_run)),
             whole_replies=bool(models or output_checks),  # the reply may be changed, or asked for again
             after_round=load(Late.COMPENSATION_OF_ROUNDS) if options.compensate_on_tool_errors else None,
             check_answer=load(Late.OUTPUT_GUARDRAILS)(output_checks) if output_checks else None,

@@ -20,6 +20,7 @@ from .contents import PdfContent as PdfContent
 from .contents import TextContent as TextContent
 from .contents import joined_text as joined_text
 from .introspection import is_count, is_number
+from .passages import Passage
 
 K = TypeVar("K")
 
@@ -528,8 +529,18 @@ class RunSuspended:
     pending: tuple[PendingCall, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """Retrievers have found these passages for the user message: the first has the number 1. The first event, if any.
+
+    Those that a run has stored have no text.
+    """
+
+    passages: tuple[Passage, ...]
+
+
 ServiceEvent: TypeAlias = (
-    StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended | ToolProgress
+    StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended | ToolProgress | Retrieved
 )
 """The events of a service's `TokenStream`."""
 

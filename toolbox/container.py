@@ -8,7 +8,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -25,7 +35,8 @@ from .di.descriptions import BeanDescription, describe, describe_function, provi
 from .di.graph import BeanGraph, Binding
 from .di.injection_points import MISSING, InjectionPoint, Missing, point_of, points_of
 from .di.registry import marked_in
-from .di.scopes import CallScope, RequestScope
+from .di.scopes import CallScope, ConversationScope, RequestScope
+from .di.stored_beans import StoredBeans
 from .di.values import DEFAULT, Value
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution.runners import LoopRunner
@@ -722,7 +733,7 @@ class ContainerInternals:
 
     @property
     def is_used_by_program(self) -> bool:
-        """True outside of requests, where the program itself acts, and nobody's identity counts."""
+        """True outside of requests, where the program itself acts, and no identity counts."""
         request = None if self.wiring is None else self.wiring.active_scope().request
         return request is None or request.is_of_program
 
@@ -733,6 +744,10 @@ class ContainerInternals:
     def request_scope(self, seeds: Mapping[Any, Any]) -> RequestScope:
         """Return a new request scope with these seeds."""
         return self.started("request_scope").open_request(seeds)
+
+    def open_conversation(self, key: Hashable, beans: StoredBeans) -> ConversationScope:
+        """Return a new scope for the beans of a conversation."""
+        return self.started("a conversation").open_conversation(key, beans)
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """Return the bean from the active scope; create it without await."""

@@ -24,6 +24,7 @@ __all__ = [
     "ContextLengthError",
     "ConversationBusyError",
     "ConversationNotFoundError",
+    "ConversationStoppedError",
     "ConversationSuspendedError",
     "EndsInvocation",
     "FrameworkError",
@@ -293,12 +294,15 @@ class BlockingCallNotAllowedError(_WithFacts, FrameworkError):
 
 
 class MemoryInUseError(_WithFacts, FrameworkError):
-    """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation."""
+    """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation.
+
+    Also code inside of a block that holds the conversation, if it needs the conversation for itself.
+    """
 
     service: str
     memory_id: str
     template = (
-        "conversation {memory_id!r} of {service} is in use by an outer call or by an open stream of the "
+        "conversation {memory_id!r} of {service} is in use by an outer call or block, or by an open stream of the "
         "same caller; use another memory id or a service without a MemoryId parameter, "
         "or close the stream first (`async with`, `aclose()`)"
     )
@@ -389,12 +393,12 @@ class ToolResultError(_WithFacts, ToolboxError):
 
 
 class ToolTimeoutError(_WithFacts, ToolboxError, TimeoutError):
-    """A tool took longer than its `timeout` (seconds)."""
+    """A tool, or a retriever, took longer than its `timeout` (seconds)."""
 
     tool: str
     timeout: float
     template = "tool {tool!r} took longer than its timeout of {timeout:g} s"
-    hint = "raise @tool(timeout=…), or make the tool faster"
+    hint = "raise @tool(timeout=…) or the retriever's `timeout`, or make it faster"
 
 
 class TranscriptError(_WithFacts, ToolboxError, ValueError):
@@ -677,6 +681,15 @@ class ConversationNotFoundError(_WithFacts, ToolboxError):
         return f"unknown conversation {brief(self.memory_id)!r} of {self.service}; it may have been deleted"
 
 
+class ConversationStoppedError(_WithFacts, ToolboxError):
+    """Somebody has stopped the conversation while this call was at work in it; `.by` is their name, if it is known."""
+
+    by: str | None = None
+
+    def __str__(self) -> str:
+        return "the conversation was stopped" + (f" by {self.by}" if self.by else "")
+
+
 class ConversationSuspendedError(_WithFacts, FrameworkError):
     """The conversation has a suspended run, `.run_id`, which must be answered or cancelled first."""
 
@@ -684,7 +697,7 @@ class ConversationSuspendedError(_WithFacts, FrameworkError):
     run_id: str
     template = (
         "this conversation of {service} has the suspended run {run_id}; resume or cancel that run, "
-        'or use on_suspended="cancel"'
+        'or use on_suspended="cancel" or "continue"'
     )
 
 

@@ -26,6 +26,8 @@ from .chat import (
 from .context import InvocationContext
 from .errors import ModelError
 from .limits import Usage, UsageLimits
+from .passages import Passage
+from .retrieval import Query
 
 __all__ = [
     "CompensatedEvent",
@@ -39,6 +41,7 @@ __all__ = [
     "ModelRequestEvent",
     "ModelResponseEvent",
     "ModelSkippedEvent",
+    "RetrievedEvent",
     "RunAnsweredEvent",
     "RunResumedEvent",
     "RunStartedEvent",
@@ -337,6 +340,24 @@ class GuardrailExecutedEvent(InvocationEvent):
 
     guardrail: type[Any]
     outcome: GuardrailOutcome
+    duration: float
+
+    is_end: ClassVar[bool] = True
+
+
+# --- retrieval
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedEvent(InvocationEvent):
+    """A retriever has found `passages` for a `query`. `retriever` is its class; `duration` is in seconds.
+
+    For a retriever as a tool, `context.request` is the tool call.
+    """
+
+    retriever: type[Any]
+    query: Query
+    passages: tuple[Passage, ...]
     duration: float
 
     is_end: ClassVar[bool] = True

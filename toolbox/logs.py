@@ -26,6 +26,7 @@ from .events import (
     ModelRequestEvent,
     ModelResponseEvent,
     ModelSkippedEvent,
+    RetrievedEvent,
     RunAnsweredEvent,
     RunResumedEvent,
     RunStartedEvent,
@@ -200,6 +201,8 @@ def _collect_facts(event: InvocationEvent) -> tuple[str, Facts]:
             return "compensated", {"duration": duration, "error_type": failed}
         case GuardrailExecutedEvent(guardrail=guardrail, outcome=outcome, duration=duration):
             return "guardrail_executed", {"guardrail": guardrail.__name__, "outcome": outcome, "duration": duration}
+        case RetrievedEvent(retriever=retriever, passages=passages, duration=duration):
+            return "retrieved", {"retriever": retriever.__name__, "passages": len(passages), "duration": duration}
         case ServiceSuspendedEvent(run_id=run_id, pending=pending, duration=duration):
             return "service_suspended", {"duration": duration, "run_id": run_id, "pending": len(pending)}
         case ToolSuspendedEvent(kind=kind, duration=duration):

@@ -35,6 +35,7 @@ from .conversations.log import (
     Head,
     Log,
     LogWrite,
+    Replaced,
     Turn,
     before_entry,
     begin_head,
@@ -218,7 +219,7 @@ class RedisChatMemoryStore(LogStore):
         if found.head is None:
             return None
         numbers = range(max(1, first(found.head)), found.head.next_number)
-        return Log(found.head, tuple(each for each in await self._read_turns(found, numbers) if each.shown))
+        return Log(found.head, tuple(each for each in await self._read_turns(found, numbers) if each.counts))
 
     async def read_newest(self, key: ChatMemoryKey, messages: int, before: str | None = None) -> Log | None:
         found = await self._find(key)
@@ -239,6 +240,12 @@ class RedisChatMemoryStore(LogStore):
             read, last = (*(each for each in earlier if each.shown), *read), numbers[0] - 1
         first = choose_newest(((each.number, len(each.shown)) for each in reversed(read)), messages)
         return Log(found.head, () if first is None else tuple(each for each in read if each.number >= first))
+
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        found = await self._find(key, f"r:{run_id}")
+        number = found.asked[0]
+        turns = () if number is None else await self._read_turns(found, [int(number)])
+        return turns[0] if turns else None
 
     async def find_heads(
         self,
@@ -305,11 +312,11 @@ class RedisChatMemoryStore(LogStore):
             if found.asked and found.asked[0] is not None:
                 return
             head = found.head or begin_head(key, time_from_number(0), write.owner)
-            fields, replaced = _Fields(), 0
+            fields, replaced = _Fields(), Replaced()
             if turn is not None:
                 if turn.run_id is not None and found.asked[1] is not None:
                     for each in await self._read_turns(found, [int(found.asked[1])]):
-                        replaced += len(each.shown)
+                        replaced = Replaced(len(each.shown), each.usage)
                         fields.deleted += _names_of_turn(each)
                 _set_turn(fields, replace(turn, number=head.next_number))
             _set_head(fields, head_after(head, write, head.updated_at, replaced))

@@ -198,6 +198,7 @@ class RegisteredProgram:
         from .hosts.bean_checks import (
             access_problems,
             estimator_problems,
+            find_store_without_logs,
             global_interceptor_problems,
             hook_problems,
             identity_problems,
@@ -223,6 +224,7 @@ class RegisteredProgram:
         problems += key_function_problems(host.models, graph)
         problems += host.registered.name_problems()
         problems += host.registered.run_problems(graph, self._added_tools(graph))
+        problems += host.registered.bean_problems(graph, find_store_without_logs(graph))
         problems += listener_problems(graph)
         problems += global_interceptor_problems(graph)
         problems += hook_problems(graph)

@@ -25,6 +25,8 @@ class Hook:
 
 
 BEFORE_MODEL_REQUEST: Final = Hook("@before_model_request", "__toolbox_before_model_request__")
+BEFORE_RETRIEVAL: Final = Hook("@_before_retrieval", "__toolbox_before_retrieval__")
+"""For sessions of this library, which are released before retrievers run too."""
 ON_SUCCESS: Final = Hook("@on_success", "__toolbox_on_success__")
 
 
@@ -41,6 +43,11 @@ def before_model_request(method: F) -> F:
     the invocation. Raises `TypeError` for anything but a function.
     """
     return _leave_mark(method, BEFORE_MODEL_REQUEST)
+
+
+def before_retrieval(method: F) -> F:
+    """Call a method also before retrievers run. For this library only. Raises `TypeError` as `before_model_request`."""
+    return _leave_mark(method, BEFORE_RETRIEVAL)
 
 
 def on_success(method: F) -> F:

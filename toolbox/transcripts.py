@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, assert_never, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, assert_never
 
 from .chat import (
     AiMessage,
@@ -29,9 +29,6 @@ from .chat import (
 from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent, stored_content
 from .errors import TranscriptError
 from .safe_text import brief
-
-if TYPE_CHECKING:
-    from pydantic_core import CoreSchema
 
 __all__ = [
     "TranscriptError",
@@ -172,60 +169,6 @@ def request_from_dict(written: Any, path: str = "") -> ToolExecutionRequest:
         read_field(written, "arguments", str, path),
         read_field(written, "attributes", dict, path, {}),
     )
-
-
-# --- messages in pydantic models
-
-
-class AsTranscript:
-    """Lets pydantic write and read a message in the form of this module: `Annotated[Message, AsTranscript()]`.
-
-    Its own form does not say which message it is, and fails for bytes and for half a character.
-    """
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        """Return the schema."""
-        from pydantic_core import core_schema
-
-        writing = core_schema.plain_serializer_function_ser_schema(_write_for_clients, when_used="json")
-        return core_schema.no_info_plain_validator_function(_read_given, serialization=writing)
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Json:
-        """Return the JSON schema."""
-        return {"oneOf": [_schema_of(kind) for kind in _READERS]}
-
-
-def _read_given(value: Any) -> Message:
-    return value if isinstance(value, get_args(Message)) else message_from_dict(value)
-
-
-def _write_for_clients(message: Message) -> Any:
-    from .json_text import whole_json  # late: programs without such models do not need it
-
-    return json.loads(whole_json(message_to_dict(message)))
-
-
-_OBJECTS: Json = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
-_SCHEMAS_OF_FIELDS: Mapping[str, Json] = {
-    "contents": _OBJECTS,
-    "tool_execution_requests": _OBJECTS,
-    "is_error": {"type": "boolean"},
-    "attributes": {"type": "object", "additionalProperties": True},
-}
-_FIELDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "system": (["text"], ["role", "name", "attributes"]),
-    "user": (["contents"], ["name", "attributes"]),
-    "ai": ([], ["text", "tool_execution_requests", "reasoning", "name", "attributes"]),
-    "tool_result": (["id", "tool_name", "text"], ["is_error", "contents", "attributes"]),
-}
-"""The required and the optional fields of each message; those that are not in `_SCHEMAS_OF_FIELDS` are texts."""
-
-
-def _schema_of(kind: str) -> Json:
-    required, optional = _FIELDS[kind]
-    properties = {name: _SCHEMAS_OF_FIELDS.get(name, {"type": "string"}) for name in (*required, *optional)}
-    properties = {"type": {"const": kind, "type": "string"}, **properties}
-    return {"type": "object", "title": kind, "properties": properties, "required": ["type", *required]}
 
 
 # --- contents

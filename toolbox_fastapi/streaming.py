@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from toolbox.callers import WhileCallerWaits
-from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
+from toolbox.chat import Retrieved, ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
 from toolbox.runs.resuming import ResumedEvents
 from toolbox.runs.run_events import RunEnded, RunEvent, RunEvents
 from toolbox.services.outputs import Result
@@ -62,13 +62,17 @@ def _write_json(value: object, private: Any) -> str:
         return json.dumps(to_jsonable_python(value, exclude=private, **options), separators=(",", ":"))
 
 
-# The object that a tool returned, and the arguments that interceptors gave it, can hold data that the model never read;
-# a browser must not get it by accident.
+# The object that a tool returned, the arguments that interceptors gave it, and what a passage has for the program can
+# hold data that the model never read; a browser must not get it by accident.
 _PRIVATE: dict[type[Any], Any] = {
     ToolExecuted: {"execution": {"result_object", "arguments"}},
     ToolExecution: {"result_object", "arguments"},
     ToolExecutionResult: {"result_object"},
-    Result: {"tool_executions": {"__all__": {"result_object", "arguments"}}},
+    Result: {
+        "tool_executions": {"__all__": {"result_object", "arguments"}},
+        "sources": {"__all__": {"score", "attributes"}},
+    },
+    Retrieved: {"passages": {"__all__": {"score", "attributes"}}},
 }
 
 

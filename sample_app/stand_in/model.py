@@ -25,6 +25,8 @@ from toolbox.testing import tool_call
 _NAME = re.compile(r"\b(?:[Ii] am|[Ii]'m|[Nn]ame is|[Tt]his is|[Oo]f|[Ff]or)\s+([A-Z]\w+)\s+([A-Z]\w+)")
 _NUMBER = re.compile(r"\b(?:booking|number|no\.?)\s*#?(\d+)", re.IGNORECASE)
 _STAY = re.compile(r"\b(compact|van|convertible)\b.*?(\d{4}-\d{2}-\d{2}).*?(\d{4}-\d{2}-\d{2})", re.IGNORECASE)
+_GROUP = re.compile(r"\b(compact|van|convertible)\b", re.IGNORECASE)
+_DAY = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
 
 _EXPERTS: Mapping[str, re.Pattern[str]] = {
     "medical_request": re.compile(r"\b(leg|arm|pain|ill|fever|doctor|broke my|sick|cough|headache)\b", re.IGNORECASE),
@@ -61,6 +63,8 @@ class StandInModel(DemoChatModel):
         if stay is not None:
             days = {"car_group": stay[1].lower(), "date_from": stay[2], "date_to": stay[3]}
             return _calls("book_car", {**customer, **days})
+        if (wish := _wish_in(question)) and number is None:
+            return _calls("plan_reservation", wish)
         if number is not None:
             what = "cancel_booking" if re.search(r"\bcancel", question, re.IGNORECASE) else "find_booking"
             return _calls(what, {"booking_id": int(number[1]), **customer})
@@ -76,6 +80,13 @@ class StandInModel(DemoChatModel):
             if words.search(question):
                 return _calls(expert, {"request": question})
         return _says("I am sorry, I know no expert for that: only medical, legal and technical ones.")
+
+
+def _wish_in(question: str) -> dict[str, str]:
+    """Return the car group and the days that a question names."""
+    group, days = _GROUP.search(question), _DAY.findall(question)
+    named = {} if group is None else {"car_group": group[1].lower()}
+    return {**named, **dict(zip(("date_from", "date_to"), days, strict=False))}
 
 
 def _forecast_in_words(messages: Sequence[Message]) -> str | None:

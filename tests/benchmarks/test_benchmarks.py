@@ -15,7 +15,7 @@ from tests import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "results.parse(" in path.read_text("utf-8"))
-ON_POSTGRES = ("connections", "inbox", "runs")
+ON_POSTGRES = ("connections", "conversations", "inbox", "runs")
 
 
 def test_make_bench_runs_all_benchmarks() -> None:

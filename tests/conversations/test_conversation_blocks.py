@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.conversations.three_methods import ThreeMethods
 from toolbox import (
     BlockingCallNotAllowedError,
+    ChatMemoryStore,
     Container,
     IllegalConfigurationError,
     ScopeNotActiveError,
@@ -22,7 +24,8 @@ from toolbox import (
 )
 from toolbox.container import internals_of
 from toolbox.conversations import conversation_scoped
-from toolbox.conversations.conversation_blocks import ConversationBlock
+from toolbox.conversations.conversation_blocks import ConversationBlock, HeldConversation
+from toolbox.di.scopes import find_conversation
 from toolbox.di.stored_beans import StoredBeans
 from toolbox.di.wiring import Wiring
 from toolbox.security import SecurityIdentity
@@ -51,32 +54,24 @@ class Store:
     refuses: bool = False
 
     @asynccontextmanager
-    async def hold(self, wiring: Wiring) -> AsyncIterator["Held"]:
+    async def hold(self, wiring: Wiring) -> AsyncIterator[HeldConversation]:
         async with asyncio.timeout(10), self.lock:
             if self.refuses:
                 raise Refused
             self.scopes.append(wiring.active_scope().request)
             self.events.append("held")
             try:
-                yield Held(self, dict(self.beans))
+                yield HeldConversation("room", dict(self.beans), "the room", self.write)
             except BaseException as error:
                 self.events.append(type(error).__name__)
                 raise
             finally:
                 self.events.append("released")
 
-
-@dataclass
-class Held:
-    store_: Store
-    loaded: Mapping[str, Any]
-    key: str = "room"
-    room: str = "the room"
-
-    async def store(self, beans: Mapping[str, Any]) -> None:
-        self.store_.beans.update(beans)
-        self.store_.writes += 1
-        self.store_.events.append("stored")
+    async def write(self, beans: Mapping[str, Any]) -> None:
+        self.beans.update(beans)
+        self.writes += 1
+        self.events.append("stored")
 
 
 def wiring_of(container: Container) -> Wiring:
@@ -228,7 +223,7 @@ def test_what_a_call_inside_has_stored_is_not_stored_again() -> None:
         async with Container().register(Order) as container, block(container, store):
             order = await container.aget(Order)
             order.lines.append("soup")
-            joined = wiring_of(container).find_conversation("room")
+            joined = find_conversation("room")
             assert joined is not None
             joined.beans.note_stored(joined.beans.changed())  # as the call does at its end
         assert store.writes == 0
@@ -297,7 +292,7 @@ def test_a_container_whose_store_keeps_no_beans_says_so() -> None:
     class Assistant: ...
 
     with (
-        Container() as container,
+        Container().register_instance(ThreeMethods(), as_type=ChatMemoryStore) as container,
         pytest.raises(IllegalConfigurationError, match="does not keep beans"),
         container.conversation_scope(Assistant, "room"),
     ):

@@ -28,7 +28,7 @@ from toolbox import (
 from toolbox.container import internals_of
 from toolbox.conversations import conversation_scoped
 from toolbox.di.decorators import Scope
-from toolbox.di.scopes import ConversationScope
+from toolbox.di.scopes import ConversationScope, find_conversation
 from toolbox.di.stored_beans import StoredBeans
 from toolbox.di.wiring import Wiring
 
@@ -111,9 +111,9 @@ def test_each_of_two_conversations_in_each_other_has_its_beans(container: Contai
         first = container.get(Reservation)
         with open_room(container, key="b") as inner:
             second = container.get(Reservation)
-            assert wiring_of(container).find_conversation("a") is outer
-            assert wiring_of(container).find_conversation("b") is inner
-            assert wiring_of(container).find_conversation("c") is None
+            assert find_conversation("a") is outer
+            assert find_conversation("b") is inner
+            assert find_conversation("c") is None
 
     assert first is not second
 
@@ -129,7 +129,7 @@ def test_a_request_can_join_a_conversation() -> None:
                 async with request:
                     assert await container.aget(Reservation) is reservation
                 async with container.request_scope():
-                    assert wiring.find_conversation("room") is room
+                    assert find_conversation("room") is room
 
     asyncio.run(run())
 

@@ -89,7 +89,7 @@ def service_with(view: Any) -> type[Any]:
 
 
 @pytest.mark.parametrize(
-    "view", [FullHistory(), MessageWindow(30), TokenWindow(3000)], ids=lambda each: type(each).__name__
+    "view", [FullHistory(), MessageWindow(30), TokenWindow(3000)], ids=["all", "messages", "tokens"]
 )
 async def test_the_older_half_of_the_turns_is_left_out_and_the_cut_is_stored(view: Any) -> None:
     model = ScriptedChatModel([*answers(1, 2, 3), FULL, *answers(4, 5)])
@@ -154,6 +154,17 @@ async def test_without_a_summary_a_full_context_is_halved() -> None:
     assert sent_by(model) == ["q2", "a2", "q3", "a3", "q4"]
 
 
+async def test_a_window_that_has_cut_in_place_of_a_summary_is_halved() -> None:
+    view = Summary(MessageWindow(8), keep_messages=4, model="small")
+    model = ScriptedChatModel([*answers(1, 2, 3, 4, 5), FULL, *answers(6)])
+    service = service_with(view)
+    async with container(model, service, small=ScriptedChatModel([FULL, FULL])) as app:
+        await talk(app.get(service), 1, 2, 3, 4, 5, 6)
+
+    assert sent_by(model, 5) == ["q4", "a4", "q5", "a5", "q6"]
+    assert sent_by(model) == ["q5", "a5", "q6"]
+
+
 async def test_a_store_with_three_methods_keeps_what_was_left_out() -> None:
     model = ScriptedChatModel([*answers(1, 2, 3), FULL, FULL, *answers(4)])
     async with container(model, store=ThreeMethods()) as app:
@@ -163,18 +174,21 @@ async def test_a_store_with_three_methods_keeps_what_was_left_out() -> None:
         assert len(await app.chat_memory(Assistant, "7").messages()) == 8
 
 
-async def test_a_view_of_the_programs_own_is_halved_for_this_call() -> None:
+async def test_of_what_a_view_of_the_programs_own_has_chosen_half_is_left_out() -> None:
     class Newest:
         def newest(self, messages: Sequence[Message]) -> Sequence[Message]:
             return messages[-4:]
 
     service = service_with(Newest())
-    model = ScriptedChatModel([*answers(1, 2, 3), FULL, *answers(4)])
+    model = ScriptedChatModel([*answers(1, 2, 3), FULL, FULL, *answers(4, 5, 6)])
     async with container(model, service) as app:
-        await talk(app.get(service), 1, 2, 3, 4)
+        await talk(app.get(service), 1, 2, 3, 4, 5, 6)
 
     assert sent_by(model, 3) == ["q2", "a2", "q3", "a3", "q4"]
-    assert sent_by(model) == ["q3", "a3", "q4"]
+    assert sent_by(model, 4) == ["q3", "a3", "q4"]
+    assert sent_by(model, 5) == ["q4"]
+    assert sent_by(model, 6) == ["q4", "a4", "q5"]
+    assert sent_by(model, 7) == ["q4", "a4", "q5", "a5", "q6"]
 
 
 # --- results of tools

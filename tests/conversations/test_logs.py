@@ -13,6 +13,10 @@ from toolbox.conversations.log_forms import export_log, head_from_json, head_to_
 from toolbox.errors import TranscriptError
 from toolbox.security import SecurityIdentity
 
+NESTED: Any = []
+for _ in range(10_000):
+    NESTED = [NESTED]
+
 KEY = ChatMemoryKey("shop.Assistant", "room 7")
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 
@@ -114,6 +118,12 @@ def test_the_least_that_can_be_restored_are_messages() -> None:
         ({"turns": [{"messages": [], "at": "yesterday"}]}, "turns.0.at"),
         ({"turns": [], "created_at": 1}, "created_at"),
         ({"turns": [], "beans": []}, "beans"),
+        ({"turns": [], "beans": {"Cart": NESTED}}, "beans.Cart"),
+        ({"turns": [], "beans": {"Cart": float("nan")}}, "beans.Cart"),
+        ({"turns": [], "created_at": "0001-01-01T00:00:00+14:00"}, "created_at"),
+        ({"turns": [{"messages": [{"type": "ai", "attributes": {"x": NESTED}}]}]}, "turns.0.messages.0"),
+        ({"turns": [{"messages": [{"type": "ai", "attributes": {"x": {1}}}]}]}, "turns.0.messages.0"),
+        ({"turns": [{"messages": [{"type": "y" * 10**6}]}]}, "turns.0.messages.0.type"),
     ],
 )
 def test_the_place_of_what_cannot_be_restored_is_named(exported: Any, path: str) -> None:
@@ -121,6 +131,21 @@ def test_the_place_of_what_cannot_be_restored_is_named(exported: Any, path: str)
         restore_log(KEY, exported, None, NOW)
 
     assert raised.value.path == path
+    assert len(str(raised.value)) < 2000
+
+
+def test_restored_beans_belong_to_the_last_turn() -> None:
+    said = [{"messages": [{"type": "user", "contents": [{"type": "text", "text": each}]}]} for each in "abc"]
+    empty: dict[str, Any] = {"messages": []}
+    log = restore_log(KEY, {"turns": [said[0], empty, *said[1:]], "beans": {"Cart": {"items": 1}}}, None, NOW)
+
+    assert [(each.number, dict(each.beans)) for each in log.turns] == [(1, {}), (2, {}), (3, {"Cart": {"items": 1}})]
+    assert log.head.messages == 3
+    copy = ChatMemoryKey("shop.Assistant", "room 8")
+    assert fork_log(log, copy, None, NOW).head.beans == log.head.beans == {"Cart": {"items": 1}}
+    only_beans = restore_log(KEY, {"turns": [], "beans": {"Cart": {"items": 1}}}, None, NOW)
+    assert fork_log(only_beans, copy, None, NOW).head.beans == {"Cart": {"items": 1}}
+    assert only_beans.head.messages == 0
 
 
 # --- forks

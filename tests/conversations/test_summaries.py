@@ -184,6 +184,18 @@ async def test_its_tokens_count_for_the_call_and_once_for_the_conversation() -> 
     assert head.usage.total_tokens == 30 + 107
 
 
+async def test_tokens_of_a_summary_that_was_cut_off_count_too() -> None:
+    store = InMemoryChatMemoryStore()
+    cut = ChatResponse(AiMessage("They m"), TokenUsage(7, 0), FinishReason.LENGTH)
+    async with container(ScriptedChatModel(answers(4)), ScriptedChatModel([cut]), store=store) as app:
+        assistant = app.get(Assistant)
+        await talk(assistant, 1, 2, 3)
+        result = await assistant.tell("7", "q4")
+
+    [head] = await store.find_heads(limit=1)
+    assert (result.token_usage, head.usage) == (TokenUsage(17, 0), TokenUsage(47, 0))
+
+
 async def test_listeners_get_its_events_as_those_of_the_call() -> None:
     main, small = ScriptedChatModel(answers(4)), ScriptedChatModel(["They met."])
     async with container(main, small) as app:
@@ -195,7 +207,7 @@ async def test_listeners_get_its_events_as_those_of_the_call() -> None:
     assert asked[-2].streaming is False
 
 
-seen: list[tuple[str, str]] = []
+seen: list[tuple[str, str | None]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -287,7 +299,7 @@ async def test_readers_of_a_stream_get_nothing_of_it() -> None:
         tool_call("time", {}),
         RuntimeError("broken"),
     ],
-    ids=str,
+    ids=["refused", "empty", "cut off", "a call", "broken"],
 )
 async def test_without_a_summary_the_window_cuts_and_a_warning_says_so(
     reply: Any, caplog: pytest.LogCaptureFixture
@@ -361,7 +373,7 @@ async def test_a_router_sees_what_is_sent() -> None:
         (Summary(TokenWindow(9), model=""), False, "invalid Summary(model='')"),
         (Summary(TokenWindow(9), prompt=5), False, "invalid Summary(prompt=5)"),  # type: ignore[arg-type]
     ],
-    ids=lambda each: str(each)[:40],
+    ids=["unknown", "router", "keep", "all", "summary", "no name", "prompt"],
 )
 def test_a_summary_that_cannot_work_is_a_problem_at_start(view: Summary, router: bool, fact: str) -> None:
     @register_ai_service(model=BySize if router else None, chat_memory=view)

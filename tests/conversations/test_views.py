@@ -12,6 +12,7 @@ from tests.generated import Choices, made
 from toolbox import (
     AiMessage,
     ChatMemoryKey,
+    ChatRequest,
     InMemoryChatMemoryStore,
     Message,
     MessageWindow,
@@ -27,15 +28,15 @@ from toolbox.conversations.views import (
     Excerpt,
     FullHistory,
     Summary,
-    View,
     Window,
     alternating,
     as_view,
-    halved,
     pieces_of,
 )
+from toolbox.services import loop
 
 from .made_logs import check_alternation, check_pairs, make_turn
+from .server_rules import check_request
 
 pytestmark = pytest.mark.anyio
 
@@ -99,15 +100,23 @@ async def go_through(choices: Choices, chosen: Any) -> None:
         check(excerpt, chosen)
         again = await memories.load(KEY, chosen)
         assert again.messages == excerpt.messages
+        is_full = choices.below(8) == 7
+        if is_full and isinstance(chosen, Summary):
+            excerpt = chosen.shortened(excerpt) or excerpt
         if excerpt.unsummarized is not None and choices.below(4):
             assert isinstance(chosen, Summary)
+            check_request(ChatRequest(chosen.request(excerpt.unsummarized)))
             excerpt = chosen.with_summary(excerpt, f"summary {name}")
             await memories.note(KEY, excerpt)
             check(excerpt, chosen)
             assert (await memories.load(KEY, chosen)).messages == excerpt.messages
-        elif isinstance(chosen, View) and not isinstance(chosen, Summary) and choices.below(8) == 7:
-            excerpt = halved(chosen, excerpt) or excerpt
+        elif is_full:
+            excerpt = as_view(chosen).halved(excerpt) or excerpt
             check(excerpt, None)
+        if choices.below(8) == 7:
+            await memories.add(KEY, [UserMessage(f"added {name}")])
+            excerpt = await memories.load(KEY, chosen)
+            check(excerpt, chosen)
         new = make_turn(choices, str(name))
         if new.state == "waiting":
             waiting.append(new.id)
@@ -133,6 +142,8 @@ def check(excerpt: Excerpt, chosen: Any) -> None:
     check_alternation(messages)
     if messages:
         assert isinstance(messages[0], UserMessage)
+    _, asking = loop.begin(loop.Rules(), None, messages, UserMessage("new"), recalled=len(messages))
+    check_request(asking.request)
     if isinstance(chosen, Window):
         pieces = pieces_of(excerpt.turns)
         sent = [each for each in pieces if excerpt.notes.begin is None or each.begins >= excerpt.notes.begin]
@@ -195,12 +206,12 @@ def test_a_greeting_of_the_assistant_is_sent() -> None:
 def test_half_of_the_turns_are_left_out_of_a_full_context_and_of_one_nothing_stays() -> None:
     excerpt = FullHistory().excerpt(log(*talk(1, 2, 3)))
     for expected in (["q3", "a3"], []):
-        shorter = halved(FullHistory(), excerpt)
+        shorter = FullHistory().halved(excerpt)
         assert shorter is not None
         assert texts(shorter) == expected
         excerpt = FullHistory().excerpt(log(*talk(1, 2, 3), notes=shorter.notes))
         assert texts(excerpt) == expected
-    assert halved(FullHistory(), excerpt) is None
+    assert FullHistory().halved(excerpt) is None
     assert texts(FullHistory().excerpt(log(*talk(1, 2, 3, 4), notes=excerpt.notes))) == ["q4", "a4"]
 
 

@@ -6,6 +6,7 @@ A check gets a function that opens a store of the same conversations, like that 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -111,17 +112,32 @@ async def a_turn_that_is_appended_again_is_there_once(new_store: NewStore) -> No
 
 async def a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end(new_store: NewStore) -> None:
     store, key, run_id = await new_store(), new_key(), uuid4().hex
-    waiting = Turn(id=f"{run_id}:1", run_id=run_id, messages=(UserMessage("pay"),), state="waiting")
-    await store.write(key, LogWrite(turn=waiting))
+    stopped = Turn(id=f"{run_id}:1", run_id=run_id, messages=(UserMessage("pay"),), state="stopped")
+    await store.write(key, LogWrite(turn=replace(stopped, usage=TokenUsage(5, 2))))
     await append(store, key, 2)
-    await store.write(key, LogWrite(turn=say("pay", id=f"{run_id}:2", run_id=run_id)))
+    await store.write(key, LogWrite(turn=say("pay", id=f"{run_id}:2", run_id=run_id, usage=TokenUsage(9, 2))))
 
     assert await texts(store, key) == ["q2", "a2", "qpay", "apay"]
     log = await read(store, key)
     assert log.head.messages == 4
+    assert log.head.usage == TokenUsage(9, 2)  # the turn has counted the requests of the one that it replaces, too
     assert [each.number for each in log.turns] == [2, 3]
     await store.write(key, LogWrite(turn=say("pay", id=f"{run_id}:2", run_id=run_id)))
     assert (await read(store, key)).head.messages == 4
+
+
+async def what_a_run_has_stored_is_found_also_under_a_former_name(new_store: NewStore) -> None:
+    store, other, key = await new_store(), await new_store(), new_key()
+    assert await other.read_run(key, "run") is None
+    await store.write(key, LogWrite(turn=say(1, id=f"{key.service}:1", run_id="run", state="waiting", note="waits")))
+    await append(store, key, 2)
+    found = await other.read_run(key, "run")
+    assert found is not None
+    assert (found.id, found.state, found.note, found.number) == (f"{key.service}:1", "waiting", "waits", 1)
+    renamed = ChatMemoryKey(f"{key.service}.New", key.memory_id, (key.service,))
+    assert await other.read_run(renamed, "run") == found
+    assert await other.read_run(key, "another") is None
+    assert await other.read_run(new_key(), "run") is None
 
 
 async def another_run_with_an_equal_turn_replaces_nothing(new_store: NewStore) -> None:
@@ -154,7 +170,10 @@ async def beans_are_kept_with_a_turn_without_messages(new_store: NewStore) -> No
 
     log = await read(store, key)
     assert (log.head.beans, log.head.messages, log.head.updated_at) == ({"Cart": {"items": 1}}, 2, before.updated_at)
-    assert len(log.turns) == 1
+    assert [len(each.shown) for each in log.turns] == [2, 0]  # for a fork, which copies the beans of each turn
+    newest = await store.read_newest(key, 10)
+    assert newest is not None
+    assert len(newest.turns) == 1
 
 
 # --- reading parts
@@ -463,6 +482,7 @@ CHECKS: tuple[Check, ...] = (
     a_turn_comes_back_as_it_was,
     a_turn_that_is_appended_again_is_there_once,
     a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end,
+    what_a_run_has_stored_is_found_also_under_a_former_name,
     another_run_with_an_equal_turn_replaces_nothing,
     notes_are_stored_with_a_turn_and_without,
     beans_are_kept_with_a_turn_without_messages,

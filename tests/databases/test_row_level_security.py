@@ -1,4 +1,4 @@
-"""The program of the documentation for row-level security, on a real server, with a user whose rows it restricts."""
+"""Programs of the documentation with row-level security, on a real server, with a user whose rows it restricts."""
 
 import os
 from collections.abc import Iterator
@@ -26,11 +26,12 @@ def user_url(postgres_url: str) -> Iterator[str]:
         connection.execute(f"DROP ROLE {name}")
 
 
+@pytest.mark.parametrize("page", ["databases.md", "retrieval.md"])
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 def test_each_tenant_sees_its_own_rows_also_after_a_connection_was_given_back(
-    driver: str, user_url: str, tmp_path: Path
+    page: str, driver: str, user_url: str, tmp_path: Path
 ) -> None:
-    [program] = [each for each in blocks_of(ROOT / "docs" / "databases.md") if "ROW LEVEL SECURITY" in each.text]
+    [program] = [each for each in blocks_of(ROOT / "docs" / page) if "ROW LEVEL SECURITY" in each.text]
     (tmp_path / "program.py").write_text(program.text, encoding="utf-8")
     url = user_url.replace("postgresql:", f"postgresql+{driver}:")
 

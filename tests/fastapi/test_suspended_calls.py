@@ -26,6 +26,7 @@ from toolbox import Inject as ToolInject
 from toolbox.errors import (
     AnswerForbiddenError,
     ConversationBusyError,
+    ConversationStoppedError,
     ConversationSuspendedError,
     RunAnswerError,
     RunBusyError,
@@ -86,6 +87,7 @@ ERRORS: list[tuple[Exception, int]] = [
     (RunStateError("secret", "secret"), 409),
     (RunBusyError("secret"), 409),
     (ConversationBusyError("secret", "secret"), 409),
+    (ConversationStoppedError("secret"), 409),
     (ConversationSuspendedError("secret", "secret"), 409),
 ]
 

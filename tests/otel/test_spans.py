@@ -21,6 +21,7 @@ from toolbox import (
     ChatResponse,
     Container,
     MemoryId,
+    MessageWindow,
     OpenAiChatModel,
     ToolboxSettings,
     ToolGuardrailError,
@@ -28,6 +29,7 @@ from toolbox import (
     register_ai_service,
     tool,
 )
+from toolbox.conversations import Summary
 from toolbox.guardrails import (
     GuardrailResult,
     InputGuardrail,
@@ -303,6 +305,21 @@ async def test_each_run_of_a_guardrail_is_a_span_inside_its_call(telemetry: Tele
     assert (careful.status.status_code, strict.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
     assert all(each.end_time > each.start_time for each in (careful, strict))
     assert SECRET not in "".join(each.to_json() for each in (careful, strict))
+
+
+@register_ai_service(chat_memory=Summary(MessageWindow(2), keep_messages=1))
+class Brief(Protocol):
+    async def ask(self, memory_id: MemoryId[str], question: str) -> str: ...
+
+
+async def test_the_request_for_a_summary_is_a_span_of_the_call(telemetry: Telemetry) -> None:
+    container = Container(models={"default": ScriptedChatModel(["a1", "a2", "They met.", "a3"])}).register(Brief)
+    container.register_instance(telemetry.tracers, as_type=TracerProvider).register_instance(telemetry.listener())
+    async with container:
+        for question in ("q1", "q2", "q3"):
+            await container.get(Brief).ask("c1", question)
+
+    assert telemetry.tree[-3:] == ["invoke_agent Brief", "  chat", "  chat"]
 
 
 # --- who calls

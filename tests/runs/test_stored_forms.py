@@ -28,6 +28,7 @@ from toolbox import (
     PartialResponse,
     PartialToolCall,
     PdfContent,
+    Retrieved,
     SystemMessage,
     TextContent,
     TokenUsage,
@@ -43,6 +44,7 @@ from toolbox import (
 from toolbox.chat import PendingCall, RunSuspended
 from toolbox.deferred_answers import ToolOrigin
 from toolbox.limits import UsageLimits
+from toolbox.passages import Passage
 from toolbox.runs.documents import (
     GivenAnswer,
     OuterCall,
@@ -66,7 +68,8 @@ from toolbox.runs.record_contents import (
 from toolbox.runs.run_answers import Answer, HistoryEntry
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
-from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, RecordedFailure
+from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, SUMMARY, RecordedFailure, SummaryReply
+from toolbox.services.retrieving import SOURCES
 from toolbox.services.state import PendingToolCall, State
 from toolbox.tools.results import EncodedInFull
 from toolbox.tools.tool_calls import ToolOutcome
@@ -99,6 +102,7 @@ MESSAGES = (
     ToolExecutionResultMessage("call_2", "seats", "no seats", True, {"k": 1}, (CONTENTS[1],)),
     AiMessage("", (), None, {"deep": {"big": 2**70}}),
 )
+SOURCES_WITHOUT_TEXT = (Passage("", "a.md", "A", 0.5, {"page": 1}), Passage(""))
 FULL_STATE = State(
     system=SystemMessage("Be kind.", "developer", "boss", {"cache_control": {"type": "ephemeral"}}),
     history=(SystemMessage("Older."), UserMessage("Hi"), AiMessage("Hello")),
@@ -126,10 +130,15 @@ FULL_STATE = State(
     compensations=(Compensation("pay", {"amount": 4}), Compensation("seats", {}, "ValueError: no")),
     arguments={0: {"amount": 4}, 1: {}},
     model="strong",
+    recalled=2,
+    compactions=1,
+    omitted=frozenset({2}),
+    noted_usage=TokenUsage(1, 2),
 )
 STATES = {
     "full": FULL_STATE,
     "new": State(None, (), ()),
+    "passages": State(None, (), (), passages=SOURCES_WITHOUT_TEXT),
     "empty_values": State(
         None, (), (AiMessage(),), sent=(), response=ChatResponse(AiMessage(), finish_reason=FinishReason.OTHER)
     ),
@@ -197,6 +206,7 @@ DOCUMENTS = {
         failures=2,
         asks_again=True,
         client_tools=({"name": "pick_date", "description": None, "parameters": {"type": "object", "properties": {}}},),
+        beans_until="1",
     ),
     "new": RunDocument(),
     "limits": RunDocument(limits=UsageLimits(tool_calls=3), is_reduced=True),
@@ -218,6 +228,7 @@ EVENTS = {
         "run", (CALL, replace(CALL, id="1", kind="unknown_outcome", call_id="", expires_at=None))
     ),
     "RunSuspended.empty": RunSuspended("run", ()),
+    "Retrieved": Retrieved(SOURCES_WITHOUT_TEXT),
 }
 BEFORE = STATES["full"].changed(messages=MESSAGES[:2], executions=(EXECUTION,))
 REPLIED = ModelReplied(RESPONSE, (AiMessage("aside"),), sent=("pay",))
@@ -233,9 +244,11 @@ RECORDS = {
     "reply": reply_to_json(FULL_STATE, None, REPLIED, {"model_calls": 1}, [1]),
     "reply.after": reply_to_json(FULL_STATE, BEFORE, REPLIED),
     "model": json.dumps({"version": 1, **MODEL_CHOICE.write("strong")}),
+    "sources": json.dumps({"version": 1, **SOURCES.write(SOURCES_WITHOUT_TEXT)}),
     "snapshot": snapshot_to_json(FULL_STATE, 3, 1.5, {"limits": {"a": 1}}, {"model_calls": 1}),
     "snapshot.new": snapshot_to_json(STATES["new"], 0, None, {}),
     "failure": json.dumps({"version": 1, **FAILURE.write(RecordedFailure.of(ValueError("no"), [{"position": 0}]))}),
+    "summary": json.dumps({"version": 1, **SUMMARY.write(SummaryReply("0123", RESPONSE))}),
     "result": result_to_json(RESULT, {"amount": 4}, has_run=True, is_judged=True),
     "result.error": result_to_json(ValueError("no\ud800"), has_run=False),
     "result.retry": result_to_json(ToolRetry("again"), has_run=False),
@@ -288,6 +301,7 @@ def test_records_are_read_again() -> None:
     assert (result.contents, result.attributes, result.failed) == (RESULT.contents, RESULT.attributes, True)
     assert has_run_in(records["result"])
     assert isinstance(result_from_dict(records["result.retry"]), ToolRetry)
+    assert SUMMARY.read(records["summary"]) == SummaryReply("0123", RESPONSE)
 
 
 @pytest.mark.parametrize("make", [shown_document, reduced_document])
@@ -299,11 +313,14 @@ def test_a_part_of_a_document_is_stored_as_before(make: Callable[[str], str]) ->
 
 # --- earlier and later releases
 
-ADDED_TO_STATES = {"answer_retries", "failed", "ran", "undone", "sent", "model", "compensations", "arguments"}
+ADDED_TO_STATES = {
+    *("answer_retries", "failed", "ran", "undone", "sent", "model", "compensations", "arguments"),
+    *("recalled", "compactions", "omitted", "noted_usage"),
+}
 WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),
-    *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again", "client_tools"),
+    *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again", "client_tools", "beans_until"),
 }
 
 

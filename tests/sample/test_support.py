@@ -116,6 +116,27 @@ def test_a_car_can_be_booked_while_one_is_free(desk: Any) -> None:
     assert "no convertible is free" in say(desk, "f", asked)["answer"]
 
 
+def test_the_reservation_that_a_customer_is_making_is_kept_with_the_conversation(desk: Any) -> None:
+    def reservation(conversation: str) -> Any:
+        return desk.get(f"/support/reservation?conversation={conversation}").json
+
+    begins = date.today() + timedelta(days=300)
+    ends = begins + timedelta(days=2)
+    nothing = {"car_group": None, "date_from": None, "date_to": None}
+
+    assert reservation("g") == nothing
+    assert names(say(desk, "g", "I am Drifty Skidmark. I would like a van.")) == ["plan_reservation"]
+    assert reservation("g") == {**nothing, "car_group": "van"}
+    say(desk, "g", f"From {begins} to {ends}, please.")
+    assert reservation("g") == {"car_group": "van", "date_from": str(begins), "date_to": str(ends)}
+    assert reservation("k") == nothing
+
+    say(desk, "g", f"Please book the van from {begins} to {ends}.")
+    assert reservation("g") == nothing
+    say(desk, "g", "Please cancel booking 8.")
+    assert desk.get("/support/reservation?conversation=g").status == 409
+
+
 @pytest.mark.anyio
 async def test_card_numbers_reach_neither_the_model_nor_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_SQL__URL", "sqlite://")

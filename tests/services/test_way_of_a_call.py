@@ -16,8 +16,10 @@ pytestmark = pytest.mark.anyio
 PACKAGE = Path(sys.modules["toolbox"].__file__ or "").parent
 NOT_NEEDED = {
     "services/layers.py",
+    "services/conversation_beans.py",
     "services/usage_layers.py",
     "conversations/memories.py",
+    "services/compaction.py",
     "services/compensation.py",
     "services/fallback_answers.py",
     "services/added_tools.py",
@@ -25,6 +27,10 @@ NOT_NEEDED = {
     "services/streamed_call.py",
     "services/streams.py",
     "services/abandoned_runs.py",
+    "services/retrieving.py",
+    "tools/retrievers.py",
+    "retrieval.py",
+    "passages.py",
     "events.py",
     "limits.py",
     "security.py",

@@ -3,6 +3,7 @@
 Hosts are loaded late where runs start, so no assignment in the package shows that a method is missing.
 """
 
+from toolbox.conversations.conversations_bean import ConversationsHost
 from toolbox.conversations.memories import MemoryHost
 from toolbox.hosts.hosting import ContainerHost
 from toolbox.hosts.standalone import StandaloneHost
@@ -13,4 +14,5 @@ from toolbox.services.host_needs import ServiceHost
 def each_host_has_services_runs_and_conversations(container: ContainerHost, alone: StandaloneHost) -> None:
     _services: list[ServiceHost] = [container, alone]
     _runs: list[RunsHost] = [container, alone]
-    _conversations: list[MemoryHost] = [container, alone]
+    _memories: list[MemoryHost] = [container, alone]
+    _conversations: list[ConversationsHost] = [container]

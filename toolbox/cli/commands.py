@@ -195,9 +195,9 @@ def chat(
     Piped input is sent line by line. The exit status is then 1 if one of the questions failed.
     """
     from .terminal import (
-        Conversation,
         ShowJson,
         ShowText,
+        TerminalChat,
         converse,
         exit_interrupted,
         identity_named,
@@ -220,7 +220,7 @@ def chat(
         there = container_of(service, target, container)
         internals_of(there).take_over_runs(False)
         shown = ShowJson() if as_json else ShowText(console)
-        conversation = Conversation(there, service, method, memory_id, given, shown, caller)
+        conversation = TerminalChat(there, service, method, memory_id, given, shown, caller)
         read = prompt_for(console, quiet=as_json)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # keep tool output out of the JSON
             failed = asyncio.run(converse(there, conversation, read))

@@ -348,7 +348,7 @@ def identity_named(name: str | None, roles: Sequence[str]) -> SecurityIdentity |
     return None if name is None else SecurityIdentity(name, roles)
 
 
-class Conversation:
+class TerminalChat:
     """A conversation with one service method, the first one if `method` is None.
 
     `given` are the values of further parameters. Without a `caller`, the identity is that of the program.
@@ -490,7 +490,7 @@ class ShowJson:
         print(for_json(to_json({"event": event, **facts}, fallback=str).decode()), file=self._out, flush=True)
 
 
-async def converse(container: Container, conversation: Conversation, read: Callable[[], str]) -> int:
+async def converse(container: Container, conversation: TerminalChat, read: Callable[[], str]) -> int:
     """Run the conversation until the input ends or is `exit`; return how many turns failed.
 
     `read` returns a line, and raises `EOFError` at the end. Ctrl-C cancels the conversation.

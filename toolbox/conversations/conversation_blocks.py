@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..di.closing import OwnTask
 from ..di.scopes import ConversationScope, RequestScope
@@ -24,27 +25,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class HeldConversation(Protocol):
-    """A conversation that nobody else holds."""
+@dataclass(frozen=True, slots=True)
+class HeldConversation:
+    """A conversation that nobody else holds.
 
-    @property
-    def key(self) -> Hashable:
-        """The same for each use of the conversation in a container."""
-        ...
+    `key` is that of its scope: calls that join the block find it by this key. `loaded` are the JSON values of its
+    beans, by their stored names, and `room` is the object that the block gets. `store` stores the JSON values of beans
+    that changed, and creates the conversation if it is unknown.
+    """
 
-    @property
-    def loaded(self) -> Mapping[str, Any]:
-        """The JSON values of its beans, by their stored names."""
-        ...
-
-    @property
-    def room(self) -> Any:
-        """The object that the block gets."""
-        ...
-
-    async def store(self, beans: Mapping[str, Any]) -> None:
-        """Store the JSON values of beans that changed. Creates the conversation if it is unknown."""
-        ...
+    key: Hashable
+    loaded: Mapping[str, Any]
+    room: Any
+    store: Callable[[Mapping[str, Any]], Coroutine[Any, Any, None]]
 
 
 Hold: TypeAlias = Callable[[], AbstractAsyncContextManager[HeldConversation]]

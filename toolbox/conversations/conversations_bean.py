@@ -6,11 +6,10 @@ Not here: what a log is (`log`), its documented JSON (`log_forms`), one call in 
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..chat import Message, TokenUsage
 from ..errors import (
@@ -31,11 +30,9 @@ from .memories import ChatMemories, MemoryHost, Program
 from .stores import Deleted, LogStore, find_head, keeps_logs
 from .views import ChosenView
 
-if TYPE_CHECKING:
-    from ..runs.run_answers import Run
-
 T = TypeVar("T")
 
+_DELETED = "its conversation was deleted"
 _AT_ONCE = 100  # conversations that `forget` finds with one query
 
 
@@ -64,18 +61,22 @@ class ConversationsHost(MemoryHost, Protocol):
         """Return True for a service with `shared_conversations=True`."""
         ...
 
+    async def stop_conversation(self, key: ChatMemoryKey, by: str | SecurityIdentity | None) -> bool:
+        """End the call or the run of a conversation that is at work or waits. Returns False if there is none."""
+        ...
+
     # --- runs
 
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
         ...
 
-    async def run_of(self, key: ChatMemoryKey) -> Run[Any] | None:
-        """Return the newest run of a conversation that has not ended, or None."""
+    async def run_of(self, key: ChatMemoryKey) -> Any:
+        """Return the newest `Run` of a conversation that has not ended, or None."""
         ...
 
     async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
-        """Cancel the runs of a conversation that wait. Called before it is held."""
+        """Cancel the runs of a conversation that wait."""
         ...
 
     async def forget_runs(
@@ -344,10 +345,10 @@ class Conversation:
 
         return await self._with(read)
 
-    async def run(self) -> Run[Any] | None:
-        """Return the newest run of the conversation that has not ended; None without any."""
+    async def run(self) -> Any:
+        """Return the newest run of the conversation that has not ended, a `toolbox.runs.Run`; None without any."""
 
-        async def read(store: LogStore, check: _Check) -> Run[Any] | None:
+        async def read(store: LogStore, check: _Check) -> Any:
             check(await find_head(store, self._key))
             return await self._host.run_of(self._key)
 
@@ -422,17 +423,20 @@ class Conversation:
     # --- ending
 
     async def stop(self, by: str | SecurityIdentity | None = None) -> bool:
-        """Stop the call or the run that is at work, in any process. Return False if there is none.
+        """Stop the call or the run that is at work or waits, in any process. Return False if there is none.
 
-        `by` is the person who stops it: a name or an identity.
+        It takes no lock, and returns when the turn is stored; inside the call itself, at once. The caller gets
+        `ConversationStoppedError`, and a run ends as cancelled. `by` is the person who stops it: a name, or an
+        identity; for anything else, raises `TypeError`.
         """
-        name = by.name or None if isinstance(by, SecurityIdentity) else by
+        if not (by is None or isinstance(by, (str, SecurityIdentity))):
+            raise TypeError(f"stop(by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
 
-        async def ask(store: LogStore, check: _Check) -> bool:
+        async def end(store: LogStore, check: _Check) -> bool:
             check(await find_head(store, self._key))
-            return any([await store.ask_to_stop(each, name) for each in self._key.places])
+            return await self._host.stop_conversation(self._key, by)
 
-        return await self._with(ask)
+        return await self._with(end)
 
     async def delete(self) -> None:
         """Delete the conversation with its summaries and its beans, and cancel its runs that wait.
@@ -443,8 +447,8 @@ class Conversation:
 
         async def delete(store: LogStore, check: _Check) -> None:
             self._known(check(await find_head(store, self._key)))
-            memories = await self._host.memories()
-            async with _held_without_waiting_runs(self._host, memories, self._key, program):
+            async with (await self._host.memories()).enter(self._key, program):
+                await self._host.cancel_waiting(self._key, _DELETED)
                 if not (await store.delete(self._key)).conversations:
                     raise self._not_found()
 
@@ -524,15 +528,16 @@ class _Forgetting:
         """Delete what matches of one conversation, under all names of its service."""
         if not await self._is_wanted(store, key):
             return
-        async with _held_without_waiting_runs(self._host, memories, key, self._program):
-            others = 0
-            for place in key.places:
-                head = await find_head(store, place)
-                if head is not None and self._wanted.matches(place, head.owner):
-                    self._deleted += await store.delete(place)
-                elif head is not None:
-                    others += 1
-            if not others:
+        async with memories.enter(key, self._program):
+            found = [head for each in key.places if (head := await find_head(store, each)) is not None]
+            wanted = [each for each in found if self._wanted.matches(each.key, each.owner)]
+            if len(wanted) == len(found):
+                await self._host.cancel_waiting(key, _DELETED)
+            for head in wanted:
+                deleted = await store.delete(head.key)
+                # A run that was cancelled just now has left its turn, which was in no history.
+                self._deleted += replace(deleted, messages=head.messages)
+            if len(wanted) == len(found):
                 self._runs += await self._host.forget_runs(service=key.service, memory_id=key.memory_id)
 
     async def _is_wanted(self, store: LogStore, key: ChatMemoryKey) -> bool:
@@ -541,24 +546,6 @@ class _Forgetting:
         if not found:
             return self._wanted.owner is None
         return any(self._wanted.matches(each.key, each.owner) for each in found)
-
-
-@asynccontextmanager
-async def _held_without_waiting_runs(
-    host: ConversationsHost, memories: ChatMemories, key: ChatMemoryKey, program: Program
-) -> AsyncIterator[None]:
-    """Hold a conversation, of which no run waits. Raises `MemoryInUseError` inside a call of it.
-
-    Its runs are cancelled before: undoing their tools takes a turn. Another call may be suspended until we have ours.
-    """
-    if key in memories.entered_by(program):
-        raise MemoryInUseError(key.service, key.memory_id)
-    while True:
-        await host.cancel_waiting(key, "its conversation was deleted")
-        async with memories.enter(key, program):
-            if await host.suspended_run(key) is None:
-                yield
-                return
 
 
 async def _open(host: ConversationsHost) -> LogStore:
@@ -610,7 +597,7 @@ def _position_of(before: ConversationInfo | str) -> tuple[datetime, str]:
             return _EPOCH + int(at) * _MICROSECOND, head_id
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"unknown before={before!r}; use an item of list(), or its cursor") from None
+    raise ValueError(f"invalid before={cursor!r}; use an item of list(), or its cursor") from None
 
 
 def _id_of(entry: LogEntry | str) -> str:

@@ -8,15 +8,16 @@ is appended, replaced or hidden. Not here: what is sent of a log (`views`), keep
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from ..chat import Message, TokenUsage, UserMessage
-from ..transcripts import AsTranscript
+from ..passages import Passage, source_from_dict
 from .keys import ChatMemoryKey, Owner
+from .message_fields import AsTranscript
 
 TurnState: TypeAlias = Literal["answered", "failed", "stopped", "waiting"]
 
@@ -102,8 +103,9 @@ class LogEntry:
 
     - `id`: a text, unique in the store. `at`: the time at which its turn was stored, with a time zone.
     - `state`: `"answered"`; `"failed"` or `"stopped"` if its call did not end well; `"waiting"` while it waits.
-    - `usage`: the tokens of all requests of its call, at the last entry of the call; None at the others.
+    - `usage`: the tokens of all requests of its call but summaries, at the last entry of the call; None at the others.
     - `run_id`: the run that it belongs to, or None. `client_id`: the id that a client gave to the message, or None.
+    - `sources`: of an answer, the passages that retrievers found for it, without their texts.
 
     As JSON, `message` has the form of `toolbox.transcripts`.
     """
@@ -115,6 +117,7 @@ class LogEntry:
     usage: TokenUsage | None = None
     run_id: str | None = None
     client_id: str | None = None
+    sources: tuple[Passage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ class Head:
     """What is known of a conversation besides its turns.
 
     `key` has the name of the service under which it lies. `messages` is the number of entries that are not hidden.
-    `usage` is that of all requests, also for turns that were hidden or replaced. `updated_at` moves with each turn.
+    `usage` is that of all requests, each once, also for turns that were hidden or replaced. `updated_at` moves with
+    each turn.
     """
 
     key: ChatMemoryKey
@@ -158,7 +162,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A part of a log: its head, and turns in their order, without those that are hidden as a whole."""
+    """A part of a log: its head, and turns in their order, without those that are hidden as a whole.
+
+    A whole log has turns without messages, too, which only stored beans.
+    """
 
     head: Head
     turns: tuple[Turn, ...] = ()
@@ -168,14 +175,27 @@ class Log:
 class LogWrite:
     """One write: a turn, and what belongs to it. All of it is stored, or nothing.
 
-    `owner` is that of a conversation that begins with this write. `notes` are those of the view, if they changed.
-    `usage` is that of requests that belong to no turn, such as a summary.
+    `owner` is that of a conversation whose first turn this is, unless it has one. `notes` are those of the view, if
+    they changed. `usage` is that of requests that belong to no turn, such as a summary.
     """
 
     turn: Turn | None = None
     notes: ViewNotes | None = None
     owner: Owner | None = None
     usage: TokenUsage = NO_USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What a turn of a run replaces: how many shown messages, and their usage, which the new turn has counted too."""
+
+    messages: int = 0
+    usage: TokenUsage = NO_USAGE
+
+
+def only_beans(turn: Turn) -> Turn:
+    """Return a turn without its messages, for a conversation that keeps none."""
+    return Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
 
 
 # --- entries
@@ -202,7 +222,8 @@ def entries_of(turns: Iterable[Turn]) -> Iterator[LogEntry]:
         for index, message in enumerate(turn.shown, turn.start):
             usage = turn.usage if index == last and turn.usage != NO_USAGE else None
             client_id = turn.client_ids.get(index)
-            yield LogEntry(entry_id(turn, index), turn.at, message, turn.state, usage, turn.run_id, client_id)
+            sources = tuple(map(source_from_dict, turn.sources)) if index == last else ()
+            yield LogEntry(entry_id(turn, index), turn.at, message, turn.state, usage, turn.run_id, client_id, sources)
 
 
 def newest_entries(turns: Iterable[Turn], limit: int) -> tuple[LogEntry, ...]:
@@ -242,23 +263,35 @@ def begin_head(key: ChatMemoryKey, now: datetime, owner: Owner | None = None, ti
     return Head(key=ChatMemoryKey(key.service, key.memory_id), created_at=now, updated_at=now, owner=owner, title=title)
 
 
-def head_after(head: Head, write: LogWrite, now: datetime, replaced: int = 0) -> Head:
-    """Return the head after a write. `replaced` is the number of shown messages that the turn replaces.
+def head_after(head: Head, write: LogWrite, now: datetime, replaced: Replaced = Replaced()) -> Head:
+    """Return the head after a write.
 
     A turn without messages, which only stores beans, does not move `updated_at`.
     """
     turn = write.turn or Turn(id="")
-    usage = head.usage + turn.usage + write.usage
+    usage = head.usage + _beyond(turn.usage, replaced.usage) + write.usage
     return replace(
-        head,
+        claimed(head, write.owner),
         updated_at=max(now, head.updated_at) if turn.messages else head.updated_at,
-        messages=head.messages - replaced + len(turn.messages),
+        messages=head.messages - replaced.messages + len(turn.messages),
         usage=usage,
         next_number=head.next_number + (write.turn is not None),
         notes=head.notes if write.notes is None else write.notes,
         beans={**head.beans, **turn.beans},
         in_charge=head.in_charge if turn.in_charge is None else turn.in_charge,
     )
+
+
+def claimed(head: Head, owner: Owner | None) -> Head:
+    """Return the head after the first call, by this person: an owner that the program has set stays."""
+    is_first = head.messages == 0 and head.owner is None  # turns without messages are of the program
+    return replace(head, owner=owner) if is_first and owner is not None else head
+
+
+def _beyond(usage: TokenUsage, counted: TokenUsage) -> TokenUsage:
+    """Return what is used besides what is counted already."""
+    numbers = zip(astuple(usage), astuple(counted), strict=True)
+    return TokenUsage(*(max(now - before, 0) for now, before in numbers))
 
 
 def place_of_entry(turn: Turn | None, given: str) -> Position:

@@ -146,7 +146,9 @@ def export_log(log: Log) -> dict[str, Any]:
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
     assert turn.at is not None
-    optional = {"in_charge": turn.in_charge, "answered_by": turn.answered_by}
+    optional: dict[str, Any] = {"in_charge": turn.in_charge, "answered_by": turn.answered_by}
+    if turn.sources and turn.is_whole:
+        optional["sources"] = [dict(each) for each in turn.sources]
     return {
         "at": turn.at.isoformat(),
         "state": turn.state if turn.is_whole else "answered",
@@ -196,6 +198,7 @@ def _turn_from_dict(written: Any, path: str) -> Turn:
         at=_read_time(written, "at", path),
         in_charge=_read_text(written, "in_charge", path),
         answered_by=_read_text(written, "answered_by", path),
+        sources=tuple(read_field(written, "sources", list, path, [])),
     )
 
 

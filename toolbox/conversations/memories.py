@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,14 +18,16 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 from ..chat import Message, TokenUsage, UserMessage
+from ..di.scopes import ConversationScope, find_conversation
 from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head
-from .queues import queues_of
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed, only_beans
+from .queues import CallQueues, queues_of
+from .stopping import Stopping
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
-from .views import FEW, NEWEST, ChosenView, Excerpt, OwnView, View, Window, as_view, since
+from .views import FEW, NEWEST, ChosenView, Excerpt, NoMessages, OwnView, View, Window, as_view, since
 
 logger = logging.getLogger("toolbox.memory")
 
@@ -46,12 +48,18 @@ class Calling(Protocol):
 
     caller: Caller | None
 
+    @property
+    def stop(self) -> Callable[[str | None], None] | None:
+        """What ends the call for somebody who stops the conversation, on the call's loop; None if nobody may."""
+        ...
+
 
 class Program:
     """The program itself as the caller, which is the task or thread that makes this."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = caller_here()
+        self.stop = None
 
 
 class _Held:
@@ -66,6 +74,16 @@ class _Held:
 _held: ContextVar[tuple[_Held, ...]] = ContextVar("toolbox.conversations", default=())
 
 
+class HoldingBlock:
+    """A block of the program that holds a conversation. The calls inside it take turns in it.
+
+    The scope of the block's beans has it as its key: code is inside if that scope is around it.
+    """
+
+    def __init__(self) -> None:
+        self.queue = CallQueues()
+
+
 class ChatMemories:
     """The conversations of one container: enters one at a time, loads what is sent, appends turns."""
 
@@ -74,14 +92,16 @@ class ChatMemories:
         self.keeps_logs = keeps_logs(store)
         self._port: MemoryPort = StoredLogs(store) if keeps_logs(store) else StoredMessages(store)
         self._queues = queues_of(store)
+        self._calls = Stopping(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
         self._has_warned = False
+        self._blocks: dict[ChatMemoryKey, HoldingBlock] = {}
         register_for_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the current calls, which continue in the parent process."""
-        keep_inherited(self._under_way)
-        self._under_way = {}
+        keep_inherited(self._under_way, self._calls)
+        self._under_way, self._blocks, self._calls = {}, {}, Stopping(self.store)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AsyncIterator[None]:
@@ -100,30 +120,56 @@ class ChatMemories:
             yield
 
     @asynccontextmanager
-    async def enter(self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True) -> AsyncIterator[None]:
+    async def enter(
+        self, key: ChatMemoryKey, call: Calling | None = None, *, wait: bool = True
+    ) -> AsyncIterator[ConversationScope | None]:
         """Enter a conversation for `call`, or for the program itself, when all others have left it.
 
-        With `wait=False`, raises `ConversationBusyError` if another caller is inside.
+        A call inside of a block that holds the conversation joins it, when the calls before it have ended: yields the
+        block's scope. With `wait=False`, raises `ConversationBusyError` if another caller is inside.
         Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
-        call, or from the reader of its stream.
+        call, or from the reader of its stream; and inside of such a block for the program itself.
         """
         call = call or Program()
         if key in self.entered_by(call):
             raise MemoryInUseError(key.service, key.memory_id)
-        async with self.lock(key, wait=wait):
+        block, joined = self._blocks.get(key), self.find_block(key)
+        lock = self.lock if block is None or joined is None else block.queue.enter
+        async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
             token = _held.set((*(each for each in _held.get() if not each.ended), held_here))
             self._under_way[key] = call
             try:
-                yield
+                async with self.at_work(key, call):
+                    yield joined
             finally:
                 self._under_way.pop(key, None)
                 held_here.ended = True
                 _reset(token)
 
+    def find_block(self, key: ChatMemoryKey) -> ConversationScope | None:
+        """Return the scope of a block around this code that holds the conversation, or None."""
+        block = self._blocks.get(key)
+        return None if block is None else find_conversation(block)
+
+    @asynccontextmanager
+    async def hold(self, key: ChatMemoryKey) -> AsyncIterator[HoldingBlock]:
+        """Hold a conversation for a block of the program, when all others have left it."""
+        async with self.enter(key):
+            block = self._blocks[key] = HoldingBlock()
+            try:
+                yield block
+            finally:
+                del self._blocks[key]
+
     def entered_by(self, call: Calling) -> set[ChatMemoryKey]:
-        """Return the conversations that wait for `call`: its tools' code makes it, or the reader of their stream."""
+        """Return the conversations that wait for `call`: it comes from their tools, or from the reader of their stream.
+
+        For the program itself, also those of the blocks around it, which its calls would join.
+        """
         around = {each.key for each in _held.get() if not each.ended and each.store is self.store}
+        if isinstance(call, Program):
+            around |= {each for each in [*self._blocks] if self.find_block(each) is not None}
         if call.caller is None:
             return around
         return around | {key for key, each in [*self._under_way.items()] if each.caller is call.caller}
@@ -136,7 +182,7 @@ class ChatMemories:
 
     def warn_without_owners(self, owner: Owner | None) -> None:
         """Warn once, if a store without logs is used for an identity, that it does not know whose a conversation is."""
-        if owner is not None and not keeps_logs(self.store) and not self._has_warned:
+        if owner is not None and not self.keeps_logs and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "%s keeps no owners: everyone who knows the id of a conversation can use it; check that the caller may",
@@ -147,30 +193,52 @@ class ChatMemories:
         """Return the head of a conversation; None for an unknown one, and on a store without logs."""
         return await find_head(self.store, key) if keeps_logs(self.store) else None
 
-    # --- the port of services
+    # --- stopping
+
+    def at_work(self, key: ChatMemoryKey, call: Calling) -> AbstractAsyncContextManager[None]:
+        """Let others stop a call inside the block, in which it has the conversation; nobody stops the program."""
+        return nullcontext() if call.stop is None else self._calls.at_work(key, call.stop)
+
+    def is_entered_here(self, key: ChatMemoryKey) -> bool:
+        """Return True in code that a call of this conversation waits for, such as that of its tools."""
+        return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
+
+    async def stop(self, key: ChatMemoryKey, by: str | None = None) -> bool:
+        """End the call that is at work in a conversation, in any process. Returns False if there is none.
+
+        Takes no lock, and returns when the call has left the conversation, with its turn stored: in code of the call
+        itself, at once. If the process of the call is gone, that is when its lease has ended.
+        """
+        return await self._calls.stop(key, by, waits=not self.is_entered_here(key))
 
     @property
-    def keeps_cuts(self) -> bool:
-        """True if the store keeps the whole log, so that a cut that is stored loses nothing."""
-        return keeps_logs(self.store)
+    def has_entered(self) -> bool:
+        """True in code that a call of any conversation waits for, such as that of its tools."""
+        return any(not each.ended for each in _held.get())
 
-    async def load(self, key: ChatMemoryKey, view: ChosenView) -> Excerpt:
-        """Return what a view sends of a conversation."""
-        return await self._port.load(key, as_view(view))
+    # --- the port of services
+
+    async def load(self, key: ChatMemoryKey, view: ChosenView | None, *, without_run: str | None = None) -> Excerpt:
+        """Return what a view sends of a conversation, without what this run has stored in it before.
+
+        Without a view, only its head.
+        """
+        return await self._port.load(key, as_view(view), without_run)
 
     async def append(
         self,
         key: ChatMemoryKey,
         turn: Turn,
         excerpt: Excerpt,
-        view: ChosenView,
+        view: ChosenView | None,
         *,
         owner: Owner | None = None,
         may_be_stored: bool = False,
     ) -> tuple[Message, ...]:
         """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
 
-        `owner` is that of a conversation that begins with this turn. `may_be_stored` says that an earlier process may
+        Without a view, only the beans of the turn are stored, if there are any.
+        `owner` is that of a conversation whose first turn this is. `may_be_stored` says that an earlier process may
         have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
         turn; none if nothing was written.
         """
@@ -178,9 +246,16 @@ class ChatMemories:
         return await self._port.append(key, stored)
 
     async def begin(self, key: ChatMemoryKey, owner: Owner | None) -> None:
-        """Create a conversation before its first turn is stored, unless there is one, on a store with logs."""
+        """Note a first call that stores no turn yet: create the conversation with its owner, on a store with logs."""
         if keeps_logs(self.store):
-            await self.store.create(key, Log(begin_head(key, clock_of(self.store).now(), owner)))
+            new = Log(begin_head(key, clock_of(self.store).now(), owner))
+            if not await self.store.create(key, new) and owner is not None:
+                await self.store.change(key, lambda head: claimed(head, owner))
+
+    async def store_beans(self, key: ChatMemoryKey, beans: Mapping[str, Any], owner: Owner | None = None) -> None:
+        """Store the JSON values of beans outside of calls. `owner` is that of a conversation that begins with them."""
+        if keeps_logs(self.store):
+            await self.store.write(key, LogWrite(turn=Turn(beans=beans), owner=owner))
 
     async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage = NO_USAGE) -> None:
         """Store the notes of a view at once, without a turn: a new summary and its `usage`, or a cut."""
@@ -189,6 +264,26 @@ class ChatMemories:
     async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
         """Append messages of the program, as one turn."""
         await self._port.add(key, messages)
+
+    # --- turns that wait
+
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        """Return what a run has stored in a conversation; None for nothing, and on a store without logs."""
+        return await self.store.read_run(key, run_id) if keeps_logs(self.store) else None
+
+    async def end_waiting(self, key: ChatMemoryKey, run_id: str, state: TurnState) -> bool:
+        """Let the turn of a run that waits end in this state; return False if it does not wait. Takes no lock."""
+        turn = await self.read_run(key, run_id)
+        if turn is None or turn.state != "waiting" or not turn.counts:
+            return False
+        await self.write(key, replace(turn, id=f"{turn.id}:{state}", state=state, note=None))
+        return True
+
+    async def write(self, key: ChatMemoryKey, turn: Turn, owner: Owner | None = None) -> None:
+        """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
+        assert keeps_logs(self.store)
+        if turn.messages or turn.beans:
+            await self.store.write(key, LogWrite(turn=turn, owner=owner))
 
 
 def _reset(token: Any) -> None:
@@ -213,8 +308,8 @@ class AppendedTurn:
 class MemoryPort(Protocol):
     """What services need of a store: load what a view sends, append one turn, with its id."""
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
-        """Return what a view sends."""
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
+        """Return what a view sends, without what a run has stored."""
         ...
 
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
@@ -236,7 +331,7 @@ class StoredLogs:
     def __init__(self, store: LogStore) -> None:
         self._store = store
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
         """Read the turns that the view needs."""
         if isinstance(view, View):
             log = await self._store.read_since(key, view.first_turn)
@@ -244,7 +339,11 @@ class StoredLogs:
             log = await self._store.read_newest(key, NEWEST)
         if log is not None and isinstance(view, Window):
             log = await self._fill(key, log, view)
-        return Excerpt() if log is None else view.excerpt(log)
+        if log is None:
+            return Excerpt()
+        if without_run is not None:
+            log = replace(log, turns=tuple(each for each in log.turns if each.run_id != without_run))
+        return view.excerpt(log)
 
     async def _fill(self, key: ChatMemoryKey, log: Log, window: Window) -> Log | None:
         """Read backwards, more each time, until there is enough for a window that has not been cut yet."""
@@ -259,6 +358,10 @@ class StoredLogs:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Append a turn with the notes of the view."""
         turn, excerpt = appended.turn, appended.excerpt
+        if isinstance(appended.view, NoMessages):
+            if turn.beans:
+                await self._store.write(key, LogWrite(turn=only_beans(turn), owner=appended.owner))
+            return ()
         await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
         return (*excerpt.messages, *turn.messages)
 
@@ -282,7 +385,7 @@ class StoredMessages:
     def __init__(self, store: ChatMemoryStore) -> None:
         self._store = store
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
         """Return what the view sends of the stored messages."""
         summary, messages = _split_summary(await self._store.get_messages(key))
         return view.excerpt(_log_of(key, messages, summary))
@@ -290,7 +393,7 @@ class StoredMessages:
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Store what the view keeps of the messages with the turn."""
         excerpt, new = appended.excerpt, appended.turn.messages
-        if not new:
+        if not new or isinstance(appended.view, NoMessages):
             return ()
         before = _kept_of(excerpt)
         if appended.may_be_stored and before[-len(new) :] == new:

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 from ..chat import Message
 from ..execution.threads import register_for_fork
@@ -23,6 +23,7 @@ from .log import (
     Head,
     Log,
     LogWrite,
+    Replaced,
     Turn,
     before_entry,
     begin_head,
@@ -32,6 +33,7 @@ from .log import (
     place_of_entry,
     place_of_user_message,
     read_entry_id,
+    state_after,
 )
 from .queues import queues_of
 
@@ -96,7 +98,10 @@ class LogStore(ChatMemoryStore):
 
     @abstractmethod
     async def read_since(self, key: ChatMemoryKey, first: Callable[[Head], int]) -> Log | None:
-        """Return the log from the turn with a number on, which `first` decides; None for an unknown conversation."""
+        """Return the log from the turn with a number on, which `first` decides; None for an unknown conversation.
+
+        With the turns that have no messages: `fork_log` needs their beans.
+        """
         ...
 
     @abstractmethod
@@ -105,6 +110,11 @@ class LogStore(ChatMemoryStore):
 
         With `before`, only what stands before this entry counts. Raises `ValueError` for an unknown entry.
         """
+        ...
+
+    @abstractmethod
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        """Return what a run has stored in a conversation, also if a rewind has hidden it; None for nothing."""
         ...
 
     @abstractmethod
@@ -197,12 +207,13 @@ class LogStore(ChatMemoryStore):
 
         Raises `MemoryLeaseLostError` if another process has the conversation.
         """
-        before, after = tuple(await self.get_messages(key)), tuple(messages)
+        log = await self.read_since(key, lambda head: 0)
+        before, after = () if log is None else _messages_of(log), tuple(messages)
         if after[: len(before)] == before:
             rest = after[len(before) :]
             await self.write(key, LogWrite(turn=Turn(messages=rest) if rest or not before else None))
         else:
-            await self.replace(key, Turn(messages=after))
+            await self.replace(key, Turn(messages=after, beans={} if log is None else log.head.beans))
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
         """Delete the conversation. Raises `MemoryLeaseLostError` if another process has it."""
@@ -221,13 +232,13 @@ async def find_head(store: LogStore, key: ChatMemoryKey) -> Head | None:
 
 def keeps_logs(store: ChatMemoryStore) -> TypeGuard[LogStore]:
     """Return True for a store with logs. A subclass that changes how messages are kept has only messages."""
-    return kind_keeps_logs(type(store))
+    return is_log_store(type(store))
 
 
-def kind_keeps_logs(kind: type[Any]) -> bool:
-    """Return True for a class of stores with logs."""
+def is_log_store(cls: type[object]) -> bool:
+    """Return True if the stores of a class keep logs."""
     methods = ("get_messages", "update_messages", "delete_messages")
-    return LogStore in kind.__mro__ and all(getattr(kind, each) is getattr(LogStore, each) for each in methods)
+    return issubclass(cls, LogStore) and all(getattr(cls, each) is getattr(LogStore, each) for each in methods)
 
 
 # --- in memory
@@ -235,13 +246,18 @@ def kind_keeps_logs(kind: type[Any]) -> bool:
 
 @dataclass(slots=True)
 class _Kept:
-    """A log in memory: the head, turns by number, and their numbers by id and by run."""
+    """A log in memory: the head, turns by number, and their numbers by id and by run.
+
+    `size` is the number of messages, where a turn without any counts as one. `dropped` has the state after the turns
+    that are gone, so that a rewind finds it.
+    """
 
     head: Head
+    dropped: Turn = field(default_factory=lambda: Turn(id=""))
     turns: dict[int, Turn] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     runs: dict[str, int] = field(default_factory=dict)
-    messages: int = 0
+    size: int = 0
 
     @classmethod
     def of(cls, log: Log) -> _Kept:
@@ -255,36 +271,43 @@ class _Kept:
         self.ids[turn.id] = turn.number
         if turn.run_id is not None:
             self.runs[turn.run_id] = turn.number
-        self.messages += len(turn.messages)
+        self.size += len(turn.messages) or 1
 
     def remove(self, number: int) -> Turn:
         turn = self.turns.pop(number)
         del self.ids[turn.id]
         if turn.run_id is not None and self.runs.get(turn.run_id) == number:
             del self.runs[turn.run_id]
-        self.messages -= len(turn.messages)
+        self.size -= len(turn.messages) or 1
         return turn
 
     def trim(self, most: int) -> None:
         """Drop the oldest messages, so that at most so many are kept."""
-        while (excess := self.messages - most) > 0:
+        while (excess := self.size - most) > 0:
             turn = next(iter(self.turns.values()))
             shown = len(turn.shown)
             if excess >= len(turn.messages):
-                self.remove(turn.number)
+                self._drop(turn)
             else:
                 rest = replace(turn, messages=turn.messages[excess:], start=turn.start + excess)
                 self.turns[turn.number] = rest
-                self.messages -= excess
+                self.size -= excess
                 shown -= len(rest.shown)
             self.head = replace(self.head, messages=self.head.messages - shown)
+
+    def _drop(self, turn: Turn) -> None:
+        self.remove(turn.number)
+        if turn.counts:
+            beans, in_charge = state_after((self.dropped, turn))
+            self.dropped = replace(self.dropped, beans=beans, in_charge=in_charge, at=turn.at)
 
     def turn_of(self, entry: str) -> Turn | None:
         return self.turns.get(self.ids.get(read_entry_id(entry)[0], 0))
 
     def seen(self, first: int = 0) -> tuple[Turn, ...]:
         """Return the turns from a number on that are not hidden as a whole."""
-        return tuple(each for number, each in self.turns.items() if number >= first and each.shown)
+        turns = (self.dropped, *self.turns.values()) if self.dropped.beans else self.turns.values()
+        return tuple(each for each in turns if each.number >= first and each.counts)
 
 
 @dataclass(slots=True)
@@ -330,12 +353,17 @@ class InMemoryChatMemoryStore(LogStore):
         with self._guard:
             if (kept := self._find(key)) is None:
                 return None
-            turns = kept.seen()
+            turns = tuple(each for each in kept.seen() if each.shown)
             if before is not None:
                 earlier = before_entry(turns, place_of_entry(kept.turn_of(before), before))
                 turns = tuple(each for each in earlier if each.shown)
             first = choose_newest(((each.number, len(each.shown)) for each in reversed(turns)), messages)
             return Log(kept.head, () if first is None else tuple(each for each in turns if each.number >= first))
+
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        with self._guard:
+            kept = self._find(key)
+            return None if kept is None else kept.turns.get(kept.runs.get(run_id, 0))
 
     async def find_heads(
         self,
@@ -369,9 +397,10 @@ class InMemoryChatMemoryStore(LogStore):
                 kept = self._logs[key.places[0]] = _Kept(begin_head(key, now, write.owner))
             elif turn is not None and turn.id in kept.ids:
                 return
-            replaced = 0
+            replaced = Replaced()
             if turn is not None and (number := kept.runs.get(turn.run_id or "")) is not None:
-                replaced = len(kept.remove(number).shown)
+                before = kept.remove(number)
+                replaced = Replaced(len(before.shown), before.usage)
             if turn is not None:
                 kept.add(replace(turn, number=kept.head.next_number, at=now))
                 self._move(kept, key)
@@ -403,7 +432,7 @@ class InMemoryChatMemoryStore(LogStore):
                 index = place.index if each.number == place.turn else each.start
                 kept.turns[each.number] = changed = replace(each, hidden_from=min(index, each.end))
                 hidden -= len(changed.shown)
-            before = [each for each in kept.turns.values() if each.number < place.turn and each.counts]
+            before = [each for each in (kept.dropped, *kept.turns.values()) if each.number < place.turn and each.counts]
             kept.head = head_before(kept.head, place, hidden, before)
             return kept.head
 

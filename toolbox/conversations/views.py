@@ -173,6 +173,18 @@ class View(ABC):
         """Return the notes with which what it sends begins at a position."""
         return replace(notes, begin=at, made_by=type(self).__name__)
 
+    def halved(self, excerpt: Excerpt) -> Excerpt | None:
+        """Return what is sent of the newer half of the turns, because the model's context is full; None without any."""
+        pieces = self._sent_pieces(excerpt)
+        if not pieces:
+            return None
+        rest = pieces[_first_of_newer_half(pieces) :]
+        notes = self.cut(excerpt.notes, _begin_of(rest, pieces))
+        return replace(excerpt, messages=sent(rest, notes.summary), notes=notes, unsummarized=None)
+
+    def _sent_pieces(self, excerpt: Excerpt) -> Sequence[Piece]:
+        return pieces_of(since(excerpt.turns, self.begin(excerpt.notes)))
+
 
 class Window(View):
     """A view of the newest messages. `limit` is the largest size, `size` that of some messages."""
@@ -400,6 +412,10 @@ class Summary(View):
         first = self._first_kept(pieces) or _first_of_newer_half(pieces)
         return replace(excerpt, unsummarized=_unsummarized(pieces, first, excerpt.notes))
 
+    def _sent_pieces(self, excerpt: Excerpt) -> Sequence[Piece]:
+        pieces = View._sent_pieces(self, excerpt)
+        return pieces if excerpt.unsummarized is None else pieces[self.window.first_kept(pieces) :]
+
     def _first_kept(self, pieces: Sequence[Piece]) -> int:
         """Return the index of the first of the newest pieces with at least `keep_messages` messages."""
         kept = 0
@@ -416,8 +432,8 @@ class Summary(View):
         model knows nothing of what a server has attached to its own replies.
         """
         previous = () if due.previous is None else (UserMessage(SUMMARY.format(summary=due.previous)),)
-        told = map(_as_text, due.messages)
-        return alternating((*previous, *told, UserMessage(self.prompt or SUMMARY_PROMPT)))
+        texts = map(_as_text, due.messages)
+        return alternating((*previous, *texts, UserMessage(self.prompt or SUMMARY_PROMPT)))
 
     def with_summary(self, excerpt: Excerpt, text: str) -> Excerpt:
         """Return what is sent with a new summary, and the notes to store at once."""
@@ -450,8 +466,8 @@ class Summary(View):
 
 def _unsummarized(pieces: Sequence[Piece], first: int, notes: ViewNotes) -> Unsummarized:
     """Return that all pieces before the one with the index `first` are to be summarized."""
-    reaches = pieces[first].begins if first < len(pieces) else pieces[-1].ends
-    return Unsummarized(notes.summary, sent(pieces[:first]), tuple(pieces[first:]), reaches)
+    rest = tuple(pieces[first:])
+    return Unsummarized(notes.summary, sent(pieces[:first]), rest, _begin_of(rest, pieces))
 
 
 def _as_text(message: Message) -> Message:
@@ -475,19 +491,41 @@ class ChoosesMessages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnView:
-    """A program's own object with `newest(messages)`, as a view. It stores no cut: the object chooses each time."""
+    """A program's own object with `newest(messages)`, as a view.
+
+    The object chooses each time, of what a full context has left.
+    """
 
     chooses: ChoosesMessages
 
+    def begin(self, notes: ViewNotes) -> Position | None:
+        """Return where a full context has cut the log for this object."""
+        return notes.begin if notes.made_by == self.describe() else None
+
     def excerpt(self, log: Log) -> Excerpt:
         """Return what the object chooses. `log` has the newest 1,000 messages."""
-        pieces = pieces_of(log.turns)
+        pieces = pieces_of(since(log.turns, self.begin(log.head.notes)))
+        total = sum(len(each.counted) for each in pieces)
+        messages = self._choose(pieces, is_all=total >= log.head.messages)
+        return Excerpt(messages, log.head.notes, log.turns, head=log.head)
+
+    def _choose(self, pieces: Sequence[Piece], *, is_all: bool) -> tuple[Message, ...]:
         given = sent(pieces)
         chosen = tuple(self.chooses.newest(given))
-        total = sum(len(each.counted) for each in pieces)
-        if chosen != given or total < log.head.messages:
+        if chosen != given or not is_all:
             chosen = from_user_message(chosen)
-        return Excerpt(alternating(repaired(chosen)), log.head.notes, log.turns, head=log.head)
+        return alternating(repaired(chosen))
+
+    def halved(self, excerpt: Excerpt) -> Excerpt | None:
+        """Return what the object chooses of the newer half of the turns that it chose before; None if that is all."""
+        pieces = pieces_of(since(excerpt.turns, self.begin(excerpt.notes)))
+        chosen = sum(isinstance(each, UserMessage) for each in excerpt.messages)
+        if not pieces or not chosen:
+            return None
+        rest = pieces[max(0, len(pieces) - chosen // 2) :]
+        messages = self._choose(rest, is_all=False)
+        notes = replace(excerpt.notes, begin=_begin_of(rest, pieces), made_by=self.describe())
+        return replace(excerpt, messages=messages, notes=notes) if len(messages) < len(excerpt.messages) else None
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield a problem for an object without a `newest` that takes messages."""
@@ -505,24 +543,42 @@ def from_user_message(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(messages[first:])
 
 
+class NoMessages(View):
+    """Sends nothing, and keeps no messages: `chat_memory=None`. The conversation has only beans."""
+
+    __slots__ = ()
+
+    def first_turn(self, head: Head) -> int:
+        """Return a number behind all turns."""
+        return head.next_number
+
+    def excerpt(self, log: Log) -> Excerpt:
+        """Return the head alone."""
+        return Excerpt(notes=log.head.notes, head=log.head)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield nothing: it has no options."""
+        yield from ()
+
+    def describe(self) -> str:
+        """Return what it keeps, for a reader."""
+        return "no messages"
+
+
 ChosenView: TypeAlias = View | ChoosesMessages
-"""What `chat_memory=` takes: a view, or an object with `newest(messages)`."""
+"""What `chat_memory=` takes besides None: a view, or an object with `newest(messages)`."""
 
 
 def as_view(chosen: Any) -> View | OwnView:
     """Return a view for what `chat_memory=` was given."""
+    if chosen is None:
+        return NoMessages()
     return chosen if isinstance(chosen, View) else OwnView(chosen)
 
 
-def halved(view: View, excerpt: Excerpt) -> Excerpt | None:
-    """Return what is sent with the newer half of the turns, because the model's context is full; None without any."""
-    begin = view.begin(excerpt.notes)
-    pieces = pieces_of(since(excerpt.turns, begin))
-    if not pieces:
-        return None
-    rest = pieces[_first_of_newer_half(pieces) :]
-    notes = view.cut(excerpt.notes, rest[0].begins if rest else pieces[-1].ends)
-    return replace(excerpt, messages=sent(rest, notes.summary), notes=notes, unsummarized=None)
+def _begin_of(rest: Sequence[Piece], pieces: Sequence[Piece]) -> Position:
+    """Return where the last ones of some pieces begin; without any, where the pieces end."""
+    return rest[0].begins if rest else pieces[-1].ends
 
 
 def _first_of_newer_half(pieces: Sequence[Piece]) -> int:

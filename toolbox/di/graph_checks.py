@@ -224,6 +224,7 @@ def find_captive_beans(graph: BeanGraph, beans: Sequence[Bean]) -> Iterator[Prob
 
 def _captive_problem(graph: BeanGraph, bean: Bean, path: tuple[tuple[InjectionPoint, int], ...]) -> Problem:
     here, held = bean.definition, graph[path[-1][1]].definition
+    shorter = held.scope if held.scope.rule.can_be_produced else Scope.CALL  # only few classes can be stored
     between = [graph[key].definition.label for _, key in path[:-1]]
     through = "".join(f", through {each}" for each in between[:10])
     through += f" and {len(between) - 10} more" if len(between) > 10 else ""
@@ -231,7 +232,7 @@ def _captive_problem(graph: BeanGraph, bean: Bean, path: tuple[tuple[InjectionPo
         path[0][0].where,
         f"{here.label} is {here.scope}_scoped but holds {held.label}, "
         f"which is {held.scope}_scoped{through}" + (" (a seed)" if held.factory_kind is FactoryKind.SEED else ""),
-        f"use Instance[{held.label}] instead, or make {here.label} {held.scope}_scoped",
+        f"use Instance[{held.label}] instead, or make {here.label} {shorter}_scoped",
     )
 
 

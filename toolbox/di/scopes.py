@@ -20,7 +20,7 @@ from ..execution.markers import awaitable_of, marked_execution
 from ..execution.runners import Runner
 from ..execution.threads import running_loop
 from ..introspection import type_name
-from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, hooks_of
+from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from .closing import (
     Closer,
     OwnTask,
@@ -46,14 +46,30 @@ active: ContextVar[OpenScope | None] = ContextVar("toolbox.scope", default=None)
 """The innermost scope entered in this context; it can belong to any container."""
 
 
+def find_conversation(key: Hashable) -> ConversationScope | None:
+    """Return the open scope of a conversation around this code, also outside of the active request, or None."""
+    scope = active.get()
+    while scope is not None:
+        if (found := scope.conversation) is not None and found.key == key and not found.closing:
+            return found
+        scope = scope.outer
+    return None
+
+
+def conversation_here() -> ConversationScope | None:
+    """Return the conversation scope whose beans this code gets, or None."""
+    scope = active.get()
+    return None if scope is None else scope.conversation
+
+
 def innermost_scope() -> ActiveScope | None:
     """Return the lookups of the container whose scope was entered last, or None outside of all scopes."""
     scope = active.get()
     return scope.home.lookup if scope is not None else None
 
 
-def request_hooks() -> list[Callable[[], Any]]:
-    """Return the `@before_model_request` methods of all beans of the entered scopes, of the innermost scope first.
+def request_hooks(hook: Hook = BEFORE_MODEL_REQUEST) -> list[Callable[[], Any]]:
+    """Return the methods of all beans of the entered scopes that `hook` marks, of the innermost scope first.
 
     These are the request scope, the call scopes of the tools that led here, and the requests around them: a durable
     call has its own request scope inside that of its caller, who waits.
@@ -63,7 +79,7 @@ def request_hooks() -> list[Callable[[], Any]]:
     while scope is not None:
         for bean in scope.held_beans():
             kind: Any = type(bean)
-            for name in hooks_of(kind, BEFORE_MODEL_REQUEST):
+            for name in hooks_of(kind, hook):
                 found.setdefault((id(bean), name), getattr(bean, name))
         scope = scope.outer
     return [*found.values()]
@@ -562,8 +578,9 @@ class RequestScope(OpenScope):
 class ConversationScope(OpenScope):
     """The scope of one conversation while it is open: of a call with a memory id, or of a block.
 
-    `key` tells which conversation it is. `beans` has what was loaded with it, and says what changed; the code that
-    opens the scope stores that. The scope lies in the active one, and may be open outside of all requests.
+    `key` tells who has opened it, for `find_conversation`. `beans` has what was loaded with it, and says what changed;
+    the code that opens the scope stores that. The scope lies in the active one, and may be open outside of all
+    requests. `turns` is for code that uses the beans one after another.
     """
 
     what = "conversation scope"
@@ -572,6 +589,7 @@ class ConversationScope(OpenScope):
     def __init__(self, home: Home, within: OpenScope, key: Hashable, beans: StoredBeans) -> None:
         super().__init__(home)
         self.key, self.beans = key, beans
+        self.turns = asyncio.Lock()
         self._request = within.request
         self.seeds = within.seeds
 
@@ -584,6 +602,14 @@ class ConversationScope(OpenScope):
     def conversation(self) -> ConversationScope:
         """The scope itself."""
         return self
+
+    def join(self) -> None:
+        """Let the requests between this scope and the current code use its beans: the code belongs to it."""
+        scope = active.get()
+        while scope is not None and scope is not self:
+            if isinstance(scope, RequestScope) and scope.home is self.home:
+                scope.join(self)
+            scope = scope.outer
 
     def __enter__(self) -> ConversationScope:
         self._become_active()

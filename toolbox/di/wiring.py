@@ -186,15 +186,6 @@ class Wiring(Home):
         """Return a new scope for a conversation inside the active scope, to enter with `async with` or `with`."""
         return ConversationScope(self, self.active_scope(), key, beans)
 
-    def find_conversation(self, key: Hashable) -> ConversationScope | None:
-        """Return the open scope of a conversation around this code, also outside of the active request, or None."""
-        scope = active.get()
-        while scope is not None:
-            if scope.home is self and (found := scope.conversation) is not None and found.key == key:
-                return found
-            scope = scope.outer
-        return None
-
     def find_place(self, key: int, owner: OpenScope) -> OpenScope:
         """Return the scope that stores a bean requested inside `owner`."""
         holder = self.graph.definitions[key].scope.rule.holder

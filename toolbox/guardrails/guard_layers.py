@@ -212,7 +212,9 @@ class OutputCheck:
         failures: list[tuple[type, str]] = []
         refused = ""
         for named in self._named:
-            request = OutputGuardrailRequest(response, answer.text, messages, invocation.context, answer.value)
+            request = OutputGuardrailRequest(
+                response, answer.text, messages, invocation.context, answer.value, invocation.state.passages
+            )
             result = await _run_guardrail(named, request, place, lambda value: value, asks_again=True)
             if result.outcome == "success" or (result.outcome == "modified" and _is_text(result.value, answer.text)):
                 continue

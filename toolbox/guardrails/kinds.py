@@ -17,6 +17,7 @@ from ..di.decorators import Scope
 from ..errors import Problem
 from ..events import GuardrailOutcome
 from ..introspection import method_takes
+from ..passages import Passage
 
 # --- requests and results
 
@@ -36,7 +37,7 @@ class OutputGuardrailRequest:
 
     `value` is what the caller will get: the parsed value of a structured answer, the list of an `AsyncIterator[T]`, the
     `AiMessage`, or the text. `text` is its text; for a structured answer its JSON, without fences, words around it or
-    the `value` wrapper. `messages` are the conversation before it.
+    the `value` wrapper. `messages` are the conversation before it, `sources` the passages that retrievers have found.
     """
 
     response: ChatResponse
@@ -44,6 +45,7 @@ class OutputGuardrailRequest:
     messages: tuple[Message, ...]
     context: InvocationContext
     value: Any = field(default=None, hash=False)
+    sources: tuple[Passage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ Not here: checks of declarations (`services.planning`), of runs (`runs.start_che
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from typing_extensions import is_protocol
 
 from ..bean_references import BeanReference, global_priority
 from ..capabilities import named_problems
-from ..conversations.stores import ChatMemoryStore, kind_keeps_logs
+from ..conversations.stores import ChatMemoryStore, is_log_store
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph
 from ..di.injection_points import MISSING, point_of
@@ -26,10 +26,14 @@ from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS, Hook, hooks_of
 from ..security import SecurityIdentity, access_to_member, class_access, marked_access
-from ..services.declaration import method_names, service_options_of
+from ..services.call_messages import FunctionMessage
+from ..services.declaration import ServiceOptions, method_names, service_options_of
+from ..services.inner_plans import inner_plan
 from ..services.method_marks import GUARDRAILS, NamedAt, named_at_method, named_at_tool
+from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.marks import mcp_marked
+from ..tools.retrievers import is_retriever
 from ..tools.sources import bean_types, members_of, read_tools
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 
@@ -134,6 +138,8 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
         if not marked and class_access(cls) is None:
             continue
         effective = {each.attribute for each in members_of(cls)} | set(mcp_marked(cls))
+        if is_retriever(cls):
+            effective.add("retrieve")
         if service_options_of(cls) is not None:
             effective |= set(method_names(cls))
         fix = "put it on a tool, on a class with tools, or on a method of an AI service that has no body"
@@ -163,28 +169,64 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
         )
 
 
-def store_without_logs(graph: BeanGraph) -> str | None:
-    """Return the name of the class of the store, if it is known before the start to keep no logs."""
-    value = graph.resolve_type(ChatMemoryStore, None)
-    kind: Any = class_of(graph.definitions[value.bean].provides) if isinstance(value, SingleBean) else None
-    if kind is None or is_protocol(kind) or inspect.isabstract(kind) or kind_keeps_logs(kind):
+def find_store_without_logs(graph: BeanGraph) -> type[Any] | None:
+    """Return the class of the store of the conversations if that says that it keeps only messages."""
+    value = graph.resolve(point_of(ChatMemoryStore | None, "the store of the conversations"))
+    if not isinstance(value, SingleBean):
         return None
-    return str(kind.__name__)
+    source = graph.definitions[value.bean].source
+    store = type(source) if hasattr(type(source), "get_messages") else class_of(graph.definitions[value.bean].provides)
+    return None if is_protocol(store) or inspect.isabstract(store) or is_log_store(store) else store
 
 
-def log_problems(service: type[Any], plans: Iterable[MethodPlan], store: str) -> Iterator[Problem]:
-    """Yield a problem for each option of a service with conversations that the class `store` does not support."""
-    options = next((each.options for each in plans if each.memory_parameter and each.window), None)
-    if options is None:
-        return
-    used = {
-        "shared_conversations=True": options.shared_conversations is True,
-        'when_busy="raise"': options.when_busy == "raise",
-        "former_names=": bool(options.former_names),
-    }
-    for option in (name for name, is_used in used.items() if is_used):
-        fact = f"{option} needs a store that keeps logs, but {store} has only the three methods of a ChatMemoryStore"
-        yield Problem(service.__name__, fact, "use a store of toolbox.sql or toolbox.redis, or remove the option")
+def log_problems(where: str, options: ServiceOptions, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each option that the store of the conversations cannot do, if its class is known."""
+    if (store := find_store_without_logs(graph)) is not None:
+        yield from (log_problem(where, each, store) for each in options_with_logs(options))
+
+
+def uses_conversation(tool: Tool, graph: BeanGraph) -> bool:
+    """Return True if a tool can reach a conversation-scoped bean. A service that is a tool does not."""
+    if tool.is_service:
+        return False
+    beans = () if tool.bean is None else (tool.bean,)
+    return graph.reaches([*beans, *(each.wanted for each in tool.injected)], Scope.CONVERSATION)
+
+
+def bean_store_problems(
+    plans: Mapping[type[Any], Mapping[str, MethodPlan]],
+    graph: BeanGraph,
+    interceptors: Iterable[BeanReference],
+    store: str,
+) -> Iterator[Problem]:
+    """Yield a problem for each service with a memory id that can use beans which this store does not keep."""
+
+    def reached(plan: MethodPlan) -> Iterator[Any]:
+        """Yield what the calls of a method can look up, without what services that are tools can."""
+        yield from (each.reference.bean for each in named_at_method(plan.service, plan.name))
+        yield from (each.bean for each in plan.providers)
+        if isinstance(plan.messages.system, FunctionMessage):
+            yield from (each.wanted for each in plan.messages.system.injected)
+        for tool in (*plan.toolset.tools, *plan.compensations.values()):
+            if not tool.is_service:
+                yield from (tool.bean, *(each.wanted for each in tool.injected))
+                yield from (each.reference.bean for each in named_at_tool(tool))
+
+    def with_inner(plan: MethodPlan, seen: set[int]) -> Iterator[MethodPlan]:
+        if id(plan) not in seen:
+            seen.add(id(plan))
+            yield plan
+            for inner in filter(None, (inner_plan(tool, plans) for tool in plan.toolset.tools)):
+                yield from with_inner(inner, seen)
+
+    for service, methods in plans.items():
+        seen: set[int] = set()
+        used = [each for plan in methods.values() if plan.memory_parameter for each in with_inner(plan, seen)]
+        wanted = [*(each.bean for each in interceptors), *(bean for plan in used for bean in reached(plan))]
+        if used and graph.reaches([each for each in wanted if each is not None], Scope.CONVERSATION):
+            fact = f"it can use conversation-scoped beans, but {store} keeps only messages"
+            fix = "use a store of toolbox (in memory, toolbox.sql, toolbox.redis), or beans of another scope"
+            yield Problem(service.__name__, fact, fix)
 
 
 def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..capabilities import Late, load, tool_layers
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
-from ..conversations.keys import ChatMemoryKey, Owner
+from ..conversations.conversation_blocks import HeldConversation
+from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
 from ..conversations.memories import ChatMemory
-from ..conversations.stores import ChatMemoryStore, keeps_logs
+from ..conversations.stores import ChatMemoryStore
 from ..conversations.views import ChosenView, FullHistory
 from ..di.graph import BeanGraph
 from ..di.scopes import RequestScope, outside_scopes
 from ..di.values import SingleBean
-from ..errors import ContainerNotStartedError, IllegalConfigurationError, Problem
+from ..errors import ContainerNotStartedError, ConversationSuspendedError, IllegalConfigurationError, Problem
 from ..events import EventListener, Listeners
 from ..execution.cancellation import finish_before_cancellation
 from ..execution.runners import LoopRunner
@@ -34,14 +35,15 @@ from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_names
-from ..services.declaration import CallLimits
+from ..services.declaration import CallLimits, service_options_of
+from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
 from ..tools.pipeline import execute_tool
 from ..tools.results import Encoded
 from ..tools.tool_calls import Tool, ToolCall, ToolEnvironment, ToolLayer, ToolOutcome, ToolStep
-from .bean_checks import ESTIMATOR, log_problems, tool_bean_problems
+from .bean_checks import ESTIMATOR, tool_bean_problems
 from .model_beans import ModelBeans
 from .registered_services import RegisteredServices, runs_are_imported
 from .service_hosting import ServiceHosting
@@ -51,7 +53,6 @@ logger = logging.getLogger("toolbox.services")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from ..conversations.conversation_blocks import HeldConversation
     from ..conversations.conversations_bean import Conversations
     from ..runs.run_answers import Run
     from ..settings import ToolboxSettings
@@ -304,10 +305,37 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         plan = next(iter(self.plans_of(service).values()), None)
         return plan is not None and plan.options.shared_conversations
 
-    def hold_conversation(self, service: type[Any], memory_id: object) -> AbstractAsyncContextManager[HeldConversation]:
-        """Hold one conversation of a service with its beans, for a block. Raises `IllegalConfigurationError`."""
-        fact = "the store of the conversations does not keep beans"
-        raise IllegalConfigurationError([Problem(f"{service.__name__}, conversation_scope", fact, "use another store")])
+    @asynccontextmanager
+    async def hold_conversation(self, service: type[Any], memory_id: object) -> AsyncIterator[HeldConversation]:
+        """Hold one conversation of a service with its beans, for a block.
+
+        Raises `InvalidMemoryIdError`, `MemoryInUseError` inside of a call or a block of it, `AccessDeniedError` if it
+        belongs to another identity, `ConversationSuspendedError` while a run of it is suspended, and
+        `IllegalConfigurationError` if the store keeps no beans.
+        """
+        key, memories, identity = ChatMemoryKey.of(service, memory_id), await self.memories(), await self.caller()
+        if not memories.keeps_logs:
+            fact = "the store of the conversations does not keep beans"
+            fix = "use a store of toolbox: in memory, toolbox.sql or toolbox.redis"
+            raise IllegalConfigurationError([Problem(f"{service.__name__}, conversation_scope", fact, fix)])
+        async with memories.hold(key) as block:
+            head = await memories.head(key)
+            if head is not None and not self.shares_conversations(key.service):
+                refuse_other(head.owner, key, identity, self.run_identity)
+            await self._refuse_suspended(service, key)
+            owner = None if identity is None else Owner.of(identity, self.run_identity)
+            store = partial(memories.store_beans, key, owner=owner)
+            loaded = {} if head is None else head.beans
+            yield HeldConversation(block, loaded, self.conversations.of(service, memory_id), store)
+
+    async def _refuse_suspended(self, service: type[Any], key: ChatMemoryKey) -> None:
+        """Raise `ConversationSuspendedError` if a run of the conversation waits, unless the conversation goes on."""
+        plans, options = self.plans.get(service, {}).values(), service_options_of(service)
+        may_wait = self.added_may_suspend or any(each.checks_suspended or each.providers for each in plans)
+        if not may_wait or (options is not None and options.on_suspended == "continue"):
+            return
+        if (run_id := await self.suspended_run(key)) is not None:
+            raise ConversationSuspendedError(service.__name__, run_id)
 
     async def on_own_loop(
         self, work: Callable[[], Coroutine[Any, Any, T]], label: str = "a use of a conversation"
@@ -345,13 +373,20 @@ class ContainerHost(ServiceHosting[ModelBeans]):
 
     async def _open_conversations(self) -> None:
         if self._has_bean(ChatMemoryStore):
-            store = (await self.memories()).store  # the calls use the same one
-            if not keeps_logs(store):
-                name, plans = type(store).__name__, self.plans.items()
-                if problems := [each for cls, of in plans for each in log_problems(cls, of.values(), name)]:
-                    raise IllegalConfigurationError(problems)
-            if (open_at_start := getattr(store, "open_at_start", None)) is not None:
+            memories = await self.memories()  # the calls use the same ones
+            if not memories.keeps_logs and (problems := [*self._log_problems(type(memories.store))]):
+                raise IllegalConfigurationError(problems)
+            if (open_at_start := getattr(memories.store, "open_at_start", None)) is not None:
                 await open_at_start()
+
+    def _log_problems(self, store: type[object]) -> Iterator[Problem]:
+        """Yield a problem for each option that needs logs, for a store whose class the graph did not know."""
+        for cls, plans in self.plans.items():
+            plan = next((each for each in plans.values() if each.memory_parameter and each.window), None)
+            for option in () if plan is None else options_with_logs(plan.options):
+                yield log_problem(cls.__name__, option, store)
+        if self.registered.graph is not None:
+            yield from self.registered.bean_problems(self.registered.graph, store)
 
     async def _open_run_store(self, find_bean: Callable[[int], Awaitable[Any]]) -> None:
         if runs_are_imported() and self._has_bean(load(Late.RUN_STORE)):
@@ -378,7 +413,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         return await self.runs.run_of(key.service, key.memory_id) if runs_are_imported() else None
 
     async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
-        """Cancel the runs of a conversation that wait. Called before it is held."""
+        """Cancel the runs of a conversation that wait."""
         if runs_are_imported():
             await self.runs.cancel_waiting(key.service, key.memory_id, reason)
 

@@ -22,6 +22,7 @@ from ..execution.markers import EXECUTION_MARK, decorator_of
 from ..introspection import class_of, has_body, may_be_marked_in, type_name
 from ..models.fallback_marks import FALLBACK_MARK, fallbacks_at
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS
+from ..retrieval import RETRIEVES_MARK
 from ..security import ACCESS_MARK
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import (
@@ -119,6 +120,7 @@ _RULES: Mapping[str, tuple[str, _Rule]] = {
             "put @toolbox on a method of an AI service, or on an endpoint",
         ),
     ),
+    RETRIEVES_MARK: ("@retrieves", _OF_METHODS),
     COMPENSATION_MARK: (
         "@compensate_for",
         _Rule(Use.TOOLS | Use.TOOL, "the class has no tools", "put it on a method of the class that has the tool"),
@@ -324,8 +326,8 @@ _ATTRIBUTES = frozenset(
     (*_RULES, REFERENCES_MARK, EXECUTION_MARK, HANDLER_MARK, PRODUCER_MARK, CONDITIONS_MARK, SCOPE_MARK)
 )
 _CALLED_MARKS = frozenset((COMPENSATION_MARK, BEFORE_MODEL_REQUEST.mark, ON_SUCCESS.mark, HANDLER_MARK))
-_INTERFACES = {"validate": "success", "choose": "names", "search": "specification"}
-"""The methods of guardrails, routers and search strategies, each with another member of such a class."""
+_INTERFACES = {"validate": "success", "choose": "names", "search": "specification", "retrieve": "optional"}
+"""The methods of guardrails, routers, search strategies and retrievers, with another member of such a class."""
 
 
 def _is_declaration(cls: type[Any]) -> bool:

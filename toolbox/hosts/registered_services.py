@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..bean_references import BeanReference
@@ -28,10 +29,12 @@ from ..limits import CostEstimator, UsageLimits, no_estimator
 from ..models.routing import names_of_router, router_in
 from ..service_names import same_name_problems
 from ..services.call_messages import FunctionMessage
+from ..services.conversation_beans import one_after_another
 from ..services.declaration import CallLimits, ServiceOptions, method_names, service_options_of
 from ..services.declared_sources import (
     model_names_in,
     providers_of,
+    retrievers_in,
     service_cycles,
     services_offered_by,
     sources_of,
@@ -45,13 +48,14 @@ from ..services.plans import MethodPlan
 from ..tools.sources import bean_types, classes_of_methods
 from ..tools.tool_calls import Tool
 from .bean_checks import (
+    bean_store_problems,
     global_interceptors,
     guardrail_cycles,
     injection_problems,
     log_problems,
     reference_problems,
     store_problems,
-    store_without_logs,
+    uses_conversation,
 )
 from .model_beans import ModelBeans
 from .service_hosting import ServiceHosting
@@ -66,12 +70,15 @@ class RegisteredServices:
         self.host, self.limits = host, limits
         self._services: dict[type[Any], _Service] = {}
         self.graph: BeanGraph | None = None
+        self.keeps_beans = False
         self.offered_by: Callable[..., Iterable[type[Any]]] = services_offered_by  # each check remembers its results
 
     def use_graph(self, graph: BeanGraph) -> None:
         """Check services and tools in this graph."""
         self.graph = graph
-        self.layering = Capabilities(interceptors=global_interceptors(graph))
+        self.keeps_beans = any(each.scope is Scope.CONVERSATION for each in graph.definitions)
+        around = (one_after_another(partial(uses_conversation, graph=graph)),) if self.keeps_beans else ()
+        self.layering = Capabilities(interceptors=global_interceptors(graph), around_tools=around)
         self.offered_by = functools.cache(services_offered_by)
 
     def read(self, registered: object, names: Names | None = None) -> Registration | None:
@@ -88,7 +95,11 @@ class RegisteredServices:
             problems=(),
         )
         sources = sources_of(registered)
-        listed = *bean_types(sources), *(each.bean for each in providers_of(registered, options))
+        listed = (
+            *bean_types(sources),
+            *(each.bean for each in providers_of(registered, options)),
+            *retrievers_in(registered, options, sources),
+        )
         named = (*strategies(options), *named_beans([registered, *sources]))
         of_methods = map(Fallback, registrable(classes_of_methods(sources)))
         implied = (*registrable(listed), *named, *of_methods)
@@ -113,6 +124,11 @@ class RegisteredServices:
     def name_problems(self) -> Iterator[Problem]:
         """Yield problems with stored names that several services have."""
         yield from same_name_problems(self._services)
+
+    def bean_problems(self, graph: BeanGraph, store: type[object] | None) -> Iterator[Problem]:
+        """Yield problems with conversation-scoped beans. `store` is the class of one that keeps none, or None."""
+        if self.keeps_beans and store is not None:
+            yield from bean_store_problems(self.plans, graph, self.layering.interceptors, store.__name__)
 
     def run_problems(self, graph: BeanGraph, added: Iterable[Sequence[Tool]] = ()) -> Iterator[Problem]:
         """Yield problems with runs: of seeds, stores and durable methods.
@@ -188,6 +204,8 @@ class _Service:
             home = graph.class_behind
             planned = plan_service(self._cls, self._options, layering, graph.names, limits=limits, home=home)
             self.plans, self._problems = planned
+            if self._services.keeps_beans:
+                self.plans = {name: replace(plan, keeps_beans=True) for name, plan in self.plans.items()}
             self._planned_in = graph
         plans = self.plans
         yield from self._problems
@@ -205,13 +223,13 @@ class _Service:
             )
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
-            if (store := store_without_logs(graph)) is not None:
-                yield from log_problems(self._cls, plans.values(), store)
+            yield from log_problems(self._cls.__name__, self._options, graph)
         seen: set[object] = set()
         yield from guardrail_cycles(self._cls, plans, graph)
         for plan in plans.values():
             yield from reference_problems(named_at_method(self._cls, plan.name), graph)
             yield from self._host.fallback_problems(plan)
+            yield from self._host.retriever_problems(plan)
             if isinstance(plan.messages.system, FunctionMessage):
                 yield from injection_problems(f"{plan.where}, system message", plan.messages.system.injected, graph)
             for tool in (*plan.toolset.tools, *plan.compensations.values()):

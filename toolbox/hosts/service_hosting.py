@@ -10,18 +10,22 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import Late, load
 from ..context import ActiveScope, InvocationContext, complete_context
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
+from ..conversations.stopping import STOPPED
 from ..conversations.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from ..di.scopes import active, outside_scopes
+from ..di.stored_beans import StoredBeans
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import Workers
+from ..introspection import type_name
 from ..limits import CostEstimator
 from ..models.pools import ConnectionPools
 from ..security import SecurityIdentity, identity_in
@@ -121,6 +125,28 @@ class ServiceHosting(ABC, Generic[Models]):
                 self._memories = ChatMemories(InMemoryChatMemoryStore() if store is None else store)
         return self._memories
 
+    async def stop_conversation(self, key: ChatMemoryKey, by: str | SecurityIdentity | None = None) -> bool:
+        """End the call or the run that is at work in a conversation, in any process, or the run that waits in it.
+
+        Takes no lock, and returns when its turn is stored; in code of the call itself, at once. Returns False if
+        nothing is under way, also for an unknown conversation. Await it on the host's loop.
+        """
+        memories, name = await self.memories(), by.name if isinstance(by, SecurityIdentity) else by
+        if memories.is_entered_here(key):
+            return await memories.stop(key, name)
+        before = await self.runs.at_work_in(key.service, key.memory_id)
+        was_at_work = await memories.stop(key, name)
+        run = await self.runs.at_work_in(key.service, key.memory_id)
+        if run is None:
+            return was_at_work
+        was_there = before is not None and (before.id, before.status) == (run.id, run.status)
+        # Who stops a call does not mean a run that has begun since, or one that waits beside the call.
+        if was_at_work and was_there is (run.status == "suspended"):
+            return True
+        # The run has just left the conversation, and is about to end; or its process is gone.
+        await self.runs.cancel(run.id, STOPPED, by)
+        return True
+
     @abstractmethod
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
@@ -140,6 +166,12 @@ class ServiceHosting(ABC, Generic[Models]):
         plan = next(iter(self.plans_of(service).values()), None)
         return service.rpartition(".")[2] if plan is None else plan.service.__name__
 
+    def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
+        """Return a new scope for the beans of a conversation, which only the programs of containers have."""
+        scope: Any = self.scope
+        opened: AbstractAsyncContextManager[object] = scope.open_conversation(key, beans)
+        return opened
+
     def tool_may_suspend(self, tool: Tool) -> bool:
         """Return True if a call of this tool may be suspended, also inside of a service that it calls."""
         return call_may_suspend(tool, self.plans)
@@ -152,6 +184,14 @@ class ServiceHosting(ABC, Generic[Models]):
         if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
             yield unknown_executor(where, tool.execution)
         yield from self.unknown_beans(where, tool)
+
+    def retriever_problems(self, plan: MethodPlan) -> Iterator[Problem]:
+        """Yield problems with the method's retrievers: an unknown executor, and beans that they cannot get."""
+        for each in plan.retrievers:
+            where, execution = f"{plan.where}, retriever {type_name(each.tool.owner)}", each.tool.execution
+            if execution.model is ExecutionModel.EXECUTOR and self.workers.executor(execution) is None:
+                yield unknown_executor(where, execution)
+            yield from self.unknown_beans(where, each.tool)
 
     def fallback_problems(self, plan: MethodPlan) -> Iterator[Problem]:
         """Yield a problem if the method's `@fallback` needs an unknown executor."""

@@ -36,7 +36,13 @@ from ..security import SecurityIdentity, identity_from, identity_in
 from ..service_names import stored_names
 from ..services.call_messages import FunctionMessage
 from ..services.declaration import ServiceOptions, method_names, names_around, options_for
-from ..services.declared_sources import as_sources, providers_of, service_cycles, services_offered_by
+from ..services.declared_sources import (
+    as_sources,
+    providers_of,
+    retrievers_in,
+    service_cycles,
+    services_offered_by,
+)
 from ..services.inner_plans import services_below, settled
 from ..services.method_marks import NamedAt, named_at_method, named_at_tool
 from ..services.methods import implementation_of
@@ -243,7 +249,7 @@ class StandaloneHost(ServiceHosting[_OnlyModel]):
 
     def unknown_beans(self, where: str, tool: Tool) -> Iterator[Problem]:
         """Yield a problem for each bean that the tool needs; only its interceptors need no container."""
-        if tool.bean is not None:
+        if tool.bean is not None and self._instances.find_now(tool.bean) is None:  # a retriever may have one
             yield Problem(where, "is a method of a class, which needs a container", "pass an instance of the class")
         yield from self.problems_of(named_at_tool(tool))
         yield from self.not_injected(where, tool.injected)
@@ -307,6 +313,8 @@ def create_ai_service(
     problems += _identity_needed(plans.values(), host)
     if isinstance(cls, type):
         problems += host.add(BeanReference.to(settings.tool_search), f"{cls.__name__}, tool_search")
+        for named in retrievers_in(cls, settings):
+            problems += host.add(BeanReference.to(named), f"{cls.__name__}, retrievers=")
         problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
         problems += host.problems_of(each for name in method_names(cls) for each in named_at_method(cls, name))
         problems += service_cycles(cls, services_offered_by)
@@ -362,6 +370,7 @@ def _container_needed(
             yield Problem(cls.__name__, fact, "pass an instance of it")
     for plan in plans:
         yield from host.fallback_problems(plan)
+        yield from host.retriever_problems(plan)
         for tool in (*plan.toolset.tools, *plan.compensations.values()):
             # Report a class only once, not for each method and tool.
             if tool.bean is not None:

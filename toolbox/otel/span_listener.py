@@ -36,6 +36,7 @@ from ..events import (
     ModelFailedEvent,
     ModelRequestEvent,
     ModelResponseEvent,
+    RetrievedEvent,
     RunAnsweredEvent,
     RunResumedEvent,
     RunStartedEvent,
@@ -174,6 +175,7 @@ class OpenTelemetryListener(EventListener):
             ToolExecutedEvent: self._on_tool_executed,
             ToolFailedEvent: self._on_tool_failed,
             GuardrailExecutedEvent: self._on_guardrail_executed,
+            RetrievedEvent: self._on_retrieved,
             UsageCountedEvent: self._on_usage_counted,
             ServiceSuspendedEvent: self._on_service_suspended,
             ToolSuspendedEvent: self._on_tool_suspended,
@@ -351,18 +353,36 @@ class OpenTelemetryListener(EventListener):
             self._mark_failed(span, event.error)
         span.end(ended)
 
-    # --- guardrails
+    # --- guardrails and retrievers
 
     def _on_guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
-        """Record a finished span: it begins as long ago as the guardrail took."""
-        name, ended = event.guardrail.__name__, time_ns()
+        name = event.guardrail.__name__
+        attributes: Attributes = {"toolbox.guardrail.name": name, "toolbox.guardrail.outcome": event.outcome}
+        failed = event.outcome == "fatal"
+        self._add_finished_span(event, f"guardrail {name}", event.duration, attributes, failed=failed)
+
+    def _on_retrieved(self, event: RetrievedEvent) -> None:
+        name = event.retriever.__name__
+        attributes: Attributes = {
+            "gen_ai.operation.name": "retrieval",
+            "gen_ai.data_source.id": name,
+            "toolbox.retrieval.passages": len(event.passages),
+        }
+        if self._content:
+            attributes["gen_ai.retrieval.query.text"] = event.query.text
+        self._add_finished_span(event, f"retrieval {name}", event.duration, attributes)
+
+    def _add_finished_span(
+        self, event: InvocationEvent, name: str, duration: float, attributes: Attributes, *, failed: bool = False
+    ) -> None:
+        """Record a finished span: it began `duration` seconds ago."""
+        ended = time_ns()
         operation = self._open.get(_key_of_operation(event.context)) or self._open.get(event.invocation_id)
         outer = get_current() if operation is None else operation.context
-        attributes = conversation_attributes(event.context) | self._caller_of(event)
-        attributes |= {"toolbox.guardrail.name": name, "toolbox.guardrail.outcome": event.outcome}
-        began = ended - int(event.duration * 1e9)
-        span = self._tracer.start_span(f"guardrail {name}", outer, SpanKind.INTERNAL, attributes, start_time=began)
-        if event.outcome == "fatal":
+        attributes = conversation_attributes(event.context) | self._caller_of(event) | attributes
+        began = ended - int(duration * 1e9)
+        span = self._tracer.start_span(name, outer, SpanKind.INTERNAL, attributes, start_time=began)
+        if failed:
             span.set_status(StatusCode.ERROR)
         span.end(ended)
 

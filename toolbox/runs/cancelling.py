@@ -16,8 +16,10 @@ from .documents import RunDocument, cancellation_to_json, with_cancellation
 from .event_log import EVENT_PAUSE
 from .persons import history_name
 from .prepared_runs import PreparedRuns
+from .recorded_turns import RecordedTurns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
+from .run_session import store_errors_of
 from .store import ENDED, RunChanges, RunLook, StoredRun, supports_of
 from .stored_runs import StoredRuns, read_document
 
@@ -27,8 +29,10 @@ logger = logging.getLogger("toolbox.runs")
 class Cancelling:
     """Cancels the runs of a host."""
 
-    def __init__(self, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
-        self._runs, self._preparing, self._execution = runs, preparing, execution
+    def __init__(
+        self, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution, turns: RecordedTurns
+    ) -> None:
+        self._runs, self._preparing, self._execution, self._turns = runs, preparing, execution, turns
 
     async def cancel_run(self, run_id: str, reason: str | None, by: Any) -> StoredRun:
         """Cancel a run, undo its tools, and return it when it has ended. An ended run stays as it is."""
@@ -58,7 +62,9 @@ class Cancelling:
         """Ask the owner of a run to end it, and wait at most one lease until nobody executes it."""
         store, run_id = await self._runs.open(), stored.id
         if "wishes" in supports_of(store):
-            if not await store.add_wish(run_id, cancellation_to_json(entry)):
+            with store_errors_of(run_id):
+                has_owner = await store.add_wish(run_id, cancellation_to_json(entry))
+            if not has_owner:
                 return
         elif stored.owner != self._runs.owner:
             if document.follows:
@@ -77,17 +83,18 @@ class Cancelling:
         # What it waits for stays, for `runs.retry`; what has waited beside other calls asks again.
         waiting = document.waiting if stored.status == "suspended" else ()
         changed, must_undo = with_cancellation(document, entry, waiting), self._must_undo(stored)
+        await self._turns.keep(stored)  # before the run ends: after a crash, it is cancelled and stored again
         if must_undo:  # it ends when its tools are undone; after a crash another process continues
             text = changed.changed(waiting=(), cancels=True).to_json()
             changes = RunChanges(status="running", document=text, owner=self._runs.owner)
         else:
             changes = RunChanges(status="cancelled", document=changed.to_json())
-        changes = self._runs.moved(stored, document, changes)
-        taken = await (await self._runs.open()).change(stored.id, stored.version, changes)
-        if taken is None:
+        if (taken := await self._runs.change(stored, document, changes)) is None:
             return
         self._execution.leases.lose(stored.id)
         self._runs.looks.announce(stored.id)
+        if taken.status == "cancelled":
+            await self._execution.waiting_entries.end(self._runs.conversation_of(taken), taken.id, taken.status)
         if must_undo:
             await asyncio.shield(self._execution.spawn(stored.id, self._undo(taken, by)))
 

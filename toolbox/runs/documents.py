@@ -217,6 +217,8 @@ class RunDocument:
       None in runs of earlier releases.
     - `attempts`: the executions so far, without those that only continue after an answer. In a run of `runs.start`,
       they are counted when they begin.
+    - `beans_until`: the key of the last record with beans of the conversation when those were stored with a turn,
+      although the run has not completed: what is recorded until there is not stored again.
     - `failures`: how many of them have failed, before the run went on. `asks_again`: the last one failed with the reply
       of its model, so that the next one must not use it.
     - `client_tools`: the tools that the client of the call has, as `write_client_tool` writes them.
@@ -252,6 +254,7 @@ class RunDocument:
     failures: int = 0
     asks_again: bool = False
     client_tools: tuple[Mapping[str, Any], ...] = ()
+    beans_until: str = ""
 
     @property
     def started_by(self) -> str | None:

@@ -20,6 +20,7 @@ from ..chat import (
     ServiceEvent,
 )
 from ..errors import LeaseLostError, TranscriptError
+from ..passages import source_from_dict, source_to_dict
 from ..services.stored_forms import execution_from_dict, execution_to_dict, response_from_dict, response_to_dict
 from ..transcripts import Json, read_json, request_from_dict, request_to_dict, write_json
 from .documents import call_from_dict, stored_call_to_dict, write_expiry
@@ -41,6 +42,10 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "request": (request_to_dict, request_from_dict),
     "response": (response_to_dict, response_from_dict),
     "execution": (execution_to_dict, execution_from_dict),
+    "passages": (
+        lambda passages: [source_to_dict(each) for each in passages],
+        lambda written: tuple(source_from_dict(each) for each in written),
+    ),
 }
 """How the fields of events with these names are written and read; all others are JSON values."""
 

@@ -213,6 +213,7 @@ def write_details(result: Result[Any]) -> dict[str, Any]:
         executions=tuple(result.tool_executions),
         token_usage=result.token_usage,
         compensations=tuple(result.compensations),
+        passages=tuple(result.sources),
     )
     facts = {"finish_reason": result.finish_reason, "response_id": result.response_id}
     return {"state": state.to_dict(), **facts}

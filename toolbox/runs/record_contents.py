@@ -86,12 +86,15 @@ def snapshot_to_json(
     remaining: float | None,
     notes: Mapping[str, Any],
     usage: Mapping[str, Any] | None = None,
+    beans: Mapping[str, Any] | None = None,
 ) -> str:
     """Write an invocation that is suspended.
 
-    `replies` counts the replies of the model so far; `remaining` are the seconds until its deadline.
+    `replies` counts the replies of the model so far; `remaining` are the seconds until its deadline. `beans` are those
+    of its conversation that changed and are not stored; None if it has none.
     """
-    about = json.dumps({"replies": replies, "remaining": remaining, "notes": dict(notes), "usage": usage})
+    facts = {"replies": replies, "remaining": remaining, "notes": dict(notes), "usage": usage}
+    about = json.dumps(facts if beans is None else {**facts, "beans": dict(beans)})
     return f'{{"version":{VERSION},"about":{about},"state":{state_to_json(state, None)}}}'
 
 
@@ -104,14 +107,17 @@ def result_to_json(
     *,
     has_run: bool,
     is_judged: bool = False,
+    beans: Mapping[str, Any] | None = None,
 ) -> str:
     """Write the result of a tool call, or its exception.
 
     `arguments` are those that the tool had, if they are not the model's. `has_run`: the tool ran without an error,
     whatever the result is. `is_judged`: output guardrails have accepted or written the result, so it is what the model
-    reads.
+    reads. `beans` are those of the conversation that have changed before it.
     """
-    about = {"version": VERSION, "arguments": arguments, "ran": has_run, "judged": is_judged}
+    about: dict[str, Any] = {"version": VERSION, "arguments": arguments, "ran": has_run, "judged": is_judged}
+    if beans:
+        about["beans"] = dict(beans)
     if isinstance(result, Exception):
         kind = "ToolRetry" if isinstance(result, ToolRetry) else type_name_of(result)
         return json.dumps({**about, "error": kind, "text": message_of(result)})

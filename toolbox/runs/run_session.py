@@ -7,7 +7,7 @@ the run (`run_leases`), what an effect records (`effects`), what the run does (`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -15,12 +15,14 @@ from typing import Any
 from uuid import uuid4
 
 from ..di.scopes import RequestScope
+from ..di.stored_beans import StoredBeans
 from ..errors import (
     IllegalConfigurationError,
     LeaseLostError,
     RunConflictError,
     RunIncompatibleError,
     RunStoreError,
+    StoredBeanError,
     TranscriptError,
     leaves_run_unchanged,
 )
@@ -47,11 +49,13 @@ class RunSession:
     """One run while this process executes it. `document` is its header's, once there is one.
 
     `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
-    None while the run is part of another request. `leave` is called before the write that suspends or ends the stored
-    run, and `has_left` is True after it: it has also ended the lease. `is_wished` returns True once somebody's wish to
-    cancel the run was granted. `has_new_records` is True after the first record
-    that this process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the
-    results that are stored if the run is suspended. `is_without_user` is that of `PreparedRun`.
+    None while the run is part of another request. `beans` are those of its conversation, if it has one and the program
+    has such beans. `leave` is called before the write that suspends or ends the stored run, and `has_left` is True
+    after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted,
+    and `stop` is the wish of one who stops its conversation. `has_new_records` is True after the first record that this
+    process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that
+    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `ended` is the status with which the
+    run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -59,14 +63,19 @@ class RunSession:
         self.generation: int | None = None
         self.document: RunDocument | None = None
         self.scope: RequestScope | None = None
+        self.beans: StoredBeans | None = None
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
         self.is_wished: Callable[[], bool] = lambda: False
+        self.stop: Callable[[str | None], None] = lambda by: None
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
+        self.ended: RunStatus | None = None
         self.unstored: dict[str, StoredRecord] = {}
         self._store: RunStore | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
+        self._with_beans: list[RecordKey] = []
+        self.last_with_beans = ""
         self._forgotten: set[RecordKey] = set()
 
     @classmethod
@@ -144,6 +153,11 @@ class RunSession:
         if key in self._counted:
             self._counted.remove(key)
 
+    @property
+    def suspensions(self) -> int:
+        """The number of suspensions so far: the outermost invocation has a state of each."""
+        return len(self.numbered("", "s"))
+
     def numbered(self, place: str, fact: RecordedFact) -> dict[int, Recorded]:
         """Return all records of one fact about a place, by their numbers."""
         found = self._recorded.get(place, {})
@@ -160,8 +174,8 @@ class RunSession:
 
     @property
     def has_begun(self) -> bool:
-        """True if something of the run has happened: more is recorded than the choice of a model."""
-        return any(key.fact != "model" for records in self._recorded.values() for key in records)
+        """True if something of the run has happened: more is recorded than the choice of a model, and passages."""
+        return any(key.fact not in ("model", "sources") for records in self._recorded.values() for key in records)
 
     def add_record(self, record: StoredRecord) -> None:
         """Take in a record that was read from the store."""
@@ -171,6 +185,34 @@ class RunSession:
         self._recorded.setdefault(key.place, {})[key] = record
         if key.fact in ("r", "s"):
             self._counted.append(key)
+        if '"beans"' in record.data:  # perhaps inside of a result, see `recorded_beans`
+            self._with_beans.append(key)
+            self.last_with_beans = str(key)
+
+    @property
+    def recorded_beans(self) -> dict[str, Any]:
+        """The JSON values of the conversation's beans that are recorded and not stored with a turn, by name."""
+        found: dict[str, Any] = {}
+        for key in self._with_beans:
+            if (record := self.recorded(key)) is None:  # forgotten
+                continue
+            facts = self.facts_of(record)
+            if key.fact == "s" and not key.place:  # all that changed until the suspension, but for what it stored
+                found = dict(facts["about"].get("beans", {}))
+            elif key.fact == "" and isinstance(beans := facts.get("beans"), Mapping):
+                found.update(beans)
+            if self.document is not None and str(key) == self.document.beans_until:
+                found = {}
+        return found
+
+    def _note_stored_beans(self, document: RunDocument) -> RunDocument:
+        """Return the document of a run that ends, which says until where its beans are stored with a turn."""
+        if self.beans is None or not self.last_with_beans:
+            return document
+        with suppress(StoredBeanError):
+            if not self.beans.changed():
+                return document.changed(beans_until=self.last_with_beans)
+        return document
 
     def keys_after(self, place: str) -> Sequence[RecordKey]:
         """Return the keys of the replies and states that were stored after the last one of an invocation."""
@@ -204,14 +246,8 @@ class RunSession:
         There is no other way to the store of a session: after any other error the run would be written as failed.
         """
         assert self._store is not None
-        try:
+        with store_errors_of(self.id):
             yield self._store
-        except LeaseLostError:
-            raise
-        except Exception as error:
-            # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
-            cause = None if _error_of_database(error) is not None else error
-            raise RunStoreError(self.id, describe_store_error(error)) from cause
 
     def keeps(self, key: RecordKey) -> bool:
         """Return True if a record with this key is written, or remembered until the run is suspended."""
@@ -275,6 +311,13 @@ class RunSession:
                 return await store.now()
         raise IllegalConfigurationError([unsupported_problem(f"the tool {tool_name}", "approval_expires", store)])
 
+    async def refuse_known_id(self) -> None:
+        """Raise `RunConflictError` if a run has the id of this one, which is not stored so far."""
+        with self.using_store() as store:
+            found = await store.load(self.id)
+        if found is not None:
+            raise RunConflictError(self.id, "another call")
+
     async def create_suspended(self, run: StoredRun, records: Sequence[StoredRecord]) -> None:
         """Store a run that was not stored so far, and waits. Raises `RunConflictError` if its id exists."""
         assert self.document is not None
@@ -300,7 +343,7 @@ class RunSession:
         assert not self.has_left
         self.leave()
         await self.flush_events()
-        document = self.document.changed(failures=self.document.failures + 1, **facts)
+        document = self._note_stored_beans(self.document).changed(failures=self.document.failures + 1, **facts)
         with self.using_store() as store:
             next_at = await store.now() + wait
             changes = RunChanges(document=document.to_json(), owner=None, next_at=next_at)
@@ -316,10 +359,24 @@ class RunSession:
         assert not self.has_left
         self.leave()
         await self.flush_events()
-        changes = RunChanges(status=status, document=self.document.changed(waiting=(), **facts).to_json())
+        document = self._note_stored_beans(self.document).changed(waiting=(), **facts)
+        changes = RunChanges(status=status, document=document.to_json())
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)
-        self.has_left = True
+        self.has_left, self.ended = True, status
+
+
+@contextmanager
+def store_errors_of(run_id: str) -> Iterator[None]:
+    """Raise `RunStoreError` for an error of a store inside the block, which may contain what was to be stored."""
+    try:
+        yield
+    except (LeaseLostError, RunStoreError):
+        raise
+    except Exception as error:
+        # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
+        cause = None if _error_of_database(error) is not None else error
+        raise RunStoreError(run_id, describe_store_error(error)) from cause
 
 
 def describe_store_error(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
+from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunStateError
 from ..security import SecurityIdentity, identity_in
 from ..services.outputs import Result
@@ -25,6 +26,7 @@ from .new_documents import is_text
 from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
+from .recorded_turns import RecordedTurns
 from .resuming import ResumedEvents, Resuming
 from .retrying import Retrying
 from .run_answers import Answer, Run
@@ -57,7 +59,9 @@ class Runs:
         self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire)
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
-        self._cancelling = Cancelling(self._stored, preparing, self._execution)
+        self._cancelling = Cancelling(
+            self._stored, preparing, self._execution, RecordedTurns(host, self._stored, preparing)
+        )
         self._owners = RunOwners(host, self._stored, preparing)
         self._conversations = ConversationRuns(host, self._stored, self._cancelling.cancel_run)
 
@@ -256,7 +260,8 @@ class Runs:
             stored = await self._stored.load(run_id)
             if stored.status not in ENDED:
                 raise RunStateError(run_id, f"it is {stored.status}; cancel it before you delete it")
-            await (await self._stored.open()).delete(run_id)
+            async with self._stored.using(run_id) as store:
+                await store.delete(run_id)
 
         await self._host.on_own_loop(delete)
 
@@ -330,10 +335,19 @@ class Runs:
         """Return the id of the suspended run of a conversation, or None."""
         return await self._stored.suspended_in(key)
 
+    async def turn_state_after(self, run_id: str) -> TurnState | None:
+        """Return the state in which the turn of a run ends that has stored no other; None while the run goes on."""
+        return await self._execution.waiting_entries.state_after(run_id)
+
     async def run_of(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
         """Return the newest run of a conversation that has not ended, or None; also under former names."""
         found = await self._conversations.newest_unended(service, memory_id)
         return None if found is None else self._stored.show(found)
+
+    async def at_work_in(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
+        """Return the run that has a conversation, or waits for it longest; without one, the newest suspended one."""
+        found = await self._conversations.oldest_running(service, memory_id)
+        return await self.run_of(service, memory_id) if found is None else self._stored.show(found)
 
     async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any = None) -> int:
         """Cancel the runs of a conversation that wait, for an answer or their next try; return their number.

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest, UserMessage
+from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import Usage, UsageLimits, remaining
@@ -104,6 +105,20 @@ class RunPlace:
         return self.session.id
 
     @property
+    def beans(self) -> StoredBeans | None:
+        """The beans of the run's conversation, whose changes it records."""
+        return self.session.beans
+
+    @beans.setter
+    def beans(self, beans: StoredBeans | None) -> None:
+        self.session.beans = beans
+
+    @property
+    def recorded_beans(self) -> Mapping[str, Any]:
+        """The JSON values of these beans that are recorded and not stored, by name."""
+        return self.session.recorded_beans
+
+    @property
     def is_entered(self) -> bool:
         """True if a service already runs as the tool at this place."""
         return self.body.at(self.path).is_entered
@@ -137,6 +152,10 @@ class RunPlace:
         """True if the run ends as cancelled: now, or when its tools are undone."""
         return self.session.is_cancelled
 
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        self.session.stop(by)
+
     def ends_with(self, error: BaseException, plan: MethodPlan) -> bool:
         """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
         session = self.session
@@ -152,6 +171,16 @@ class RunPlace:
     def has_new_records(self) -> bool:
         """True if this process has written a record."""
         return self.session.has_new_records
+
+    @property
+    def suspensions(self) -> int:
+        """The number of suspensions so far."""
+        return self.session.suspensions
+
+    @property
+    def has_recorded_reply(self) -> bool:
+        """True if the reply to the next model request of this invocation is recorded."""
+        return self.session.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None
 
     @property
     def limits(self) -> UsageLimits | None:
@@ -509,6 +538,8 @@ class ServiceCall:
             await session.scope.settle()
         if session.is_stored:
             await self._note_waiting()
+            if invocation.before_suspension is not None:
+                await invocation.before_suspension()
             await session.write_suspension(self._snapshots(), event_to_json(self.suspension))
         else:
             await self._create_run(invocation)
@@ -532,6 +563,10 @@ class ServiceCall:
         await self._note_waiting()
         now = clock_of(store).now()
         run = new_header(session.id, plan, invocation.memory_key, session.document, now)
+        if invocation.before_suspension is not None:
+            if plan.run_id_parameter is not None:  # nothing may be stored for the run of another call
+                await session.refuse_known_id()
+            await invocation.before_suspension()
         await session.create_suspended(run, [*self._unstored_results(), *self._snapshots()])
 
     async def _note_waiting(self) -> None:
@@ -585,7 +620,8 @@ class ServiceCall:
             deadline = invocation.deadline
             left = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
             notes = writable_values(invocation.context.notes)
-            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, _write_usage(invocation))
+            beans = None if path or self.session.beans is None else self.session.beans.changed()
+            data = snapshot_to_json(invocation.state, place.next_reply, left, notes, _write_usage(invocation), beans)
             key = RecordKey(path, "s", len(self.session.numbered(path, "s")) + 1)
             records.append(StoredRecord(str(key), "snapshot", data))
         return records

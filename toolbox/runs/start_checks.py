@@ -318,6 +318,7 @@ class _Needs:
             for parameter in plan.messages.system.injected:
                 yield from self._of_point(parameter.wanted, path, parameter.optional)
         yield from self.of_tools((*plan.toolset.tools, *plan.compensations.values()), path)
+        yield from self.of_tools((each.tool for each in plan.retrievers), path)
 
     def of_tools(self, tools: Iterable[Tool], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
         """Yield the same for these tools."""

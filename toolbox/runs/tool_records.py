@@ -24,6 +24,7 @@ from ..errors import (
     RunCancelledError,
     RunIncompatibleError,
     RunStoreError,
+    StoredBeanError,
     ToolArgumentsError,
     ToolDeferred,
 )
@@ -113,6 +114,7 @@ class ToolRecords:
     def __init__(self, session: RunSession) -> None:
         self._session = session
         self._calls: dict[str, CallState] = {}
+        self._beans: dict[str, dict[str, Any]] = {}
         self.waiting: dict[str, WaitingCall] = {}
 
     def at(self, call: str) -> CallState:
@@ -335,11 +337,29 @@ class ToolRecords:
         self, result: Encoded | Exception | ToolDeferred, call: ToolCall, has_run: bool
     ) -> tuple[str, str]:
         """Return the kind and the data of the record of a result, with the arguments that the tool had."""
+        beans = self._changed_beans(place_of(call).path)
         if isinstance(result, ToolDeferred):
             attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
-            about = {"version": 1, "arguments": call.attempts.written_arguments}
+            about = {"version": 1, "arguments": call.attempts.written_arguments, **({"beans": beans} if beans else {})}
             return "deferred", json.dumps({**about, "reason": result.reason, "attributes": attributes})
-        return "result", result_to_json(result, call.attempts.written_arguments, has_run=has_run)
+        return "result", result_to_json(result, call.attempts.written_arguments, has_run=has_run, beans=beans)
+
+    def _changed_beans(self, attempt: str) -> Mapping[str, Any]:
+        """Return the beans of the conversation that have changed before the result of an attempt, as JSON values.
+
+        All since the last attempt: a transaction that has one record of this one may be rolled back, and another record
+        replaces it.
+        """
+        if (beans := self._session.beans) is None:
+            return {}
+        changed = self._beans.setdefault(attempt, {})
+        with suppress(
+            StoredBeanError
+        ):  # the tool has run, which must be known; the error comes when the turn is stored
+            changed.update(beans.note_changes())
+        if changed:
+            self._session.last_with_beans = attempt
+        return changed
 
     async def judge(self, guarded: ToolStep, call: ToolCall) -> Encoded:
         """Run a call and its output guardrails, and record what they let the model read in place of the tool's result.
@@ -351,7 +371,10 @@ class ToolRecords:
         try:
             encoded = await guarded(call)
             if (unjudged := state.unjudged) is not None:
-                data = result_to_json(encoded, unjudged.arguments, has_run=unjudged.has_run, is_judged=True)
+                beans = self._changed_beans(unjudged.place)
+                data = result_to_json(
+                    encoded, unjudged.arguments, has_run=unjudged.has_run, is_judged=True, beans=beans
+                )
                 await self._session.write_record(
                     RecordKey(unjudged.place), "result", data, replaces=unjudged.result is None
                 )
@@ -368,7 +391,8 @@ class ToolRecords:
         unjudged = state.unjudged
         if unjudged is not None and unjudged.result is not None:
             state.unjudged = replace(unjudged, result=None)
-            data = result_to_json(unjudged.result, unjudged.arguments, has_run=unjudged.has_run)
+            beans = self._changed_beans(unjudged.place)
+            data = result_to_json(unjudged.result, unjudged.arguments, has_run=unjudged.has_run, beans=beans)
             await self._session.write_record(RecordKey(unjudged.place), "result", data)
 
     def _note_unjudged(self, attempt: str, call: ToolCall, result: Encoded | None = None, *, has_run: bool) -> None:

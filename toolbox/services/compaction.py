@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
-from ..chat import ChatModel, ChatRequest, ChatResponse, FinishReason
+from ..chat import ChatModel, ChatRequest, ChatResponse, FinishReason, TokenUsage
 from ..conversations.log import NO_USAGE, Turn
 from ..conversations.memories import ChatMemories
-from ..conversations.views import Excerpt, FullHistory, Summary, View, halved
+from ..conversations.views import Excerpt, FullHistory, OwnView, Summary, View, as_view
 from ..errors import ContextLengthError, EndsInvocation
 from ..models.selection import DEFAULT_NAME
 from ..transcripts import messages_to_json
 from .interruptions import ModelCall
 from .invocation import Invocation
-from .loop import CallModel, ModelReplied, RunTool, request_of, without_results
+from .loop import CallModel, ModelReplied, request_of, without_results
 from .model_calls import ask_model
+from .plans import PerformEffect
 from .recording_needs import SUMMARY, SummaryReply
 from .usage_layers import counted, limited
 
@@ -40,11 +40,8 @@ async def summarize_first(invocation: Invocation) -> None:
     excerpt, view = invocation.excerpt, invocation.plan.window
     assert excerpt is not None
     assert isinstance(view, Summary)
-    summarized = await _summarized(view, excerpt, invocation)
-    if summarized is not None:
-        invocation.excerpt, response = summarized
-        invocation.history = invocation.excerpt.messages
-        invocation.summary_usage = response.token_usage
+    if (summarized := await _summarized(view, excerpt, invocation)) is not None:
+        invocation.excerpt, invocation.history = summarized, summarized.messages
 
 
 # --- a full context
@@ -72,17 +69,18 @@ async def shorten(invocation: Invocation, refused: ContextLengthError) -> CallMo
 
 async def _leave_out_turns(invocation: Invocation) -> bool:
     """Leave out earlier turns of the conversation, by a summary of them or without. Returns False if there are none."""
-    state, excerpt, view = invocation.state, invocation.excerpt, invocation.plan.window
+    state, excerpt = invocation.state, invocation.excerpt
     recalled = state.history[: state.recalled]
     if not recalled:
         return False
-    if excerpt is None or not isinstance(view, View) or excerpt.messages != recalled:
-        # The program's own view chooses each time, or this is not what was loaded: a run continues with what it had,
-        # or the last cut could not be stored. So this call alone leaves it out.
-        view, excerpt = FullHistory(), Excerpt(recalled, turns=(Turn(messages=recalled, number=1),))
-        shorter = halved(view, excerpt)
+    shorter: Excerpt | None
+    if excerpt is not None and excerpt.messages == recalled:
+        shorter = await _stored_shorter(as_view(invocation.plan.window), excerpt, invocation)
+    elif excerpt is not None and len(excerpt.messages) < len(recalled):
+        shorter = excerpt  # of a run that continues: another process had stored this before it crashed
     else:
-        shorter = await _stored_shorter(view, excerpt, invocation)
+        # A run continues with what it had, or the store could not keep the last cut: this call alone leaves it out.
+        shorter = FullHistory().halved(Excerpt(recalled, turns=(Turn(messages=recalled, number=1),)))
     if shorter is None:
         return False
     history = (*shorter.messages, *state.history[state.recalled :])
@@ -90,22 +88,22 @@ async def _leave_out_turns(invocation: Invocation) -> bool:
     return True
 
 
-async def _stored_shorter(view: View, excerpt: Excerpt, invocation: Invocation) -> Excerpt | None:
+async def _stored_shorter(view: View | OwnView, excerpt: Excerpt, invocation: Invocation) -> Excerpt | None:
     """Return what is sent with a new summary, or without the older half of the turns; None if there are none.
 
     Either is stored at once: the next call would find the context full again.
     """
     key = invocation.memory_key
     assert key is not None
+    summarized = None
     if isinstance(view, Summary) and (due := view.shortened(excerpt)) is not None:
         summarized = await _summarized(view, due, invocation)
-        if summarized is not None:
-            invocation.excerpt, response = summarized
-            invocation.state = invocation.state.with_summary_usage(response.token_usage)
-            return invocation.excerpt
-    shorter = halved(view, excerpt)
+    if summarized is not None:
+        invocation.excerpt = summarized
+        return summarized
+    shorter = view.halved(excerpt)
     memories: ChatMemories = await invocation.host.memories()
-    if shorter is not None and memories.keeps_cuts:
+    if shorter is not None and memories.keeps_logs:
         await memories.note(key, shorter)
         invocation.excerpt = shorter
     return shorter
@@ -114,8 +112,8 @@ async def _stored_shorter(view: View, excerpt: Excerpt, invocation: Invocation) 
 # --- a summary
 
 
-async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -> tuple[Excerpt, ChatResponse] | None:
-    """Ask for a summary and store it. Returns what is sent then, and the reply; None, with a warning, without one.
+async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -> Excerpt | None:
+    """Ask for a summary, and store it. Returns what is sent then; None, with a warning, without a summary.
 
     Raises the errors that end the invocation, such as a limit.
     """
@@ -126,27 +124,39 @@ async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -
         return None  # only what is recorded still happens
     try:
         response = await _ask(ChatRequest(view.request(due)), view.model, invocation)
-        text = _read_summary(response)
     except EndsInvocation:
         raise
     except Exception as error:
-        where = invocation.where
-        logger.warning("%s: no summary of the conversation, so what its window leaves out is missing: %s", where, error)
+        _warn(invocation, error)
         return None
-    summarized = view.with_summary(excerpt, text)
+    text = _read_summary(response)
+    summarized = excerpt if text is None else view.with_summary(excerpt, text)
     memories = await invocation.host.memories()
     await memories.note(key, summarized, response.token_usage or NO_USAGE)
-    return summarized, response
+    _count(response.token_usage, invocation)
+    if text is None:
+        _warn(invocation, "its reply has no text, or was cut off")
+        return None
+    return summarized
 
 
-def _read_summary(response: ChatResponse) -> str:
-    """Return the text of a summary. Raises `ValueError` for a reply that is none: without a text, or cut off."""
-    text = (response.ai_message.text or "").strip()
-    if not text:
-        raise ValueError("the model's reply has no text")
-    if response.finish_reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER):
-        raise ValueError(f"the model's reply is not complete (finish_reason {response.finish_reason})")
-    return text
+def _warn(invocation: Invocation, failure: object) -> None:
+    where = invocation.where
+    logger.warning("%s: earlier messages are left out without a summary, because it failed: %s", where, failure)
+
+
+def _read_summary(response: ChatResponse) -> str | None:
+    """Return the text of a summary; None for a reply without a text, and for one that was cut off."""
+    is_cut = response.finish_reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
+    return None if is_cut else (response.ai_message.text or "").strip() or None
+
+
+def _count(usage: TokenUsage | None, invocation: Invocation) -> None:
+    """Count the tokens of a reply in the usage of the invocation."""
+    if invocation.has_begun:
+        invocation.state = invocation.state.with_summary_usage(usage)
+    else:
+        invocation.summary_usage = usage
 
 
 class _SummaryCall(ModelCall):
@@ -162,15 +172,12 @@ class _SummaryCall(ModelCall):
         return 0
 
 
-Ask: TypeAlias = Callable[[CallModel | RunTool, Any], Awaitable[Any]]
-
-
 async def _ask(request: ChatRequest, model: str | None, invocation: Invocation) -> ChatResponse:
     """Return the reply to a request for a summary, inside of the layers of a model request that do not need tools."""
     plan = invocation.plan
     name = model or plan.model_name or invocation.model_name or DEFAULT_NAME
     call = _SummaryCall(invocation, name, await invocation.host.models.find(name, invocation.context))
-    performing: Ask = _ask_now
+    performing: PerformEffect = _ask_now
     if invocation.account is not None:
         performing = counted(performing)
     for layer in reversed(plan.layers.models):
@@ -179,8 +186,9 @@ async def _ask(request: ChatRequest, model: str | None, invocation: Invocation) 
         performing = _recorded(performing, invocation)
     if invocation.account is not None:
         performing = limited(performing)
-    replied: ModelReplied = await performing(CallModel(request), call)
-    return replied.response
+    replied: Any = await performing(CallModel(request), call)
+    response: ChatResponse = replied.response
+    return response
 
 
 async def _ask_now(effect: Any, call: ModelCall) -> ModelReplied:
@@ -188,7 +196,7 @@ async def _ask_now(effect: Any, call: ModelCall) -> ModelReplied:
     return ModelReplied(await ask_model(call, effect.request))
 
 
-def _recorded(perform: Ask, invocation: Invocation) -> Ask:
+def _recorded(perform: PerformEffect, invocation: Invocation) -> PerformEffect:
     """Return the layer that records the reply in the run, and gives a recorded one."""
     place = invocation.place
     assert place is not None
@@ -202,7 +210,8 @@ def _recorded(perform: Ask, invocation: Invocation) -> Ask:
         async def ask_now() -> SummaryReply:
             nonlocal is_new
             is_new = True
-            return SummaryReply(asked, (await perform(effect, call)).response)
+            replied: Any = await perform(effect, call)
+            return SummaryReply(asked, replied.response)
 
         for number in count(1):
             reply = await place.effect(SUMMARY, ask_now, number)

@@ -51,7 +51,7 @@ UnfinishedTurns: TypeAlias = Literal["keep", "discard"]
 """What a conversation keeps of a call that ends without an answer, after a tool had begun."""
 
 OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
-"""A new call in a conversation with a suspended run: raise an error, or cancel that run."""
+"""A new call in a conversation with a suspended run: raise an error, cancel that run, or go on beside it."""
 
 
 class Default:
@@ -174,6 +174,9 @@ class ServiceOptions:
     name: str | None = None
     former_names: Sequence[str] = ()
     unfinished_turns: UnfinishedTurns = "keep"
+    retrievers: Any = ()
+    passages_prompt: str | None = None
+    passages_chars: int = 20_000
 
     def __post_init__(self) -> None:
         """Make `former_names` a tuple; anything else stays, and is a problem at start."""
@@ -225,6 +228,9 @@ def register_ai_service(
     name: str | None = None,
     former_names: Sequence[str] = (),
     unfinished_turns: UnfinishedTurns = "keep",
+    retrievers: Any = (),
+    passages_prompt: str | None = None,
+    passages_chars: int = 20_000,
 ) -> Callable[[C], C]: ...
 
 
@@ -261,8 +267,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `strict`: True asks the server to enforce the schemas of tools and replies, False not to, where it can. A tool's
       own `strict=` wins; None leaves it to the model's settings.
     - `durable`: True records every effect of a call in the `RunStore`, so that it continues after a crash.
-    - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
-      `"cancel"` cancels that run.
+    - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, with
+      `"cancel"` cancels that run, or with `"continue"` goes on beside it.
     - `when_busy`: a call of a conversation in which another call is at work waits for its turn, or with `"raise"`
       raises `ConversationBusyError` at once.
     - `shared_conversations`: True lets everyone use each conversation. Otherwise it belongs to the identity of its
@@ -273,6 +279,10 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
       class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
     - `unfinished_turns`: a call that ends without an answer after a tool had begun stores its turn, or with `"discard"`
       nothing.
+    - `retrievers`: one `Retriever` or several, classes (beans) or instances: the model reads what they find for the
+      user message. `@retrieves(…)` on a method replaces them for that method.
+    - `passages_prompt`: what the model reads with the passages; must contain `{passages}`.
+    - `passages_chars`: the maximum number of characters of all passages of a call; the last ones are dropped.
 
     `DEFAULT` for a limit means the container's setting of the same name. Raises `TypeError` for anything but a class,
     and for unknown options; other mistakes are problems at start.

@@ -1,4 +1,4 @@
-"""Finds what a service lists: its sources of tools, its tool providers, and the services that are its tools.
+"""Finds what a service lists: its sources of tools, its tool providers, the services that are its tools, its models.
 
 Not here: reading the tools (`tools.sources`), the beans to register for them (`implied_beans`).
 """
@@ -13,7 +13,9 @@ from ..conversations.views import Summary
 from ..errors import Problem
 from ..introspection import takes
 from ..models.routing import model_names_of
+from ..retrieval import retrieves_of
 from ..tools.marks import toolbox_of
+from ..tools.retrievers import is_retriever
 from ..tools.sources import bean_types, classes_of_methods
 from .declaration import PROVIDERS_MARK, ServiceOptions, method_names, service_options_of
 from .toolsets import Provider
@@ -42,6 +44,12 @@ def as_sources(given: Any) -> tuple[Any, ...]:
     if isinstance(given, (list, tuple, set, frozenset)):
         return tuple(given)
     return (given,)
+
+
+def retrievers_in(cls: type[Any], options: ServiceOptions, sources: Iterable[Any] = ()) -> tuple[Any, ...]:
+    """Return the retrievers that a service's options and methods list, and those among its `sources` of tools."""
+    of_methods = (each for name in method_names(cls) for each in retrieves_of(getattr(cls, name)) or ())
+    return (*as_sources(options.retrievers), *of_methods, *filter(is_retriever, sources))
 
 
 def services_offered_by(cls: type[Any]) -> Iterable[type[Any]]:

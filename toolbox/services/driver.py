@@ -52,6 +52,7 @@ from .model_calls import ask_model, model_stream
 from .opening import begin, find_model, find_tools, resume
 from .outputs import ANSWER_TOOL
 from .plans import InvocationLayer
+from .retrieving import find_passages, find_passages_again, note_passages
 from .streamed_call import Send, StreamedCall
 from .tool_tasks import ToolTasks
 from .usage_layers import counted, in_account, limited, with_recorded_usage
@@ -80,11 +81,17 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if tasks is not None:
                 around.push_async_callback(tasks.cancel)
 
+            if plan.retrievers:
+                await find_passages(invocation, streamed)
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
+            if invocation.environment.passages is not None:
+                note_passages(invocation)
             while not isinstance(effect, (Finish, Fail, Suspend)):
                 event: Any
                 if isinstance(effect, CallModel):
+                    if invocation.asks_again:  # of a run that continues; the other calls have asked their retrievers
+                        effect = await find_passages_again(invocation, effect, streamed)
                     if streamed is not None:
                         await streamed.begin_request()
                     asking = invocation.perform if plan.fallback is None else partial(_ask_or_fall_back, streamed)
@@ -115,6 +122,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     event = await tasks.run_next(effect)  # the same; in a stream, and where tools run together
                 performed, rounds_done = effect, len(invocation.state.executions)
                 invocation.state, effect = advance(invocation.rules, invocation.state, event)
+                if invocation.environment.passages is not None:
+                    note_passages(invocation, event)
                 if cancellations.came:
                     # The result is kept, and the call ends before anything is sent to a reader who has left.
                     raise asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")
@@ -227,11 +236,8 @@ async def current_call(invocation: Invocation) -> AsyncIterator[None]:
     call_function = partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner)
     outer_call, outer_caller = current_invocation.set(invocation.context), current_bean_caller.set(call_function)
     try:
-        if invocation.deadline is None and invocation.account is None:
+        async with within_limits(invocation):
             yield
-        else:
-            async with within_limits(invocation):
-                yield
     except BaseException as error:
         # Tools on threads, and calls on other loops that its tools have made, see this cancellation; the task's own
         # does not reach them. Runs that the error names wait for an answer that nobody would take: they are suspended

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from ..chat import ChatModel
 from ..context import ActiveScope, InvocationContext
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.memories import ChatMemories
+from ..di.stored_beans import StoredBeans
 from ..errors import Problem
 from ..events import Listeners
 from ..execution.threads import Workers
@@ -113,6 +115,10 @@ class ServiceHost(Protocol):
 
     async def caller(self) -> SecurityIdentity | None:
         """Return the identity that acts, which may be anonymous; None for the program itself."""
+        ...
+
+    def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
+        """Return a new scope for the beans of a conversation."""
         ...
 
     async def note_caller(self, context: InvocationContext) -> None:

@@ -1,4 +1,4 @@
-"""What ends a call from outside: its deadline, and limits that interrupt the step that it is at.
+"""What ends a call from outside: its deadline, and limits and persons that interrupt the step that it is at.
 
 Not here: callers that leave (`toolbox.callers`), the usage that limits count (`usage_layers`).
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from ..chat import ChatModel, ChatResponse
 from ..context import InvocationContext, current_limit
-from ..errors import InvocationTimeoutError
+from ..errors import InvocationTimeoutError, ToolboxError
 from ..execution.cancellation import CancellationsHere
 from ..execution.runners import Runner
 from ..execution.threads import call_on
@@ -45,6 +45,8 @@ class ModelCall(ABC):
     """Counts the usage, if the call or one around it has limits."""
     refused: UsageLimitExceededError | None = None
     """The error of the limit that ends the call."""
+    stopped: ToolboxError | None = None
+    """The error with which somebody outside of the call has ended it."""
     deadline: Deadline | None = None
     limit: asyncio.Timeout | None = None
     """The timeout that ends the call at its deadline, while it runs."""
@@ -65,20 +67,39 @@ class ModelCall(ABC):
         service, _, method = self.where.rpartition(".")
         return InvocationTimeoutError(service, method, self.deadline.seconds)
 
+    @property
+    def can_be_stopped(self) -> bool:
+        """True if somebody outside of the call may end it."""
+        return False
+
+    @property
+    def ended_by(self) -> ToolboxError | None:
+        """The error of the limit, or of the person, that ends the call; None while nobody does."""
+        return self.refused or self.stopped
+
     def error_behind(self, error: BaseException) -> BaseException:
-        """Return the error of the limit or the deadline that has cancelled the call; else `error` itself.
+        """Return the error of the limit, the person or the deadline that has cancelled the call; else `error` itself.
 
         The code inside of the call sees only the cancellation. At the deadline of an outer call, the call is cancelled
         and has no other error: the outer call raises the `InvocationTimeoutError`.
         """
         if not isinstance(error, asyncio.CancelledError):
             return error
-        return self.refused or (self.make_timeout_error() if self.is_late else error)
+        return self.ended_by or (self.make_timeout_error() if self.is_late else error)
 
     def end_with(self, error: UsageLimitExceededError) -> None:
         """End the call with `error`, from any thread: cancel the task that runs its current step."""
         if self.refused is None:
             self.refused = error
+        self._interrupt()
+
+    def stop_with(self, error: ToolboxError) -> None:
+        """End the call with `error`, as `end_with` does; the first error counts."""
+        if self.stopped is None:
+            self.stopped = error
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         if (step := self._step) is not None:
             step.interrupt()
 
@@ -121,8 +142,12 @@ def find_deadlines(own: Deadline | None, outer: InvocationContext | None) -> tup
 def within_limits(call: ModelCall) -> AbstractAsyncContextManager[None]:
     """Let the deadline and the limits of a call end the block: it raises their error in place of a `CancelledError`."""
     if call.deadline is None:
-        return NOTHING if call.account is None else StepOfTask(call)
+        return _step_of(call)
     return _within_deadline(call.deadline.at, call)
+
+
+def _step_of(call: ModelCall) -> AbstractAsyncContextManager[None]:
+    return StepOfTask(call) if call.account is not None or call.can_be_stopped else NOTHING
 
 
 @asynccontextmanager
@@ -132,7 +157,7 @@ async def _within_deadline(deadline: float, call: ModelCall) -> AsyncIterator[No
         raise call.make_timeout_error()
     limit = call.limit = asyncio.timeout(left)
     try:
-        async with limit, NOTHING if call.account is None else StepOfTask(call):
+        async with limit, _step_of(call):
             yield
     except TimeoutError:
         if limit.expired():
@@ -140,13 +165,13 @@ async def _within_deadline(deadline: float, call: ModelCall) -> AsyncIterator[No
         raise
 
 
-# --- limits
+# --- limits, and those who stop a call
 
 
 class StepOfTask(AbstractAsyncContextManager[None]):
-    """A step of a limited call in the current task, which a limit can interrupt from any thread.
+    """A step of a call in the current task, which a limit or a person can interrupt from any thread.
 
-    Like a timeout, the limit cancels the task, and the `CancelledError` becomes the error of the limit. Unlike one, it
+    Like a timeout, they cancel the task, and the `CancelledError` becomes their error. Unlike one, they
     may find that the code in between has swallowed the cancellation, or that it is still to come because the code has
     just ended. And others may have cancelled the task at the same time: then it stays cancelled.
     """
@@ -155,7 +180,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._cancellations = CancellationsHere()
-        assert self._cancellations.task is not None, "a limited call runs in a task"
+        assert self._cancellations.task is not None, "such a call runs in a task"
         self._task: asyncio.Task[Any] = self._cancellations.task
         self._context = copy_context()  # in which it cancels: for the code in between this comes from outside
         self._is_interrupted = self._has_ended = False
@@ -170,8 +195,8 @@ class StepOfTask(AbstractAsyncContextManager[None]):
             self._context.run(self._task.cancel)
 
     async def __aenter__(self) -> None:
-        if self._call.refused is not None:
-            raise self._call.refused
+        if (ended := self._call.ended_by) is not None:
+            raise ended
         self._call.enter_step(self)
 
     async def __aexit__(
@@ -179,8 +204,8 @@ class StepOfTask(AbstractAsyncContextManager[None]):
     ) -> None:
         self._has_ended = True
         self._call.enter_step(None)
-        refused = self._call.refused
-        if refused is None:
+        ended = self._call.ended_by
+        if ended is None:
             return
         if self._is_interrupted:
             if kind is None or not issubclass(kind, asyncio.CancelledError):
@@ -188,5 +213,5 @@ class StepOfTask(AbstractAsyncContextManager[None]):
                     await asyncio.sleep(0)
             if not self._cancellations.take_back() and kind is asyncio.CancelledError:
                 return  # other code cancelled the task as well
-        if error is not refused and not isinstance(error, GeneratorExit):
-            raise refused from None
+        if error is not ended and not isinstance(error, GeneratorExit):
+            raise ended from None

@@ -24,7 +24,9 @@ from ..context import InvocationContext, complete_context, current_attributes, c
 from ..conversations.keys import Owner
 from ..conversations.memories import Caller, caller_here
 from ..conversations.views import Excerpt
-from ..errors import IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
+from ..di.scopes import ConversationScope
+from ..di.stored_beans import StoredBeans
+from ..errors import ConversationStoppedError, IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
 from ..limits import Account, current_account, narrowest
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
@@ -81,11 +83,17 @@ class Invocation(ModelCall):
     """In a stream, passes on a piece of the model's reply, and returns when the next one is requested."""
     before_end: Callable[[Finish], None] | None = None
     """Called before the invocation ends with an answer; may raise."""
+    before_suspension: Callable[[], Awaitable[None]] | None = None
+    """Called before the write that suspends the run."""
     history: tuple[Message, ...] = ()
     excerpt: Excerpt | None = None
     """What was loaded of the conversation, with the notes to store with the turn."""
     summary_usage: TokenUsage | None = None
     """The tokens of the summary that was made before the first request."""
+    passages = ""
+    """What retrievers have found for the user message, as text for each request."""
+    asks_again = False
+    """True in a run that continues, until its retrievers are asked again."""
     added: Sequence[Tool] = ()
     """Tools that enclosing blocks add to this call."""
     added_by = ""
@@ -99,11 +107,15 @@ class Invocation(ModelCall):
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
     owner: Owner | None = None
-    """The owner of a conversation that begins with this call."""
-    is_conversation_stopped = False
-    """True if the call ends because its conversation was stopped."""
+    """The owner of the conversation, if its first turn is that of this call."""
+    is_ending = False
+    """True when the last effect has ended, and its turn is written: nobody can stop the call any more."""
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
+    beans: StoredBeans | None = None
+    """The beans of its conversation, if it has one and the program has such beans."""
+    joined: ConversationScope | None = None
+    """The scope of a block that holds the conversation, and whose beans the call shares."""
 
     def __init__(
         self,
@@ -204,7 +216,14 @@ class Invocation(ModelCall):
     def become_run(self) -> None:
         """Continue as a new run, because a tool that was added may suspend the call."""
         self.place = _find_place_in_new_run(self.plan, self.host, self.arguments)
+        self.place.beans = self.beans
         self.plan = self.plan.in_run
+
+    def use_beans(self, beans: StoredBeans) -> None:
+        """Use the beans of the conversation, which are stored with the turn. A run records how they change."""
+        self.beans = beans
+        if self.place is not None:
+            self.place.beans = beans
 
     # --- what layers and the driver ask
 
@@ -230,6 +249,27 @@ class Invocation(ModelCall):
     def is_resumed(self) -> bool:
         """True if the invocation continues from a stored state."""
         return self.stored_state is not None
+
+    # --- stopping
+
+    @property
+    def can_be_stopped(self) -> bool:
+        """True for a call in a conversation."""
+        return self.memory_key is not None
+
+    def stop(self, by: str | None) -> None:
+        """End the call because its conversation is stopped; a run ends as cancelled. Called on the call's own loop."""
+        if self.is_ending:
+            return
+        if self.place is not None and self.place.is_stored:
+            self.place.stop(by)
+        else:
+            self.stop_with(ConversationStoppedError(by))
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if the call ends because its conversation was stopped, or its run cancelled."""
+        return self.stopped is not None or (self.place is not None and self.place.is_cancelled)
 
     # --- messages
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -17,13 +17,25 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
+from typing import Any
 
+from ..chat import Message
 from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
-from ..conversations.log import Head, Turn
+from ..conversations.log import Head, Turn, only_beans
 from ..conversations.memories import ChatMemories
-from ..errors import AsyncBeanError, ConversationBusyError, ConversationSuspendedError
+from ..conversations.views import Excerpt
+from ..di.scopes import ConversationScope
+from ..errors import (
+    AsyncBeanError,
+    ConversationBusyError,
+    ConversationSuspendedError,
+    MemoryLeaseLostError,
+    StoredBeanError,
+)
 from ..events import (
     MemoryWrittenEvent,
     ServiceCompletedEvent,
@@ -33,13 +45,14 @@ from ..events import (
 )
 from ..execution.cancellation import finish_before_cancellation
 from ..security import identity_in, identity_now
+from .conversation_beans import with_beans
 from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
 from .plans import MethodPlan
-from .turns import answered_turn, state_after, unfinished_turn
+from .turns import answered_turn, state_after, unfinished_turn, waiting_turn_of
 from .usage_layers import in_account
 
 logger = logging.getLogger("toolbox.memory")
@@ -52,33 +65,77 @@ _LAST_WRITE = 5.0
 
 @asynccontextmanager
 async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn in the conversation. If the invocation ends without an answer, store what it did until then."""
-    assert invocation.memory_key is not None
-    async with _turn(await invocation.host.memories(), invocation.memory_key, invocation):
+    """Take the turn in the conversation and load its messages.
+
+    If the invocation ends without an answer, stores what it did until then.
+    """
+    async with AsyncExitStack() as turn:
         try:
-            yield  # also the compensation of a failure, so that what is stored says what was undone
+            joined = await _begin_turn(turn, invocation)
+        except BaseException:
+            # A run that continues has tools to undo. What undoes them is inside of this block.
+            async with AsyncExitStack() as undoing:
+                for layer in invocation.plan.layers.around_turn:
+                    await undoing.enter_async_context(layer(invocation))
+                raise
+        try:
+            async with with_beans(invocation, joined) if invocation.plan.keeps_beans else NOTHING:
+                yield  # also the compensation of a failure, so that what is stored says what was undone
         except (Exception, asyncio.CancelledError) as error:
             await _keep_unfinished(error, invocation)
             raise
 
 
-@asynccontextmanager
-async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
-    """Load the messages of the conversation, and store the turn if the invocation succeeds."""
-    key, window, plan = invocation.memory_key, invocation.plan.window, invocation.plan
+async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> ConversationScope | None:
+    """Take the turn until `turn` is closed, and load the messages. Raises the errors of a conversation in use.
+
+    Returns the scope of a block that holds the conversation and that the call joins, or None.
+    """
+    key, plan = invocation.memory_key, invocation.plan
     assert key is not None
-    assert window is not None
     memories = await invocation.host.memories()
-    invocation.excerpt = await memories.load(key, window)
+    joined = await _take_turn(turn, memories, key, invocation)
+    invocation.excerpt = await _load(invocation, key, memories)
     invocation.owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
     checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
     if checks and await _refuse_suspended(key, invocation):
-        invocation.excerpt = await memories.load(key, window)
+        invocation.excerpt = await _load(invocation, key, memories)
     invocation.history = invocation.excerpt.messages
-    yield
-    if isinstance(invocation.end, Suspend) and invocation.excerpt.head is None:
-        await memories.begin(key, invocation.owner)
+    if plan.options.on_suspended == "continue":
+        invocation.before_suspension = partial(_append_waiting, invocation)
+    return joined
+
+
+async def _load(invocation: Invocation, key: ChatMemoryKey, memories: ChatMemories) -> Excerpt:
+    """Return what the view of an invocation sends of its conversation, but for what its own run has stored there.
+
+    A turn whose run has ended does not wait any more: its process was killed before it could write that.
+    """
+    place, view = invocation.place, invocation.plan.window
+    own = place.run_id if place is not None and invocation.is_recorded else None
+    excerpt = await memories.load(key, view, without_run=own)
+    has_changed = False
+    for each in excerpt.turns:
+        if each.state == "waiting" and each.run_id is not None:
+            state = await invocation.host.runs.turn_state_after(each.run_id)
+            if state is not None:
+                has_changed |= await memories.end_waiting(key, each.run_id, state)
+    return await memories.load(key, view, without_run=own) if has_changed else excerpt
+
+
+@asynccontextmanager
+async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
+    """Store the turn in the conversation if the invocation succeeds, and the owner if it is suspended."""
+    key, excerpt = invocation.memory_key, invocation.excerpt
+    assert key is not None
+    assert excerpt is not None
+    try:
+        yield
+    finally:
+        invocation.is_ending = True
+    if isinstance(invocation.end, Suspend) and (excerpt.head is None or excerpt.head.owner is None):
+        await (await invocation.host.memories()).begin(key, invocation.owner)
     if not isinstance(invocation.end, Finish):
         return
     if not invocation.end.is_fallback:
@@ -87,16 +144,43 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
         await _append(turn, invocation)  # no model has given the answer, so it is not in the conversation
 
 
+async def _append_waiting(invocation: Invocation) -> None:
+    """Store what waits of a call that is suspended, so that the conversation goes on."""
+    if (turn := waiting_turn_of(invocation)) is not None:
+        await _append(turn, invocation)
+
+
 async def _append(turn: Turn, invocation: Invocation) -> None:
-    """Append the turn of the invocation to its conversation."""
-    key, window, excerpt = invocation.memory_key, invocation.plan.window, invocation.excerpt
+    """Append the turn of the invocation to its conversation, with what changed of the beans, in one write."""
+    key, excerpt, beans = invocation.memory_key, invocation.excerpt, invocation.beans
     assert key is not None
-    assert window is not None
     assert excerpt is not None
-    memories, may_be_stored = await invocation.host.memories(), _may_be_written(invocation)
-    written = await memories.append(key, turn, excerpt, window, owner=invocation.owner, may_be_stored=may_be_stored)
+    if (block := invocation.joined) is not None and block.closing:
+        raise MemoryLeaseLostError(key.service, key.memory_id)
+    turn = replace(turn, beans=_changed_beans(turn, invocation))
+    memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
+    window, written = invocation.plan.window, tuple[Message, ...]()
+    if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
+        await memories.write(key, turn if window is not None else only_beans(turn), owner)
+    else:
+        written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
+    if beans is not None:
+        beans.note_stored(turn.beans)
     if written and invocation.host.listeners is not None:
         invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+def _changed_beans(turn: Turn, invocation: Invocation) -> Mapping[str, Any]:
+    """Return what changed of the beans. Raises `StoredBeanError` for a turn with an answer; others are kept anyway."""
+    if invocation.beans is None:
+        return {}
+    try:
+        return invocation.beans.changed()
+    except StoredBeanError as error:
+        if turn.state == "answered":
+            raise
+        logger.error("%s: its conversation-scoped beans are not stored: %s", invocation.where, error)
+        return {}
 
 
 async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None:
@@ -106,6 +190,8 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
         return
     if place is not None and place.is_stored and not place.ends_with(behind, invocation.plan):
         return  # it is suspended, or goes on in another process
+    if place is not None and place.cancels and not invocation.undone:
+        return  # stored when the run was cancelled, perhaps with a part of a reply that no record has
     if (turn := unfinished_turn(invocation, state_after(error, invocation))) is None:
         return
 
@@ -140,16 +226,18 @@ def _may_be_written(invocation: Invocation) -> bool:
     return invocation.is_resumed and not (place is not None and place.has_new_records)
 
 
-@asynccontextmanager
-async def _turn(memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn. For a run that is recorded, waiting for it does not count for the `timeout`."""
+async def _take_turn(
+    turn: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
+) -> ConversationScope | None:
+    """Take the turn until `turn` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
+    if invocation.place is not None and invocation.place.cancels:
+        # It only undoes its tools, and its end is appended. The call that has cancelled it may be the one at work.
+        return None
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
-    async with AsyncExitStack() as entered:
-        with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-            # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.
-            waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
-            await entered.enter_async_context(memories.enter(key, invocation, wait=waits))
-        yield
+    with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
+        # A run waits also with `when_busy="raise"`: whoever started it was told that it will be done.
+        waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
+        return await turn.enter_async_context(memories.enter(key, invocation, wait=waits))
 
 
 async def _refuse_other(invocation: Invocation, memories: ChatMemories, head: Head | None) -> Owner | None:
@@ -270,10 +358,13 @@ async def check_input_first(invocation: Invocation) -> None:
     began = perf_counter()
     try:
         async with within_limits(invocation), _limited_by(invocation):
-            if key is not None and plan.window is not None:
-                excerpt = await (await invocation.host.memories()).load(key, plan.window)
-                invocation.history = excerpt.messages
-            async with with_checked_input(invocation):
+            if key is not None:
+                invocation.excerpt = await (await invocation.host.memories()).load(key, plan.window)
+                invocation.history = invocation.excerpt.messages
+            beans: AbstractAsyncContextManager[None] = NOTHING
+            if key is not None and plan.keeps_beans:
+                beans = with_beans(invocation, (await invocation.host.memories()).find_block(key))
+            async with beans, with_checked_input(invocation):
                 pass
     except Exception as error:
         if (listeners := invocation.host.listeners) is not None:

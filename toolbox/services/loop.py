@@ -37,6 +37,7 @@ from ..errors import (
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
+from ..passages import after_texts
 from ..tools.tool_calls import ToolEnvironment, ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
 from .state import PendingToolCall, State, identity_of
@@ -53,7 +54,7 @@ class Rules:
     `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
     before the reply is complete. With `continues_history`, the history is sent without a new user message. With
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
-    times.
+    times. `passages` is a text that follows the user's in each request; it is not a part of the message.
     """
 
     max_rounds: int = 10
@@ -77,6 +78,7 @@ class Rules:
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
+    passages: str = ""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -320,22 +322,24 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     """Return the messages to send, with the instructions about the answer in the last user message.
 
     A history that is sent alone may end with the results of tools: the instructions follow them. A conversation may end
-    with a user message, such as a summary: it is sent in one message with the next one.
+    with a user message, such as a summary: it is sent in one message with the user's next one.
     """
     history, messages, prompted = state.history, state.messages, state.prompted
     if state.omitted:
         messages = tuple(_omitted(each) if at in state.omitted else each for at, each in enumerate(messages))
+    if rules.passages:
+        prompted = _with_passages(messages[0], prompted, rules.passages)
     if prompted is None:
-        told = (*history, *messages)
+        sent = (*history, *messages)
     elif not rules.continues_history:
-        told = (*history, prompted, *messages[1:])
+        sent = (*history, prompted, *messages[1:])
     else:
         before = history[:-1] if isinstance(history[-1], UserMessage) else history
-        told = (*before, prompted, *messages)
+        sent = (*before, prompted, *messages)
     joint = state.recalled
-    if joint and isinstance(told[joint - 1], UserMessage):
-        return (*told[: joint - 1], *alternating(told[joint - 1 : joint + 1]), *told[joint + 1 :])
-    return told
+    if 0 < joint < len(sent) and type(sent[joint - 1]) is type(sent[joint]):
+        return (*sent[: joint - 1], *alternating(sent[joint - 1 : joint + 1]), *sent[joint + 1 :])
+    return sent
 
 
 OMITTED = "[The result of the tool {name} was left out, because it made the conversation too long: {size} characters.]"
@@ -357,6 +361,13 @@ def without_results(state: State) -> State | None:
         if each.contents or len(each.text) > len(OMITTED.format(name=each.tool_name, size=len(each.text)))
     }
     return state.changed(omitted=state.omitted | left_out) if left_out else None
+
+
+def _with_passages(asked: Message, prompted: UserMessage | None, passages: str) -> UserMessage:
+    """Return the user message to send, with passages after the user's own texts."""
+    assert isinstance(asked, UserMessage)
+    sent = prompted or asked
+    return UserMessage(after_texts(sent.contents, len(asked.contents), passages), sent.name, sent.attributes)
 
 
 def tool_calls_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> Sequence[ToolExecutionRequest]:

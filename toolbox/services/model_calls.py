@@ -25,6 +25,7 @@ from ..execution.cancellation import OwnCode
 from ..execution.markers import marked_execution
 from ..models.fallbacks import FallbackModel, name_answering_model
 from ..models.pools import current_pools
+from ..request_hooks import BEFORE_MODEL_REQUEST, Hook
 from .interruptions import ModelCall
 
 
@@ -33,7 +34,7 @@ async def ask_model(call: ModelCall, request: ChatRequest) -> ChatResponse:
 
     Of a chain, each model that is asked has its own events.
     """
-    await _call_hooks(call)
+    await call_hooks(call)
     model = call.model
     if isinstance(model, FallbackModel):
         return await model.first_answer(partial(_ask, call, request))
@@ -53,7 +54,7 @@ async def _ask(call: ModelCall, request: ChatRequest, model: ChatModel) -> ChatR
 
 async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
     """Return the reply of the call's model as events, the last of which is `CompleteResponse`; else as `ask_model`."""
-    await _call_hooks(call)
+    await call_hooks(call)
     model = call.model
     if isinstance(model, FallbackModel):
         return model.first_stream(partial(_read, call, request))
@@ -81,9 +82,9 @@ async def _read(call: ModelCall, request: ChatRequest, model: ChatModel) -> Asyn
         raise
 
 
-async def _call_hooks(call: ModelCall) -> None:
-    """Call the `@before_model_request` methods of beans: once, whatever models a chain asks. Raises what they raise."""
-    for hook in request_hooks():
+async def call_hooks(call: ModelCall, moment: Hook = BEFORE_MODEL_REQUEST) -> None:
+    """Call the methods of beans for this moment: once, whatever models a chain asks. Raises what they raise."""
+    for hook in request_hooks(moment):
         execution = marked_execution(hook)
         done = await call.runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
         # A session of `toolbox.sql` knows no listeners: it returns the event of what it did.

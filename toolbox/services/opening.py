@@ -6,6 +6,7 @@ Not here: tools that are added to those of the method (`added_tools`), performin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..bean_references import BeanReference
@@ -13,6 +14,7 @@ from ..chat import ChatModel, ChatRequest, ChatRequestParameters, Message, UserM
 from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError
 from ..execution.markers import marked_execution
 from ..models.routing import names_of_router
+from ..passages import NumberedPassages
 from ..tools.tool_calls import ToolEnvironment
 from . import loop
 from .added_tools import find_dynamic_tools, find_toolset
@@ -117,13 +119,22 @@ async def find_tools(invocation: Invocation) -> None:
         attempts={},
         abandon_runs=host.abandon_runs,
         model=host.models.find,
+        passages=_number_passages(invocation) if plan.retrievers or toolset.has_retrievers else None,
     )
 
 
 def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:
     plan, options = invocation.plan, invocation.call_options
     rules = plan.rules_of(toolset)
-    return rules if options is None else plan.rules_of_call(rules, options)
+    rules = rules if options is None else plan.rules_of_call(rules, options)
+    return replace(rules, passages=invocation.passages) if invocation.passages else rules
+
+
+def _number_passages(invocation: Invocation) -> NumberedPassages:
+    """Return the passages that an earlier part of the run has found; none of a call that begins."""
+    if (stored := invocation.stored_state) is None:
+        return NumberedPassages((), invocation.conversation)
+    return NumberedPassages(stored.passages, stored.history)
 
 
 async def add_dynamic_tools(invocation: Invocation, messages: Sequence[Message]) -> bool:
@@ -133,6 +144,8 @@ async def add_dynamic_tools(invocation: Invocation, messages: Sequence[Message])
         return False
     invocation.toolset, invocation.rules = toolset, _rules_for(toolset, invocation)
     invocation.environment.tools = toolset.by_name
+    if toolset.has_retrievers and invocation.environment.passages is None:
+        invocation.environment.passages = _number_passages(invocation)
     invocation.state = invocation.state.changed(offered=invocation.rules.names)
     return True
 

@@ -18,8 +18,15 @@ from ..limits import UsageLimits
 from ..models.routing import router_in
 from ..service_names import invalid_name_problems
 from .declaration import Default, Retries, ServiceOptions
+from .templates import parse
 
-_LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
+_LEAST = {
+    "max_tool_rounds": 0,
+    "max_tool_calls_per_response": 0,
+    "max_output_retries": 0,
+    "max_result_chars": 1,
+    "passages_chars": 1,
+}
 _HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
 
 
@@ -59,6 +66,7 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')
     yield from invalid_name_problems(where, options.name, options.former_names)
     yield from _retries_problems(where, options)
+    yield from _passages_problems(where, options.passages_prompt)
     if not isinstance(options.durable, bool):
         yield Problem(where, f"invalid durable={options.durable!r}", "use True or False")
     for name in ("compensate_on_tool_errors", "compensate_on_failure"):
@@ -86,6 +94,23 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             )
 
 
+def options_with_logs(options: ServiceOptions) -> Iterator[str]:
+    """Yield the options that need a store which keeps the whole log of a conversation."""
+    used = {
+        'on_suspended="continue"': options.on_suspended == "continue",
+        "shared_conversations=True": options.shared_conversations is True,
+        'when_busy="raise"': options.when_busy == "raise",
+        "former_names=": bool(options.former_names),
+    }
+    yield from (name for name, is_used in used.items() if is_used)
+
+
+def log_problem(where: str, option: str, store: type[object]) -> Problem:
+    """Return the problem of such an option with a store that only keeps messages."""
+    fact = f"{option} needs a store with logs, and {store.__name__} has only the three methods of ChatMemoryStore"
+    return Problem(where, fact, "use InMemoryChatMemoryStore, sql.SqlChatMemoryStore or redis.RedisChatMemoryStore")
+
+
 def _retries_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     """Yield problems of `run_retries=`."""
     if options.run_retries is None:
@@ -96,6 +121,23 @@ def _retries_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     elif options.compensate_on_failure is True:
         fact = "run_retries= goes on after a failure, but compensate_on_failure=True undoes the tools then"
         yield Problem(where, fact, "use one of them")
+
+
+def _passages_problems(where: str, prompt: object) -> Iterator[Problem]:
+    """Yield problems of `passages_prompt=`."""
+    if prompt is None:
+        return
+    fix = 'use a text with {passages}, such as "Answer from these passages only:\\n{passages}", or None'
+    if not isinstance(prompt, str):
+        yield Problem(where, f"invalid passages_prompt={prompt!r}", fix)
+        return
+    template, faults = parse(prompt)
+    for fault in faults:
+        yield Problem(where, f"passages_prompt has {fault}", "write {{ or }} for a brace")
+    for name in sorted(template.variables - {"passages"}):
+        yield Problem(where, f"passages_prompt uses unknown parameter {{{name}}}", "use {passages} only")
+    if "passages" not in template.variables:
+        yield Problem(where, "passages_prompt has no {passages}", fix)
 
 
 def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:

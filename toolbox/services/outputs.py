@@ -37,6 +37,7 @@ from ..contents import CONTENT_TYPES
 from ..errors import OutputParsingError, Path, RunSuspendedError
 from ..introspection import EMPTY, is_union, unwrapped
 from ..json_text import arguments_text, value_text
+from ..passages import Passage
 from ..safe_text import faults_of
 from ..schemas import schema_of, strict_form
 from ..tools.codec import parsed_leniently
@@ -77,6 +78,7 @@ class Result(Generic[T]):
       names the run.
     - `compensations`: the tool calls that were undone, in this order.
     - `response_id`: the id that the model server gave the last reply; None if it gave none.
+    - `sources`: the passages that retrievers found; the answer names the first as `[1]`. Stored ones have no text.
     """
 
     content: T = field(hash=False)
@@ -88,9 +90,10 @@ class Result(Generic[T]):
     run_id: str | None = None
     compensations: Sequence[Compensation] = ()
     response_id: str | None = None
+    sources: Sequence[Passage] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tool_executions", "messages", "pending", "compensations"):
+        for name in ("tool_executions", "messages", "pending", "compensations", "sources"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def __tool_value__(self) -> object:

@@ -28,10 +28,12 @@ from ..introspection import (
     type_name,
 )
 from ..parameters import InjectMark
+from ..retrieval import retrieves_of
 from ..schemas import NotStrict
 from ..security import access_to_member
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
+from ..tools.retrievers import BoundRetriever, read_retrievers
 from ..tools.single_methods import Home
 from ..tools.sources import read_tools
 from ..tools.tool_calls import InjectedParameter, Tool
@@ -93,12 +95,14 @@ def plan_service(
     read = read_tools if home is None else partial(read_tools, home=home)
     class_tools, class_problems = read(as_sources(options.tools), where)
     problems += class_problems
+    class_retrievers, retriever_problems = read_retrievers(as_sources(options.retrievers), f"{where}, retrievers=")
+    problems += retriever_problems
     failures, handler_problems = handlers_of(cls, options)
     problems += handler_problems
     around = {**(around or {}), **local_names_of(cls)}
     for name in names:
         reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, failures, layering, read)
-        plan = reader.read()
+        plan = reader.read(class_retrievers)
         problems += reader.problems
         if plan is not None:
             plans[name] = plan
@@ -159,7 +163,7 @@ class _MethodPlanner:
         parameters = (replace(each, annotation=substitute(each.annotation, variables)) for each in read.parameters)
         return Signature(tuple(parameters), substitute(read.returns, variables))
 
-    def read(self) -> MethodPlan | None:
+    def read(self, class_retrievers: tuple[BoundRetriever, ...]) -> MethodPlan | None:
         """Return the plan, also of a method with problems; None if it cannot be called as a method."""
         self._check_parameters()
         if not self._takes_self():
@@ -176,6 +180,16 @@ class _MethodPlanner:
         names = {**self.known, **self.around}
         fallback, faults = read_fallback(self.cls, self.name, self.parameters, output, names)
         self.problems += faults
+        messages = MethodMessages(
+            where=self.where,
+            system=system,
+            user=user,
+            user_parameter=roles.user_message,
+            values=roles.values,
+            history=roles.history,
+            contents=roles.contents,
+            spoken=tuple(each for each in self.parameters if each == roles.user_message or each in roles.contents),
+        )
         window = self.options.chat_memory
         layers = partial(self.layering.of_method, self.marks, self.options, has_providers=bool(self.providers))
         return MethodPlan(
@@ -186,16 +200,7 @@ class _MethodPlanner:
             output=output or read_output(str),
             memory_parameter=memory_id,
             window=MessageWindow() if isinstance(window, Default) else window,
-            messages=MethodMessages(
-                where=self.where,
-                system=system,
-                user=user,
-                user_parameter=roles.user_message,
-                values=roles.values,
-                history=roles.history,
-                contents=roles.contents,
-                spoken=tuple(each for each in self.parameters if each == roles.user_message or each in roles.contents),
-            ),
+            messages=messages,
             call_options=roles.call_options,
             toolset=toolset,
             providers=self.providers,
@@ -210,6 +215,7 @@ class _MethodPlanner:
             run_id_parameter=roles.run_id,
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),
             fallback=fallback,
+            retrievers=self._read_retrievers(class_retrievers, messages),
         )
 
     def _report(self, what: str, fix: str) -> None:
@@ -355,6 +361,19 @@ class _MethodPlanner:
         self.problems += offer_problems(self.where, toolset, output, memory_id, self.options.output_mode)
         self._check_tool_choice([tool.specification.name for tool in toolset.tools])
         return toolset
+
+    def _read_retrievers(
+        self, of_class: tuple[BoundRetriever, ...], messages: MethodMessages
+    ) -> tuple[BoundRetriever, ...]:
+        """Return the retrievers of the method: its own, or else those of the class."""
+        own, retrievers = retrieves_of(self.function), of_class
+        if own is not None:
+            retrievers, problems = read_retrievers(own, f"{self.where}, @retrieves")
+            self.problems += problems
+        if retrievers and messages.continues_history:
+            fact = "has retrievers, but no user message for which they could search"
+            self._report(fact, "add a `str` parameter, or @retrieves() for none")
+        return retrievers
 
     def _check_tool_choice(self, names: Sequence[str]) -> None:
         choice = self.options.tool_choice

@@ -24,6 +24,7 @@ from ..schemas import NotStrict
 from ..security import Access, SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
+from ..tools.retrievers import BoundRetriever
 from ..tools.tool_calls import Tool, ToolLayer
 from .call_messages import MethodMessages
 from .declaration import CallLimits, ServiceOptions
@@ -113,8 +114,9 @@ class MethodPlan:
     `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service that is a tool has a tool
     provider, and `checks_suspended`, if its conversations may have a suspended run, depend on other services: the plans
     of `settled` have them. `where` names the method in problems and errors. `is_async` is True if the caller awaits or
-    uses `async for`. `access` is None if everyone may call the method, `model_name` if a router chooses the model of
-    each call, `output_mode` if the model decides by what it supports.
+    uses `async for`. `keeps_beans` is True if the program has conversation-scoped beans. `access` is None if everyone
+    may call the method, `model_name` if a router chooses the model of each call, `output_mode` if the model decides by
+    what it supports.
     """
 
     service: type[Any]
@@ -138,10 +140,12 @@ class MethodPlan:
     run_id_parameter: str | None = None
     durable: bool = False
     fallback: AnswerWithoutModel | None = None
+    retrievers: tuple[BoundRetriever, ...] = ()
     may_suspend: bool = False
     has_inner_provider: bool = False
     checks_suspended: bool = False
     access: Access | None = None
+    keeps_beans: bool = False
     model_name: str | None = field(init=False)
     output_mode: OutputMode | None = field(init=False)
     where: str = field(init=False)
@@ -194,11 +198,12 @@ class MethodPlan:
         return None if self.memory_parameter is None else arguments[self.memory_parameter]
 
     def find_conversation(self, memory_id: object) -> ChatMemoryKey | None:
-        """Return the conversation of a call with this memory id; None if its messages are not kept.
+        """Return the conversation of a call with this memory id; None if neither messages nor beans are kept.
 
         Raises `InvalidMemoryIdError`.
         """
-        return None if self.window is None or memory_id is None else ChatMemoryKey.of(self.service, memory_id)
+        is_kept = memory_id is not None and (self.window is not None or self.keeps_beans)
+        return ChatMemoryKey.of(self.service, memory_id) if is_kept else None
 
     @property
     def is_sync_stream(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ..chat import ChatResponse, PendingCall
 from ..context import CallPlace
+from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation
 from ..limits import Usage, UsageLimits
 from ..tools.failures import message_of
@@ -135,7 +136,17 @@ class StoredInvocation:
 
 
 class PlaceInRun(CallPlace, Protocol):
-    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
+    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path "".
+
+    `beans` are those of the conversation: the run records how they change.
+    """
+
+    beans: StoredBeans | None
+
+    @property
+    def recorded_beans(self) -> Mapping[str, Any]:
+        """The JSON values of the conversation's beans that the run has recorded and not stored, by name."""
+        ...
 
     @property
     def is_stored(self) -> bool:
@@ -161,6 +172,10 @@ class PlaceInRun(CallPlace, Protocol):
         """True if the run ends as cancelled: now, or when its tools are undone."""
         ...
 
+    def stop(self, by: str | None) -> None:
+        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+        ...
+
     def ends_with(self, error: BaseException, plan: Any) -> bool:
         """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
         ...
@@ -171,6 +186,11 @@ class PlaceInRun(CallPlace, Protocol):
         ...
 
     @property
+    def has_recorded_reply(self) -> bool:
+        """True if the reply to the next model request of this invocation is recorded."""
+        ...
+
+    @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""
         ...
@@ -178,6 +198,11 @@ class PlaceInRun(CallPlace, Protocol):
     @property
     def pending(self) -> tuple[PendingCall, ...]:
         """The calls of this invocation, and of services within, that wait for an answer."""
+        ...
+
+    @property
+    def suspensions(self) -> int:
+        """The number of suspensions so far."""
         ...
 
     def enter(self) -> PlaceInRun | None:

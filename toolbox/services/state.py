@@ -23,6 +23,7 @@ from ..chat import (
 )
 from ..conversations.log import NO_USAGE
 from ..frozen_copies import copy_with
+from ..passages import Passage, source_from_dict, source_to_dict
 from ..tools.tool_calls import ToolOutcome
 from ..transcripts import (
     Json,
@@ -104,6 +105,7 @@ def _arguments_to_pairs(arguments: Mapping[int, Mapping[str, Any]]) -> list[Any]
 
 StoredPendingCall: TypeAlias = Annotated[PendingToolCall, StoredForm(_pending_to_dict, _pending_from_dict)]
 StoredArguments: TypeAlias = Annotated[Mapping[int, Mapping[str, Any]], StoredForm(_arguments_to_pairs, dict)]
+StoredPassage: TypeAlias = Annotated[Passage, StoredForm(source_to_dict, source_from_dict)]
 Positions: TypeAlias = Annotated[frozenset[int], PlainSerializer(sorted)]
 
 
@@ -127,6 +129,7 @@ class State:
     - `compactions`: how often something was left out because the model's context was full; `omitted`: positions in
       `messages` of results that are sent as notes since then.
     - `noted_usage`: the part of `token_usage` that was stored with the conversation already: that of summaries.
+    - `passages`: what retrievers have found, in the order of their numbers. They are stored without their text.
     """
 
     system: StoredSystemMessage | None
@@ -154,6 +157,7 @@ class State:
     compactions: int = 0
     omitted: Positions = frozenset()
     noted_usage: TokenUsage | None = None
+    passages: tuple[StoredPassage, ...] = ()
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -227,14 +231,17 @@ class State:
         for index, message in enumerate(self.messages):
             if not isinstance(message, AiMessage) or index in self.unremembered:
                 continue
-            for offset, request in enumerate(message.tool_execution_requests, start=1):
-                at = index + offset
-                if at >= len(self.messages) or not isinstance(self.messages[at], ToolExecutionResultMessage):
+            at = index + 1
+            for request in message.tool_execution_requests:
+                if at >= len(self.messages) or not isinstance(result := self.messages[at], ToolExecutionResultMessage):
                     break
+                if (result.id, result.tool_name) != (request.id, request.name):
+                    continue  # an answer that was refused for the last time has no result
                 for position, execution in enumerate(self.executions):
                     if position not in found and identity_of(execution.request) == identity_of(request):
                         found[position] = at
                         break
+                at += 1
         return found
 
     @property
@@ -274,6 +281,7 @@ class State:
             self.remembered,
             compensations=self.compensations,
             response_id=None if self.response is None else self.response.id,
+            sources=self.passages,
         )
 
     def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:
@@ -289,7 +297,10 @@ class State:
 
     def to_dict(self) -> Json:
         """Return the state as the values in the JSON of `to_json`."""
-        return {"version": VERSION, **fields_to_dict(self)}
+        written = fields_to_dict(self)
+        if not self.passages:  # most invocations have none, and earlier releases know none
+            del written["passages"]
+        return {"version": VERSION, **written}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:

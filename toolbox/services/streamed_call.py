@@ -19,6 +19,7 @@ from ..chat import (
     PartialReasoning,
     PartialResponse,
     PartialToolCall,
+    Retrieved,
     RunSuspended,
     ServiceEvent,
     StreamEvent,
@@ -27,6 +28,7 @@ from ..chat import (
     ToolProgress,
 )
 from ..chat_streams import events_of
+from ..passages import Passage
 from ..tools.results import SUCCESS
 from .invocation import Invocation
 from .loop import (
@@ -67,6 +69,10 @@ class StreamedCall:
         self.tasks = ToolTasks(invocation, self.send_news)
         self._held = HeldText() if invocation.plan.layers.check_answer is not None else None
         invocation.put_piece = self.put
+
+    async def send_passages(self, passages: tuple[Passage, ...]) -> None:
+        """Send the passages of the call, after retrievers have found new ones."""
+        await self._send(Retrieved(passages))
 
     async def begin_request(self) -> None:
         """The model is asked: the round before it was not the last."""

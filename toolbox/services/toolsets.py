@@ -14,6 +14,7 @@ from ..errors import IllegalConfigurationError, Problem
 from ..introspection import Unresolved, type_name
 from ..tools.marks import ReturnBehavior
 from ..tools.results import awaited
+from ..tools.retrievers import search
 from ..tools.sources import clashes
 from ..tools.tool_calls import Tool
 from .outputs import ANSWER_TOOL, Output, OutputMode, can_be
@@ -38,6 +39,7 @@ class Toolset:
     immediate_if_last: frozenset[str] = frozenset()
     is_restricted: bool = False  # some tools are not for all identities
     former: Mapping[str, Tool] = field(default_factory=dict)  # by the names that stored runs may have
+    has_retrievers: bool = False
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
@@ -52,7 +54,8 @@ class Toolset:
         specifications = tuple(tool.specification for tool in tools)
         is_restricted = any(tool.access is not None for tool in tools)
         former = {name: tool for tool in tools for name in tool.former_names}
-        return cls(tuple(tools), specifications, by_name, immediate, if_last, is_restricted, former)
+        searches = any(tool.run is search for tool in tools)
+        return cls(tuple(tools), specifications, by_name, immediate, if_last, is_restricted, former, searches)
 
     def stored(self, name: str) -> Tool | None:
         """Return the tool of a call in a stored run, which may have a former name of the tool."""

@@ -1,4 +1,4 @@
-"""The turn that a call leaves in its conversation: that of an answer, or of a call that ended without one.
+"""The turn that a call leaves in its conversation: of an answer, of a call that waits, or one that ended without one.
 
 Not here: storing it (`layers`), the log itself (`conversations.log`), what undoes tools (`compensation`).
 """
@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..chat import AiMessage, Message, ToolExecutionRequest, ToolExecutionResultMessage
+from ..chat import AiMessage, Message, PendingCall, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
 from ..conversations.log import NO_USAGE, Turn, TurnState
+from ..passages import source_to_dict
 from .invocation import Invocation
 from .outputs import ANSWER_TOOL
 from .state import PendingToolCall, State, identity_of
@@ -27,19 +28,19 @@ _AFTER_BEGIN = frozenset({"deferred", "unknown_outcome", "service"})
 def answered_turn(invocation: Invocation) -> Turn:
     """Return the turn of an invocation that has an answer. That of a run has the same id in each process."""
     messages, usage = invocation.state.remembered, invocation.state.usage_of_turn
-    place = invocation.place
+    place, sources = invocation.place, tuple(map(source_to_dict, invocation.state.passages))
     if place is None:
-        return Turn(id=invocation.context.invocation_id, messages=messages, usage=usage)
+        return Turn(id=invocation.context.invocation_id, messages=messages, usage=usage, sources=sources)
     run_id = place.run_id if invocation.is_recorded else None
-    return Turn(id=f"{place.run_id}:answered", run_id=run_id, messages=messages, usage=usage)
+    return Turn(id=f"{place.run_id}:answered", run_id=run_id, messages=messages, usage=usage, sources=sources)
 
 
 def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
     """Return the turn of an invocation that ends without an answer; None if nothing of it is to be stored.
 
-    Unless the conversation was stopped, that is so if none of its tools has begun.
+    Unless it was stopped, that is so if none of its tools has begun.
     """
-    if not (invocation.is_conversation_stopped or has_begun_tool(invocation)):
+    if not (invocation.was_stopped or has_begun_tool(invocation)):
         return None
     if invocation.has_begun:
         messages = unfinished_messages(invocation.state, "".join(invocation.said), invocation.undone)
@@ -50,7 +51,7 @@ def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
         return None
     note = _UNDONE_NOTE.format(what=_VERBS[state]) if invocation.undone else None
     turn = Turn(messages=messages, state=state, usage=usage, note=note)
-    if invocation.is_recorded and invocation.place is not None:
+    if invocation.is_recorded and invocation.place is not None:  # another end of the run replaces it, by the run's id
         return replace(turn, run_id=invocation.place.run_id)
     # The id of the answered turn: if the write of that one failed, nobody knows whether it is there.
     return replace(turn, id=invocation.context.invocation_id)
@@ -61,12 +62,38 @@ _VERBS = {"failed": "failed", "stopped": "was stopped"}
 
 def state_after(error: BaseException, invocation: Invocation) -> TurnState:
     """Return the state of the turn of an invocation that ends with an error."""
-    if invocation.is_conversation_stopped or (invocation.place is not None and invocation.place.is_cancelled):
+    if invocation.was_stopped:
         return "stopped"
     deadline = invocation.context.deadline  # also that of an outer call, at which this one is only cancelled
     is_late = deadline is not None and time.monotonic() >= deadline
     was_cancelled = isinstance(invocation.error_behind(error), asyncio.CancelledError)
     return "stopped" if was_cancelled and not is_late else "failed"
+
+
+# --- of a call that waits for an answer: its run replaces it when it ends
+
+
+def waiting_turn_of(invocation: Invocation) -> Turn | None:
+    """Return the turn of an invocation that is being suspended; None without a message of the user."""
+    place, asked = invocation.place, invocation.state.remembered[:1]
+    if place is None or not asked or not isinstance(asked[0], UserMessage):
+        return None
+    return make_waiting_turn(place.run_id, place.suspensions, asked[0], place.pending)
+
+
+def make_waiting_turn(run_id: str, suspensions: int, asked: UserMessage, pending: Sequence[PendingCall]) -> Turn:
+    """Return the turn of a run that waits for these calls. Its id is the same when this suspension happens again."""
+    turn_id = f"{run_id}:waiting:{suspensions}"
+    return Turn(id=turn_id, run_id=run_id, state="waiting", messages=(asked,), note=_describe(pending))
+
+
+def _describe(pending: Sequence[PendingCall]) -> str:
+    """Return what a model reads at the end of the turn."""
+    approvals = dict.fromkeys(each.tool_name for each in pending if each.kind == "approval")
+    results = dict.fromkeys(each.tool_name for each in pending if each.kind != "approval")
+    waits = [f"the approval of a person for {', '.join(approvals)}"] if approvals else []
+    waits += [f"the result of {', '.join(results)}"] if results else []
+    return f"[This turn waits for {' and '.join(waits)}. It has no answer yet.]"
 
 
 # --- the messages
@@ -103,8 +130,8 @@ def unfinished_messages(state: State, said: str = "", undone: Mapping[int, bool]
     messages = [_without_answer_calls(each, state) for each in told.remembered]
     results = _results_of_pending(state, undone or {})
     if state.pending and not isinstance(state.last_message, AiMessage):  # they began before their reply was complete
-        reply = AiMessage(said or None, [each.request for each in state.pending])
-        return (*messages, reply, *results)
+        begun = AiMessage(said or None, [each.request for each in state.pending])
+        return (*messages, begun, *results)
     if messages and isinstance(last := messages[-1], AiMessage):
         if requests := last.tool_execution_requests:
             return (*messages, *_paired(requests, state.pending, results))
@@ -122,12 +149,13 @@ def _without_answer_calls(message: Message, state: State) -> Message:
 
 def _results_of_pending(state: State, undone: Mapping[int, bool]) -> list[ToolExecutionResultMessage]:
     """Return a result for each call of the current round."""
-    results = []
-    for index, each in enumerate(state.pending):
+    results, position = [], len(state.executions)  # as in `all_executions`, without calls that have no result
+    for each in state.pending:
         if each.outcome is None:
             results.append(_interrupted(each.request))
         else:
-            results.append(_result_if_undone(each.outcome.message, undone.get(state.position_of(index))))
+            results.append(_result_if_undone(each.outcome.message, undone.get(position)))
+            position += 1
     return results
 
 

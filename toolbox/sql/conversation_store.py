@@ -26,6 +26,7 @@ from ..conversations.log import (
     Log,
     LogWrite,
     Position,
+    Replaced,
     Turn,
     before_entry,
     begin_head,
@@ -135,7 +136,17 @@ class SqlChatMemoryStore(LogStore):
             if (first := choose_newest(((row[0], row[1]) for row in found), messages)) is None:
                 return Log(head)
             read = await self._read_turns(connection, head, first, None if place is None else place.turn)
-            return Log(head, read if place is None else tuple(each for each in before_entry(read, place) if each.shown))
+            earlier = read if place is None else before_entry(read, place)
+            return Log(head, tuple(each for each in earlier if each.shown))
+
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        async with self._open_transaction() as connection:
+            if (head := await self._find(connection, key)) is None:
+                return None
+            turns = self._turns.c
+            found = select(self._turns).where(turns.conversation == head.id, turns.run_id == run_id)
+            row = (await connection.execute(found)).first()
+            return None if row is None else _read_turn(row)
 
     async def find_heads(
         self,
@@ -170,7 +181,7 @@ class SqlChatMemoryStore(LogStore):
         self, connection: AsyncConnection, head: Head, first: int, last: int | None = None
     ) -> tuple[Turn, ...]:
         turns = self._turns.c
-        found = select(self._turns).where(turns.conversation == head.id, turns.number >= first, self._shown() > 0)
+        found = select(self._turns).where(turns.conversation == head.id, turns.number >= first, self._counts())
         if last is not None:
             found = found.where(turns.number <= last)
         return tuple(map(_read_turn, await connection.execute(found.order_by(turns.number))))
@@ -194,7 +205,7 @@ class SqlChatMemoryStore(LogStore):
                 if write.turn is None:
                     return
                 head = await self._begin(connection, begin_head(key, time_from_number(0), write.owner))
-            replaced = 0
+            replaced = Replaced()
             if write.turn is not None:
                 if not await self._insert_turn(connection, head, write.turn):
                     return
@@ -232,16 +243,19 @@ class SqlChatMemoryStore(LogStore):
         row = INSERT_OF[self._engine.dialect.name](self._turns).values(values)
         return await self._changes_row(connection, row.on_conflict_do_nothing(index_elements=[self._turns.c.id]))
 
-    async def _delete_replaced(self, connection: AsyncConnection, head: Head, turn: Turn) -> int:
-        """Delete what the run of a turn has stored before. Returns how many shown messages that were."""
+    async def _delete_replaced(self, connection: AsyncConnection, head: Head, turn: Turn) -> Replaced:
+        """Delete what the run of a turn has stored before, and return what it was."""
         if turn.run_id is None:
-            return 0
+            return Replaced()
         turns = self._turns.c
         same_run = and_(turns.conversation == head.id, turns.run_id == turn.run_id, turns.id != turn.id)
         # SQLite 3.40 returns wrong values for expressions here.
-        returned = turns.first, turns.size, turns.hidden_from
-        deleted = await connection.execute(delete(self._turns).where(same_run).returning(*returned))
-        return sum(row.size if row.hidden_from is None else row.hidden_from - row.first for row in deleted)
+        returned = turns.first, turns.size, turns.hidden_from, turns.details
+        row = (await connection.execute(delete(self._turns).where(same_run).returning(*returned))).first()
+        if row is None:
+            return Replaced()
+        shown = row.size if row.hidden_from is None else row.hidden_from - row.first
+        return Replaced(shown, turn_from_json(row.details).usage)
 
     async def change(self, key: ChatMemoryKey, change: Callable[[Head], Head]) -> Head | None:
         async with self._open_transaction(writing=True) as connection:
@@ -267,10 +281,9 @@ class SqlChatMemoryStore(LogStore):
             is_earlier = or_(turns.hidden_from.is_(None), turns.hidden_from > index)
             await connection.execute(update(self._turns).where(following, is_earlier).values(hidden_from=index))
             shown_after = await connection.scalar(select(func.sum(self._shown())).where(following))
-            is_counted = or_(self._shown() > 0, and_(turns.size == 0, turns.hidden_from.is_(None)))
             has_state = or_(turns.beans.is_not(None), turns.details.contains('"in_charge"'))  # of long logs, few
             earlier = select(turns.details, turns.beans).where(
-                turns.conversation == head.id, turns.number < place.turn, is_counted, has_state
+                turns.conversation == head.id, turns.number < place.turn, self._counts(), has_state
             )
             rows = await connection.execute(earlier.order_by(turns.number))
             before = [turn_from_json(row.details, beans=beans_from_json(row.beans)) for row in rows]
@@ -452,6 +465,11 @@ class SqlChatMemoryStore(LogStore):
         """Return how many messages of a turn are not hidden; see `Turn.shown`."""
         turns = self._turns.c
         return case((turns.hidden_from.is_(None), turns.size), else_=turns.hidden_from - turns.first)
+
+    def _counts(self) -> ColumnElement[bool]:
+        """Return if a turn is not hidden as a whole; see `Turn.counts`."""
+        turns = self._turns.c
+        return or_(self._shown() > 0, and_(turns.size == 0, turns.hidden_from.is_(None)))
 
     def _end_after(self, seconds: float) -> ColumnElement[int]:
         return DatabaseNow(self.clock) + round(seconds * 1000)

@@ -30,7 +30,7 @@ from ..di.scopes import innermost_scope
 from ..errors import OpenTransactionError
 from ..events import ConnectionReleasedEvent
 from ..execution.threads import running_loop
-from ..request_hooks import before_model_request
+from ..request_hooks import before_model_request, before_retrieval
 from ..settings import ToolboxSettings, WhileAModelWorks
 from .engines import shares_connections
 from .transaction_notes import COMMIT, Loss, TransactionNotes
@@ -201,6 +201,7 @@ class ReleasingSession(Session):
         return connection
 
     @before_model_request
+    @before_retrieval
     def release_connection(self) -> type[ConnectionReleasedEvent] | None:
         """Commit if the session has only read. Returns the event to send if a connection was given back.
 
@@ -431,6 +432,7 @@ class ReleasingAsyncSession(AsyncSession):
         return await super().run_sync(_waiting(fn), *arg, **kw)
 
     @before_model_request
+    @before_retrieval
     async def release_connection(self) -> type[ConnectionReleasedEvent] | None:
         session = self._inner
         if not session.may_be_asked() or session.loop not in (None, asyncio.get_running_loop()):

@@ -48,20 +48,26 @@ from .tool_calls import NoService, Tool, ToolAttempt, ToolCall, ToolLayer, ToolS
 def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope and encode the result: the step inside all layers."""
     attempt = ToolAttempt(call.arguments, call.written_arguments())
-    return _run_reporting(call, attempt) if call.tool.progress_names else _run_function(call, attempt)
+    return _run_reporting(call, attempt) if call.tool.progress_names else run_function(call, attempt)
 
 
-def _run_function(call: ToolCall, attempt: ToolAttempt) -> Awaitable[Encoded]:
+def innermost_step(tool: Tool) -> ToolStep:
+    """Return the step inside of all layers of a tool."""
+    return tool.run or run_tool
+
+
+def run_function(call: ToolCall, attempt: ToolAttempt) -> Awaitable[Encoded]:
+    """Call the tool's function with the arguments of `call`; `attempt` has those that are known of it."""
     timeout = call.tool.timeout
     return _FunctionCall(call, attempt).run() if timeout is None else _run_in_time(call, attempt, timeout)
 
 
 def with_layers(tool: Tool, layers: Iterable[ToolLayer]) -> Tool:
     """Return the tool with `layers` around its calls, in place of the layers it had. The first one is outermost."""
-    step: ToolStep = run_tool
+    step = innermost = innermost_step(tool)
     for layer in reversed(tuple(layers)):
         step = layer(step, tool)
-    outermost = None if step is run_tool else step
+    outermost = None if step is innermost else step
     return tool if tool.step is outermost else replace(tool, step=outermost)
 
 
@@ -78,7 +84,7 @@ async def _run_reporting(call: ToolCall, attempt: ToolAttempt) -> Encoded:
         hidden = dict.fromkeys(call.tool.progress_names, progress)
         given = call.with_arguments({**(call.arguments or {}), **hidden})
     try:
-        return await _run_function(given, attempt)
+        return await run_function(given, attempt)
     finally:
         progress.end()
         if token is not None:
@@ -200,14 +206,12 @@ class _FunctionCall:
         """Run the function in the current task."""
         tool = self._call.tool
         try:
-            if tool.execution.is_coroutine:
-                value = await self._result_of(self._call_function())
-            else:
-                began = perf_counter()
-                value = self._call_function()
+            began = perf_counter()
+            value = self._call_function()
+            if not tool.execution.is_coroutine:
                 self._call.environment.runner.warn_if_slow(tool.name, began)
-                if (awaited := awaitable_of(value)) is not None:
-                    value = await self._result_of(awaited)
+            if (awaited := awaitable_of(value)) is not None:  # a bean that replaces another may have a `def`
+                value = await self._result_of(awaited)
             encoded = tool.encode(value)
         except BaseException as error:
             await self._close(error)

@@ -47,7 +47,7 @@ from ..safe_text import printable
 from ..security import Access, identity_in
 from .codec import refuse_doubled_names
 from .failures import DEFAULTS, READY, Handler, check_answer, logger, message_of
-from .function_calls import run_tool
+from .function_calls import innermost_step
 from .results import Encoded, EncodedInFull, cut
 from .tool_calls import CallCancellation, Tool, ToolAttempts, ToolCall, ToolEnvironment, ToolOutcome, ToolSuspension
 
@@ -175,7 +175,7 @@ async def _answer_if_allowed(
 
 
 def _run(call: ToolCall) -> Awaitable[Encoded]:
-    step = call.tool.step or run_tool
+    step = call.tool.step or innermost_step(call.tool)
     return step(call)
 
 

@@ -40,6 +40,7 @@ from .marks import (
     tool_mark_of,
 )
 from .results import ResultEncoder
+from .retrievers import is_retriever, read_search
 from .single_methods import Home, class_defining, find_stricter, home_of
 from .specification import Taken, describe_tool, limit_problems, name_problems, read_parameters
 from .tool_calls import Tool, call_options_problems, read_hidden
@@ -500,7 +501,9 @@ def _read_members(source: Any, where: str, problems: list[Problem]) -> Iterator[
     cls = typing.get_origin(cls) or cls
     owner = cls if isinstance(cls, type) else type(cls)
     members = list(members_of(owner))
-    if cls is None or (not isinstance(cls, type) and owner.__module__ == "builtins" and owner is not object):
+    if is_retriever(source):
+        yield from _some(read_search(source, where, problems))
+    elif cls is None or (not isinstance(cls, type) and owner.__module__ == "builtins" and owner is not object):
         fact = f"{brief(repr(source))} is not a tool"
         problems.append(Problem(where, fact, "list a class, an object or a function"))
     elif not members:

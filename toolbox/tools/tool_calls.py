@@ -46,6 +46,7 @@ from ..introspection import EMPTY, read_signature
 from ..parameters import (
     InjectMark,
 )
+from ..passages import NumberedPassages
 from ..security import Access
 from ..service_names import SERVICE_MARK
 from .codec import decode_request
@@ -90,11 +91,12 @@ class Tool(ToolOptions):
     """One tool, with everything that can be prepared before a call.
 
     `bean` is looked up for each call in the current scope, and its attribute `member` is called: a class without a
-    scope decorator is a dependent bean, so each call gets a new instance. Without a bean, `function` is called.
-    `decode` is None for an executor written by hand, which gets the request itself. `positional` contains the names
-    and defaults of positional-only parameters. `returns` is the resolved return annotation, or `EMPTY`. `step` runs a
-    call inside the tool's layers; None if it has none. `key_names` and `run_id_names` are hidden parameters about the
-    run, `progress_names` those that report progress. `visible` are the parameters that the model fills.
+    scope decorator is a dependent bean, so each call gets a new instance. Without a bean, `function` is called. `run`
+    does that, inside of all layers; None for `run_tool`. `decode` is None for an executor written by hand, which gets
+    the request itself. `positional` contains the names and defaults of positional-only parameters. `returns` is the
+    resolved return annotation, or `EMPTY`. `step` runs a call inside the tool's layers; None if it has none.
+    `key_names` and `run_id_names` are hidden parameters about the run, `progress_names` those that report progress.
+    `visible` are the parameters that the model fills.
 
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
@@ -123,6 +125,7 @@ class Tool(ToolOptions):
     access: Access | None = None
     effects: tuple[str, ...] = ()
     step: ToolStep | None = field(default=None, compare=False, repr=False)
+    run: ToolStep | None = field(default=None, compare=False, repr=False)
     complete: Callable[[Mapping[str, Any]], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     validate: Callable[..., dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     owner: type | None = field(default=None, compare=False, repr=False)
@@ -407,6 +410,8 @@ class ToolEnvironment:
     on_progress: Callable[[ToolProgress], object] | None = None
     """Receives the progress of tools, on the event loop."""
     model: Callable[[str | None], Awaitable[ChatModel]] | None = None
+    passages: NumberedPassages | None = None
+    """The passages of the invocation, if a retriever or one as a tool can find some."""
     abandon_runs: Callable[[Exception], Awaitable[list[str]]] | None = None
     """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through.
 

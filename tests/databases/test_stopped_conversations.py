@@ -1,0 +1,143 @@
+"""Stopping what another process does in a conversation, also of a process that was killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests import programs
+from tests.conversations.made_logs import check_pairs
+from tests.conversations.test_stop import stop
+from toolbox import AiMessage, ChatMemoryKey, ChatMemoryStore, Container
+from toolbox.conversations.log import entries_of
+from toolbox.runs import Run
+
+from . import stoppable
+from .stoppable import LEASE, PAYS, Desk, desk
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def places(store_url: str, sqlite_url: str) -> tuple[str, str]:
+    """The databases of the conversations and of the runs."""
+    return store_url, sqlite_url if store_url.startswith("unix:") else store_url
+
+
+@pytest.fixture
+def room() -> str:
+    """A conversation, and the id of a run, in databases that tests share."""
+    return uuid4().hex
+
+
+class Working:
+    """A process that is at work in the conversation."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.connection, its = Pipe()
+        self._starter = subprocess.Popen(
+            programs.command("-c", f"from {stoppable.__name__} import run; run()", *arguments),
+            stdin=its.fileno(),
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        its.close()
+        self._pid = int(self.connection.recv())
+
+    async def says(self) -> str:
+        assert await asyncio.to_thread(self.connection.poll, 100)
+        return str(self.connection.recv())
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended, and wait for its end."""
+        if self._starter.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._starter.wait()
+
+
+@contextmanager
+def working(*arguments: str) -> Iterator[Working]:
+    process = Working(*arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.connection.close()
+
+
+async def turns_of(here: Container, room: str) -> list[tuple[str, list[Any]]]:
+    store: Any = here.get(ChatMemoryStore)
+    log = await store.read_since(ChatMemoryKey.of(Desk, room), lambda head: 0)
+    turns = () if log is None else log.turns
+    return [(turn.state, [each.message for each in entries_of([turn])]) for turn in turns]
+
+
+async def runs_of(here: Container, room: str) -> list[Run[Any]]:
+    return await here.runs.list(memory_id=room)
+
+
+@pytest.mark.parametrize("what", ["call", "run"])
+async def test_a_process_stops_what_another_one_does_within_two_seconds(
+    places: tuple[str, str], room: str, what: str
+) -> None:
+    async with desk(*places, "next", take_over_runs=False) as here:
+        with working(*places, room, what) as there:
+            assert await there.says() == "at work"
+            began = time.monotonic()
+            assert await asyncio.wait_for(stop(here, Desk, room, "ann"), 30)
+            taken = time.monotonic() - began
+            [(state, messages)] = await turns_of(here, room)
+            assert await there.says() in (
+                "ConversationStoppedError: the conversation was stopped by ann",
+                f"RunCancelledError: run {room} was cancelled: its conversation was stopped",
+            )
+        assert [each.status for each in await runs_of(here, room)] == (["cancelled"] if what == "run" else [])
+        assert await here.get(Desk).chat(room, "and now?") == "next"
+
+    assert taken < 10  # two seconds, on a machine that does nothing else
+    assert state == "stopped"
+    assert messages[1] == PAYS
+    assert [each.text for each in messages[2:]] == ["paid", "interrupted"]
+
+
+@pytest.mark.parametrize("what", ["call", "run"])
+async def test_what_a_killed_process_did_in_a_run_is_stored_and_a_call_leaves_nothing(
+    places: tuple[str, str], room: str, what: str
+) -> None:
+    async with desk(*places, "next", take_over_runs=False) as here:
+        with working(*places, room, what) as there:
+            assert await there.says() == "at work"
+            there.kill()
+            began = time.monotonic()
+            assert await asyncio.wait_for(stop(here, Desk, room, "ann"), 60)
+            assert time.monotonic() - began < 10 * LEASE
+        turns = await turns_of(here, room)
+        assert [each.status for each in await runs_of(here, room)] == (["cancelled"] if what == "run" else [])
+        assert await here.get(Desk).chat(room, "and now?") == "next"
+
+    if what == "call":
+        assert turns == []
+        return
+    [(state, messages)] = turns
+    check_pairs(messages)
+    assert state == "stopped"
+    assert isinstance(messages[1], AiMessage)
+    assert [each.text for each in messages[2:]] == ["paid", "interrupted"]
+
+
+async def test_a_conversation_in_which_nothing_happens_is_not_stopped(places: tuple[str, str], room: str) -> None:
+    async with desk(*places, "one", take_over_runs=False) as here:
+        assert not await stop(here, Desk, room)
+        await here.get(Desk).chat(room, "hi")
+        assert not await stop(here, Desk, room)

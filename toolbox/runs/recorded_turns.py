@@ -1,0 +1,127 @@
+"""The turn that a run leaves in its conversation when it is cancelled and nobody executes it: read from its records.
+
+Not here: the turn of a call that ends in this process (`services.turns`, `services.layers`), cancelling (`cancelling`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from ..chat import Message, ToolExecution
+from ..conversations.keys import Owner
+from ..conversations.log import NO_USAGE, Turn, only_beans
+from ..services.outputs import ANSWER_TOOL
+from ..services.plans import MethodPlan
+from ..services.state import PendingToolCall, State
+from ..services.turns import unfinished_messages
+from ..tools.failures import message_of
+from ..tools.tool_calls import ToolOutcome
+from .documents import RunDocument
+from .new_documents import read_user_message
+from .persons import read_identity
+from .places import RecordKey, place_below
+from .prepared_runs import PreparedRuns
+from .record_contents import has_run_in, reply_from_dict, result_from_dict
+from .run_session import RunSession
+from .service_calls import ServiceCall
+from .store import StoredRun
+from .stored_runs import RunsHost, StoredRuns, read_document
+
+logger = logging.getLogger("toolbox.runs")
+
+
+class RecordedTurns:
+    """Stores the turns of cancelled runs of a host."""
+
+    def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
+        self._host, self._runs, self._preparing = host, runs, preparing
+
+    async def keep(self, stored: StoredRun) -> None:
+        """Store what a run has said and done until it was cancelled; log what keeps it from being stored."""
+        try:
+            plan = self._host.plans_of(stored.service).get(stored.method)
+            if plan is None or plan.options.unfinished_turns != "keep":
+                return
+            document = read_document(stored)
+            key, memories = plan.find_conversation(document.memory_id), await self._host.memories()
+            if key is not None and memories.keeps_logs and (turn := await self._read_turn(stored, plan)) is not None:
+                turn = turn if plan.window is not None else only_beans(turn)
+                await memories.write(key, turn, self._owner_of(document))
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
+
+    def _owner_of(self, document: RunDocument) -> Owner | None:
+        """Return the person who asked for a run, as the owner of a conversation that begins with it."""
+        return Owner.of(read_identity(document.identity), self._host.run_identity)
+
+    async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
+        """Return the turn of a run until now. Raises `RunIncompatibleError`."""
+        store, document = await self._runs.open(), read_document(stored)
+        session = RunSession.of(stored, document, await store.records(stored.id), store)
+        state = state_until_now(session)
+        if state is not None:
+            messages, usage = unfinished_messages(state), state.token_usage or NO_USAGE
+        elif plan.messages.continues_history:
+            return None
+        else:
+            messages, usage = (self._user_message(stored, plan),), NO_USAGE
+        beans = session.recorded_beans
+        return Turn(run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans)
+
+    def _user_message(self, stored: StoredRun, plan: MethodPlan) -> Message:
+        prepared = self._preparing.prepare(stored)
+        message = read_user_message(stored.id, prepared.document)
+        return plan.messages.make_user_message(prepared.arguments) if message is None else message
+
+
+def state_until_now(session: RunSession) -> State | None:
+    """Return the state of a run with everything that is recorded; None before its first reply.
+
+    Raises `RunIncompatibleError`.
+    """
+    call = ServiceCall(session)
+    restored = call.restored("")
+    if restored is None:
+        return None
+    state, reply = restored.state, session.recorded(RecordKey("", "r", call.at("").next_reply))
+    if reply is not None:
+        written = session.read_record(reply)
+        with session.reading():
+            response = reply_from_dict(written).response
+        requests = [
+            each
+            for each in response.ai_message.tool_execution_requests
+            if state.mode != "tool" or each.name != ANSWER_TOOL
+        ]
+        usage = response.token_usage
+        if usage is not None and state.token_usage is not None:
+            usage = state.token_usage + usage
+        state = state.changed(
+            messages=(*state.messages, response.ai_message),
+            pending=tuple(map(PendingToolCall, requests)),
+            token_usage=usage or state.token_usage,
+        )
+    with session.reading():
+        return state.changed(pending=tuple(_with_results(state, call)))
+
+
+def _with_results(state: State, call: ServiceCall) -> Iterator[PendingToolCall]:
+    """Yield the calls of the current round, with the results that are recorded."""
+    for index, each in enumerate(state.pending):
+        place = place_below("", state.position_of(index))
+        if each.outcome is not None or not call.session.has_result(place):
+            yield each
+            continue
+        written = call.session.facts_of(call.tools.last_result(place))
+        result = result_from_dict(written)
+        is_error = isinstance(result, Exception) or result.is_error
+        text = message_of(result) if isinstance(result, Exception) else result.text
+        execution = ToolExecution(each.request, text, None, is_error, datetime.now(UTC), 0.0)
+        outcome = ToolOutcome(execution, ran=has_run_in(written))
+        if not isinstance(result, Exception):
+            outcome.contents = tuple(result.contents)
+        yield replace(each, status="finished", outcome=outcome)
