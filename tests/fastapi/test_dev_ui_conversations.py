@@ -492,3 +492,8 @@ def test_a_call_at_work_is_stopped(address: str, calm_tab: Any) -> None:
     page.locator("#conversation").get_by_role("button", name="Stop").click()
 
     page.locator("#conversation").get_by_role("status").filter(has_text="Stopped.").wait_for()
+    said = page.get_by_role("region", name="What was said")
+    assert said.locator(".mark").all_inner_texts() == ["stopped"]
+    assert said.get_by_text("Error of wait").count() == 1
+    page.get_by_role("link", name="Chat").click()
+    page.locator("#chat .bad").filter(has_text="ConversationStoppedError").wait_for()
