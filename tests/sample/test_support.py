@@ -186,9 +186,10 @@ def test_an_answer_can_be_stopped_while_it_is_made(wire_server: Any) -> None:
         assert asked.wait(60)
         stopped = desk.post("/support/conversations/a/stop", {})
         answering.set()
-        waiting.result(60)
+        said = desk.get("/support/conversations/a").json
 
-    assert stopped.json is True
+    assert (stopped.json, waiting.result(60).status) == (True, 409)
+    assert [(each["message"]["type"], each["state"]) for each in said] == [("user", "stopped")]
 
 
 @pytest.mark.parametrize("body", [{}, {"conversation": "", "message": "hi"}, {"conversation": "a", "message": ""}])

@@ -56,6 +56,7 @@ export async function showConversations(program, wanted) {
     const place = placeIn(wanted) ?? found.pages.flat()[0];
     const details = place ? await loadDetails(place, again, program) : empty(reasonFor(found));
     if (number !== showing) return;
+    showError(null);
     showList(found, place, again);
     at("conversation").replaceChildren(details);
   } catch (error) {
@@ -82,9 +83,14 @@ function showList({pages, next, services, unavailable}, place, again) {
     event.preventDefault();
     const typed = new FormData(list.form);
     const [service, owner, memory_id] = ["service", "owner", "memory_id"].map(name => String(typed.get(name)));
+    const chosen = service || (services.length === 1 ? services[0].stored : "");
+    if (memory_id && !chosen) {
+      showError("Choose the service whose conversation has this memory id.");
+      return;
+    }
     Object.assign(list, {service, owner, count: PAGE});
     list.form.elements.memory_id.value = "";
-    if (memory_id) location.hash = addressOf({service, memory_id});
+    if (memory_id) location.hash = addressOf({service: chosen, memory_id});
     else again();
   };
   const items = pages.flat();
@@ -155,9 +161,8 @@ async function loadDetails(place, again, program) {
 function detailsOf(place, found, history, {again, leave}) {
   const {info, run} = found;
   const state = make("p", {class: "state", role: "status"});
-  const title = info?.title ?? place.memory_id;
 
-  // Sends a change, and shows what there is then. The user may have opened something else meanwhile.
+  // Sends a change, and shows what there is then. By then the user may have opened another conversation.
   async function change(action, pressed, more = {}) {
     if (pressed.getAttribute("aria-disabled") === "true") return;
     setDisabled(pressed, true);
@@ -166,8 +171,7 @@ function detailsOf(place, found, history, {again, leave}) {
       const {stopped} = await post("api/conversations", {...place, action, ...more});
       if (!state.isConnected) return;
       await (action === "delete" ? leave() : again());
-      const now = document.querySelector("#conversation [role=status]");
-      if (now) now.textContent = action === "stop" ? (stopped ? "Stopped." : "Nothing is at work.") : "Done.";
+      report(action === "stop" ? (stopped ? "Stopped." : "Nothing is at work.") : "Done.");
     } catch (error) {
       state.replaceChildren(make("span", {class: "bad"}, textOf(error)));
     } finally {
@@ -175,40 +179,45 @@ function detailsOf(place, found, history, {again, leave}) {
     }
   }
 
-  const askAndChange = (question, action, pressed, more) =>
-    confirm(visible(question)) ? change(action, pressed, more) : undefined;
-  const stop = button("Stop", () => change("stop", stop));
-  const remove = button("Delete", () =>
-    askAndChange(`Delete the conversation “${title}”? This cannot be undone.`, "delete", remove),
-  );
-  const rewind = entry => {
-    const pressed = button("Rewind", () =>
-      askAndChange("Go back to before this message? It and all that follows is hidden.", "rewind", pressed, {
-        entry: entry.id,
-      }),
-    );
-    return pressed;
+  const showEarlier = () => {
+    room.count = history.pages.flat().length + 1;
+    again();
   };
-  const file = {href: `api/export?${new URLSearchParams(place)}`, download: "conversation.json"};
   return make(
     "div",
     {class: "bench"},
-    make("h2", {}, title),
-    info ? make("p", {class: "about"}, aboutOf(info)) : make("p", {}, "There is no such conversation."),
+    make("h2", {}, info?.title ?? place.memory_id),
+    make("p", {class: "about"}, info ? aboutOf(info) : "There is no such conversation."),
     run ? make("p", {}, `Its run is ${run.status}. `, runLink(run.id, "Open the inbox")) : null,
-    info && renameForm(info, (name, pressed) => change("rename", pressed, {title: name})),
-    make("div", {class: "buttons"}, stop, info && remove, info && make("a", file, "Export"), state),
-    info &&
-      make(
-        "div",
-        {class: "sides"},
-        historyOf(history, rewind, () => {
-          room.count = history.pages.flat().length + 1;
-          again();
-        }),
-        seenOf(found),
-      ),
+    info && renameForm(info, (title, pressed) => change("rename", pressed, {title})),
+    make("div", {class: "buttons"}, buttonsOf(place, info, change), state),
+    info && make("div", {class: "sides"}, historyOf(history, change, showEarlier), seenOf(found)),
   );
+}
+
+// Says in the open view what was done. The button that was pressed is gone: its focus moves to the heading.
+function report(text) {
+  const now = document.querySelector("#conversation [role=status]");
+  if (now) now.textContent = text;
+  /** @type {HTMLElement | null} */
+  const heading = document.querySelector("#conversation h2");
+  if (heading === null || document.activeElement !== document.body) return;
+  heading.tabIndex = -1;
+  heading.focus();
+}
+
+// Returns a button that sends a change, after `question` if there is one.
+function changeButton(title, send, question = "") {
+  const pressed = button(title, () => (!question || confirm(visible(question)) ? send(pressed) : undefined));
+  return pressed;
+}
+
+function buttonsOf(place, info, change) {
+  const stop = changeButton("Stop", pressed => change("stop", pressed));
+  if (!info) return [stop];
+  const question = `Delete the conversation “${info.title ?? info.memory_id}”? This cannot be undone.`;
+  const file = {href: `api/export?${new URLSearchParams(place)}`, download: "conversation.json"};
+  return [stop, changeButton("Delete", pressed => change("delete", pressed), question), make("a", file, "Export")];
 }
 
 const runLink = (id, title) => make("a", {href: `#inbox/${encodeURIComponent(id)}`}, title);
@@ -233,8 +242,14 @@ function renameForm(info, send) {
   return make("form", {class: "beside", onsubmit}, make("label", {for: title.id}, "Title"), title, pressed);
 }
 
-function historyOf({pages, next}, rewind, showEarlier) {
+function historyOf({pages, next}, change, showEarlier) {
   const entries = pages.toReversed().flat();
+  const rewind = entry =>
+    changeButton(
+      "Rewind",
+      pressed => change("rewind", pressed, {entry: entry.id}),
+      "Go back to before this message? It and all that follows is hidden.",
+    );
   return make(
     "section",
     {"aria-label": "What was said"},
