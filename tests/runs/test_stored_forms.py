@@ -42,7 +42,7 @@ from toolbox import (
 )
 from toolbox.chat import PendingCall, RunSuspended
 from toolbox.deferred_answers import ToolOrigin
-from toolbox.limits import UsageLimits
+from toolbox.limits import Usage, UsageLimits
 from toolbox.runs.documents import (
     GivenAnswer,
     OuterCall,
@@ -67,7 +67,7 @@ from toolbox.runs.run_answers import Answer, HistoryEntry
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
 from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, RecordedFailure
-from toolbox.services.state import PendingToolCall, State
+from toolbox.services.state import PendingToolCall, ReachedLimit, State
 from toolbox.tools.results import EncodedInFull
 from toolbox.tools.tool_calls import ToolOutcome
 
@@ -126,6 +126,7 @@ FULL_STATE = State(
     compensations=(Compensation("pay", {"amount": 4}), Compensation("seats", {}, "ValueError: no")),
     arguments={0: {"amount": 4}, 1: {}},
     model="strong",
+    stopped=ReachedLimit("cost", Decimal("0.5"), Decimal("0.75"), Usage(3, 2, USAGE, Decimal("0.75")), AT),
 )
 STATES = {
     "full": FULL_STATE,

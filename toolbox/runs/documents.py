@@ -383,7 +383,8 @@ def _reduce_details(details: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     usage = State.from_dict(details["state"]).token_usage
     state = State(None, (), (), token_usage=usage)
-    return {"state": state.to_dict(), "finish_reason": details["finish_reason"]}
+    kept = {name: details.get(name) for name in ("finish_reason", "stopped_by")}
+    return {"state": state.to_dict(), **kept}
 
 
 # --- hashes: which call a run was created for

@@ -10,13 +10,12 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any, TypeVar, cast
 
-from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest, UserMessage
+from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, ToolExecutionRequest, UserMessage
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
-from ..limits import Usage, UsageLimits, remaining
+from ..limits import UsageLimits, remaining
 from ..safe_text import printable
 from ..service_names import stored_name
 from ..services.driver import run, stream
@@ -29,7 +28,7 @@ from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation
 from ..services.state import PendingToolCall, State
-from ..services.stored_forms import fields_from_dict, fields_to_dict
+from ..services.stored_forms import usage_from_dict, usage_to_dict
 from ..settings import settings_key
 from ..store_clock import clock_of
 from ..tools.results import Encoded, EncodedInFull
@@ -253,7 +252,7 @@ class ServiceCall:
                 state=self._with_answered(path, state),
                 remaining=left,
                 notes=notes,
-                usage=None if usage is None else _read_usage(usage),
+                usage=None if usage is None else usage_from_dict(usage),
                 inner_replies=self._replies_within(path),
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
@@ -321,7 +320,6 @@ class ServiceCall:
         """Return the recorded reply to a model request; else ask the model, and record its reply."""
         session, place, path = self.session, self.at(path_of(invocation)), path_of(invocation)
         number, usage = place.next_reply, _write_usage(invocation)
-        place.next_reply = number + 1
 
         async def ask() -> ModelReplied:
             if session.cancels:
@@ -336,6 +334,7 @@ class ServiceCall:
             return "reply", reply_to_json(invocation.state, before, replied, usage, unfit)
 
         replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
+        place.next_reply = number + 1  # after an error, such as a limit's, the next request has the same number
         if replied.is_replayed:
             if not session.cancels:
                 # Interceptors see it again; the record has what they returned, and calls that have happened.
@@ -713,13 +712,4 @@ def _write_usage(invocation: Invocation) -> dict[str, Any] | None:
     account = invocation.account
     if account is None or account.limits is None:
         return None
-    usage = account.usage
-    tokens = fields_to_dict(usage.tokens)
-    cost = None if usage.cost is None else str(usage.cost)
-    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
-
-
-def _read_usage(written: Mapping[str, Any]) -> Usage:
-    """Return the usage that `_write_usage` wrote."""
-    cost = None if written["cost"] is None else Decimal(written["cost"])
-    return Usage(written["model_calls"], written["tool_calls"], fields_from_dict(TokenUsage, written["tokens"]), cost)
+    return usage_to_dict(account.usage)

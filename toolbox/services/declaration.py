@@ -45,6 +45,7 @@ NAMES_MARK: Final = "__toolbox_local_names__"
 DURABLE_MARK: Final = "__toolbox_durable__"
 
 OnSuspended: TypeAlias = Literal["raise", "cancel"]
+OnLimit: TypeAlias = Literal["raise", "answer"]
 """A new call in a conversation with a suspended run: raise an error, or cancel that run."""
 
 
@@ -162,6 +163,7 @@ class ServiceOptions:
     on_suspended: OnSuspended = "raise"
     on_unknown_outcome: UnknownOutcome = "tell"
     limits: UsageLimits | None = None
+    on_limit: OnLimit = "raise"
     run_retries: Retries | None = None
     name: str | None = None
     former_names: Sequence[str] = ()
@@ -210,6 +212,7 @@ def register_ai_service(
     on_suspended: OnSuspended = "raise",
     on_unknown_outcome: UnknownOutcome = "tell",
     limits: UsageLimits | None = None,
+    on_limit: OnLimit = "raise",
     run_retries: Retries | None = None,
     name: str | None = None,
     former_names: Sequence[str] = (),
@@ -242,6 +245,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `on_unknown_tool`, `on_tool_arguments_error`, `on_tool_execution_error`: `(error, context) -> text for the model`.
     - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is requested.
     - `limits`: the `UsageLimits` of each call, including services that its tools call; then `UsageLimitExceededError`.
+    - `on_limit`: `"answer"` asks the model for its answer, without tools, where `max_tool_rounds`,
+      `max_tool_calls_per_response` or `limits` would raise. `Result.stopped_by` names the limit.
     - `compensate_on_tool_errors`: when a tool fails, methods marked with `@compensate_for` undo the tools of this call
       that succeeded, and the model reads that. `compensate_on_failure`: the same when the whole call fails.
     - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.

@@ -51,9 +51,10 @@ from .model_calls import ask_model, model_stream
 from .opening import begin, find_model, find_tools, resume
 from .outputs import ANSWER_TOOL
 from .plans import InvocationLayer
+from .state import ReachedLimit
 from .streamed_call import Send, StreamedCall
 from .tool_tasks import ToolTasks
-from .usage_layers import counted, in_account, limited, with_recorded_usage
+from .usage_layers import counted, in_account, limited, or_reached_limit, with_recorded_usage
 
 # --- the call
 
@@ -79,6 +80,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if tasks is not None:
                 around.push_async_callback(tasks.cancel)
 
+            answers_at_limit = invocation.account is not None and invocation.rules.answers_at_limit
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
             while not isinstance(effect, (Finish, Fail, Suspend)):
@@ -87,17 +89,23 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     if streamed is not None:
                         await streamed.begin_request()
                     asking = invocation.perform if plan.fallback is None else partial(_ask_or_fall_back, streamed)
-                    event = await asking(effect, invocation)
+                    if answers_at_limit:
+                        event = await or_reached_limit(partial(asking, effect, invocation), invocation)
+                    else:
+                        event = await asking(effect, invocation)
                     if isinstance(event, Finish):  # a `@fallback` gave the value
                         effect = event
                         break
-                    if streamed is not None:
-                        if invocation.perform is not perform:  # a layer may have given the reply
-                            await streamed.send_unsent(event.response)
-                        streamed.end_reply()
-                    invocation.environment.sent = event.sent
+                    if isinstance(event, ModelReplied):
+                        if streamed is not None:
+                            if invocation.perform is not perform:  # a layer may have given the reply
+                                await streamed.send_unsent(event.response)
+                            streamed.end_reply()
+                        invocation.environment.sent = event.sent
                 elif isinstance(effect, CheckAnswer):
                     event = await _check_answer(effect, invocation)
+                elif answers_at_limit:
+                    event = await _run_until_limit(effect, invocation, tasks)
                 elif tasks is None:
                     # What a tool raises becomes a result that the model reads: the answer of the error's handler. Only
                     # an `EndsInvocation`, and what a handler raises, comes out here and ends the call.
@@ -140,6 +148,16 @@ async def _ask_or_fall_back(streamed: StreamedCall | None, effect: CallModel, in
     if streamed is not None:
         await streamed.give_fallback(finished)
     return finished
+
+
+async def _run_until_limit(effect: RunTools, invocation: Invocation, tasks: ToolTasks | None) -> Any:
+    """Run the next tool call. Return the limit that ended it, and all others that were running with it."""
+    call = RunTool(effect.first, effect.pending[effect.first].request)
+    run = partial(invocation.perform, call, invocation) if tasks is None else partial(tasks.run_next, effect)
+    event = await or_reached_limit(run, invocation)
+    if isinstance(event, ReachedLimit) and tasks is not None:
+        await tasks.stop()
+    return event
 
 
 async def _check_answer(effect: CheckAnswer, invocation: Invocation) -> AnswerChecked:

@@ -54,6 +54,10 @@ class ModelCall(ABC):
     def count_tool_calls(self, response: ChatResponse) -> int:
         """Return the number of tool calls in a reply."""
 
+    def may_exceed(self, limit: str, allowed: object) -> bool:
+        """Return True if the call may exceed its own limit of this name and value."""
+        return False
+
     @property
     def is_late(self) -> bool:
         """True if the deadline has passed."""
@@ -81,6 +85,11 @@ class ModelCall(ABC):
             self.refused = error
         if (step := self._step) is not None:
             step.interrupt()
+
+    @property
+    def step(self) -> StepOfTask | None:
+        """The step that runs now."""
+        return self._step
 
     def enter_step(self, step: StepOfTask | None) -> None:
         """Set the step that runs now, which `end_with` interrupts."""
@@ -159,6 +168,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
         self._task: asyncio.Task[Any] = self._cancellations.task
         self._context = copy_context()  # in which it cancels: for the code in between this comes from outside
         self._is_interrupted = self._has_ended = False
+        self._around: StepOfTask | None = None
 
     def interrupt(self) -> None:
         """Cancel the task, from any thread."""
@@ -172,13 +182,14 @@ class StepOfTask(AbstractAsyncContextManager[None]):
     async def __aenter__(self) -> None:
         if self._call.refused is not None:
             raise self._call.refused
+        self._around = self._call.step
         self._call.enter_step(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._has_ended = True
-        self._call.enter_step(None)
+        self._call.enter_step(self._around)
         refused = self._call.refused
         if refused is None:
             return

@@ -33,12 +33,10 @@ from ..errors import (
     ModelTruncatedError,
     OutputParsingError,
     ToolboxError,
-    ToolCallsLimitExceededError,
-    ToolRoundsExceededError,
 )
 from ..tools.tool_calls import ToolEnvironment, ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
-from .state import PendingToolCall, State, identity_of
+from .state import PendingToolCall, ReachedLimit, State, identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Rules:
     `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
     before the reply is complete. With `continues_history`, the history is sent without a new user message. With
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
-    times.
+    times. With `answers_at_limit`, a limit that is reached leads to one last request, in which no tool may be called.
     """
 
     max_rounds: int = 10
@@ -73,6 +71,7 @@ class Rules:
     continues_history: bool = False
     checks_answers: bool = False
     max_answer_retries: int = 0
+    answers_at_limit: bool = False
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
@@ -159,13 +158,15 @@ class ModelReplied:
     """The model has replied. `aside` are additional messages before the reply, which are not stored in memory.
 
     `is_replayed` marks a reply that was recorded earlier: limits do not check it, and it is not paid again. `sent` are
-    the names of the tools in the request that was sent; None if no request was sent.
+    the names of the tools in the request that was sent; None if no request was sent. `reached` is the limit that the
+    reply has reached.
     """
 
     response: ChatResponse
     aside: Sequence[Message] = ()
     is_replayed: bool = False
     sent: tuple[str, ...] | None = None
+    reached: ReachedLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class ToolResumed:
     details: Mapping[str, Any]
 
 
-Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed
+Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit
 
 
 # --- the steps
@@ -241,7 +242,7 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     """Return the state after `event`, and the next effect.
 
     `Fail` contains a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (after all
-    retries) or a `ModelTruncatedError`.
+    retries), a `ModelTruncatedError`, or the error of the limit that a `ReachedLimit` was about.
     """
     match event:
         case ToolFinished(index, outcome):
@@ -250,9 +251,11 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
         case ModelReplied(response, aside):
             if aside:
                 state = _with_aside(state, aside)
-            return _take_reply(rules, state.changed(sent=event.sent), response)
+            return _take_reply(rules, state.changed(sent=event.sent), response, event.reached)
         case AnswerChecked():
             return _take_check(rules, state, event)
+        case ReachedLimit():
+            return _stop_at(rules, state, event)
         case ToolSuspended(index, details):
             call = state.pending[index]
             return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
@@ -263,7 +266,8 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
 
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
     """Add a call of an incomplete reply. The index is None if the call must wait for the complete reply."""
-    if state.rounds >= rules.max_rounds or rules.max_calls is not None or rules.whole_replies:
+    is_last = state.stopped is not None or state.rounds >= rules.max_rounds
+    if is_last or rules.max_calls is not None or rules.whole_replies:
         # The complete reply may be refused or changed. `_take_reply` refuses it; limits do: `Invocation.starts_early`.
         return state, None
     return state.changed(pending=(*state.pending, PendingToolCall(request))), len(state.pending)
@@ -291,13 +295,15 @@ def request_of(rules: Rules, state: State) -> ChatRequest:
         # A resumed state can name tools that its caller may no longer use.
         specifications = tuple([by_name[name] for name in state.offered if name in by_name])
         answer_too = (*specifications, structure.tool) if structure is not None else ()
-    if state.rounds and choice not in ("auto", "none"):
+    if state.stopped is not None:
+        choice = "none"
+    elif state.rounds and choice not in ("auto", "none"):
         choice = None  # a forced tool choice applies to the first round only
     response_format = None
     if structure is not None:
         if state.mode == "tool":
             specifications = answer_too
-            choice = choice or "required"
+            choice = ANSWER_TOOL if state.stopped is not None else choice or "required"
         elif state.mode == "schema":
             response_format = structure.response_format
     system = () if state.system is None else (state.system,)
@@ -344,7 +350,9 @@ def _answer_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> str | None:
     return next(answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL)
 
 
-def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+def _take_reply(
+    rules: Rules, state: State, response: ChatResponse, reached: ReachedLimit | None = None
+) -> tuple[State, Effect]:
     usage = state.token_usage
     if response.token_usage is not None:
         usage = response.token_usage if usage is None else usage + response.token_usage
@@ -354,17 +362,69 @@ def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[Sta
             return _with_messages(state, response.ai_message), Fail(_refused(response))
         response = _without_calls(response)
         state = state.changed(response=response)
+    if state.stopped is not None:
+        return _take_last_reply(rules, state, response)
     reply = response.ai_message
     requests, answer = tool_calls_in(rules, state.mode, reply), _answer_in(rules, state.mode, reply)
-    if not requests and answer is not None:
-        return _read_or_check(rules, state, response, answer)
-    state = _with_messages(state, reply)
+    if not requests and answer is not None and (reached is None or _is_readable(rules, response, answer)):
+        return _read_or_check(rules, state.changed(stopped=reached), response, answer)
     if state.rounds >= rules.max_rounds:
-        return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
-    if rules.max_calls is not None and len(requests) > rules.max_calls:
-        return state, Fail(ToolCallsLimitExceededError(rules.max_calls, len(requests), state.messages))
+        reached = ReachedLimit("max_tool_rounds", rules.max_rounds)
+    elif rules.max_calls is not None and len(requests) > rules.max_calls:
+        reached = ReachedLimit("max_tool_calls_per_response", rules.max_calls, len(requests))
+    if reached is not None and rules.answers_at_limit:
+        return _stop_at(rules, state, reached)
+    state = _with_messages(state, reply)
+    if reached is not None:
+        return _fail_at(reached, state)
     pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
     return _after_tools(rules, state.changed(rounds=state.rounds + 1, pending=pending), 0)
+
+
+# --- limits
+
+
+def _stop_at(rules: Rules, state: State, reached: ReachedLimit) -> tuple[State, Effect]:
+    """Ask the model for its answer, without the reply that has reached a limit, if it was a reply.
+
+    If calls were running, their round is complete first: those without a result get an error result.
+    """
+    state = state.changed(stopped=reached)
+    if not state.pending:
+        return state, CallModel(request_of(rules, state))
+    assert reached.at is not None
+    text = f"The call did not finish: the limit {reached.limit}={reached.allowed} was reached."
+    pending = list(state.pending)
+    for index, each in enumerate(pending):
+        if each.status == "waiting":
+            outcome = ToolOutcome(ToolExecution(each.request, text, None, True, reached.at, 0.0))
+            pending[index] = PendingToolCall(each.request, "finished", outcome, each.details)
+    return _after_tools(rules, state.changed(pending=tuple(pending)), 0)
+
+
+def _fail_at(reached: ReachedLimit, state: State) -> tuple[State, Fail]:
+    return state, Fail(reached.error(state.messages))
+
+
+def _is_readable(rules: Rules, response: ChatResponse, text: str) -> bool:
+    try:
+        read_answer(rules, response, text)
+    except OutputParsingError:
+        return False
+    return True
+
+
+def _take_last_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+    """Read the answer after a limit was reached. Its calls do not run."""
+    assert state.stopped is not None
+    reply = response.ai_message
+    if calls := tool_calls_in(rules, state.mode, reply):
+        answers = [each for each in reply.tool_execution_requests if each not in calls]
+        if not answers and not (reply.text or "").strip():
+            return _fail_at(state.stopped, _with_messages(state, reply))
+        response = _with_calls(response, answers)
+        state = state.changed(response=response)
+    return _read_or_check(rules, state, response, _answer_in(rules, state.mode, response.ai_message) or "")
 
 
 def _refused(response: ChatResponse) -> ModelRefusedError:
@@ -375,7 +435,11 @@ def _without_calls(response: ChatResponse) -> ChatResponse:
     """Return the response without calls, and without attributes that may repeat them."""
     if not response.ai_message.tool_execution_requests:
         return response
-    message = replace(response.ai_message, tool_execution_requests=(), attributes={})
+    return _with_calls(response, ())
+
+
+def _with_calls(response: ChatResponse, calls: Sequence[ToolExecutionRequest]) -> ChatResponse:
+    message = replace(response.ai_message, tool_execution_requests=calls, attributes={})
     return replace(response, ai_message=message)
 
 
@@ -394,7 +458,8 @@ def _take_check(rules: Rules, state: State, checked: AnswerChecked) -> tuple[Sta
     state = state.changed(response=response)
     if refusal is None:
         return _accept_answer(rules, state, response, checked.text, checked.value)
-    if not checked.asks_again or state.answer_retries >= rules.max_answer_retries:
+    is_last = state.stopped is not None or state.answer_retries >= rules.max_answer_retries
+    if is_last or not checked.asks_again:
         return _with_messages(state, _answer_message(rules, state, response, checked.text)), Fail(refusal)
     state = state.changed(answer_retries=state.answer_retries + 1)
     if checked.prompt is not None:
@@ -415,6 +480,8 @@ def _read_or_check(
         answer = read_answer(rules, response, text)
     except OutputParsingError as error:
         said = beside or (reply,)
+        if state.stopped is not None:
+            return _fail_at(state.stopped, _with_messages(state, *said))
         if response.finish_reason is FinishReason.LENGTH:
             cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
             return _with_messages(state, *said), Fail(ModelTruncatedError(cut, text))

@@ -46,6 +46,8 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, f"invalid reasoning={options.reasoning!r}", fix)
     if options.on_suspended not in ("raise", "cancel"):
         yield Problem(where, f"invalid on_suspended={options.on_suspended!r}", 'use "raise" or "cancel"')
+    if options.on_limit not in ("raise", "answer"):
+        yield Problem(where, f"invalid on_limit={options.on_limit!r}", 'use "raise" or "answer"')
     if options.on_unknown_outcome not in ("tell", "ask", "retry"):
         fact = f"invalid on_unknown_outcome={options.on_unknown_outcome!r}"
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')

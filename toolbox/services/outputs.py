@@ -77,6 +77,8 @@ class Result(Generic[T]):
       names the run.
     - `compensations`: the tool calls that were undone, in this order.
     - `response_id`: the id that the model server gave the last reply; None if it gave none.
+    - `stopped_by`: the name of the limit at which the model was asked for its answer, such as `"max_tool_rounds"`, with
+      `on_limit="answer"`; else None.
     """
 
     content: T = field(hash=False)
@@ -88,6 +90,7 @@ class Result(Generic[T]):
     run_id: str | None = None
     compensations: Sequence[Compensation] = ()
     response_id: str | None = None
+    stopped_by: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("tool_executions", "messages", "pending", "compensations"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import PlainSerializer
@@ -21,7 +23,9 @@ from ..chat import (
     ToolExecutionRequest,
     ToolExecutionResultMessage,
 )
+from ..errors import ToolboxError, ToolCallsLimitExceededError, ToolRoundsExceededError
 from ..frozen_copies import copy_with
+from ..limits import Usage, UsageLimitExceededError
 from ..tools.tool_calls import ToolOutcome
 from ..transcripts import (
     Json,
@@ -44,6 +48,8 @@ from .stored_forms import (
     execution_to_dict,
     fields_from_dict,
     fields_to_dict,
+    usage_from_dict,
+    usage_to_dict,
 )
 
 VERSION = 1
@@ -62,6 +68,60 @@ class PendingToolCall:
     status: Status = "waiting"
     outcome: ToolOutcome | None = None
     details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedLimit:
+    """A limit of the service that was reached: its name and its value.
+
+    `used` is what was used or asked for, `usage` everything that was counted, and `at` the time, of a limit of
+    `UsageLimits`.
+    """
+
+    limit: str
+    allowed: int | Decimal
+    used: int | Decimal | None = None
+    usage: Usage | None = None
+    at: datetime | None = None
+
+    @classmethod
+    def of(cls, error: UsageLimitExceededError) -> ReachedLimit:
+        """Return the limit that an error is about."""
+        return cls(error.limit, error.allowed, error.used, error.usage, datetime.now(UTC))
+
+    def error(self, transcript: Sequence[Message]) -> ToolboxError:
+        """Return the error with which a call fails at the limit."""
+        if self.usage is not None:
+            return UsageLimitExceededError(self.limit, self.allowed, self.used, self.usage, transcript)
+        if self.limit == "max_tool_rounds":
+            return ToolRoundsExceededError(int(self.allowed), transcript)
+        return ToolCallsLimitExceededError(int(self.allowed), int(self.used or 0), transcript)
+
+
+def _reached_to_dict(reached: ReachedLimit | None) -> Json | None:
+    if reached is None:
+        return None
+    usage = None if reached.usage is None else usage_to_dict(reached.usage)
+    numbers = {name: _number_to_json(getattr(reached, name)) for name in ("allowed", "used")}
+    at = None if reached.at is None else reached.at.isoformat()
+    return {"limit": reached.limit, **numbers, "usage": usage, "at": at}
+
+
+def _reached_from_dict(written: Any) -> ReachedLimit | None:
+    if written is None:
+        return None
+    usage = None if written["usage"] is None else usage_from_dict(written["usage"])
+    allowed, used = _number_from_json(written["allowed"]), _number_from_json(written["used"])
+    at = None if written["at"] is None else datetime.fromisoformat(written["at"])
+    return ReachedLimit(written["limit"], 0 if allowed is None else allowed, used, usage, at)
+
+
+def _number_to_json(number: int | Decimal | None) -> int | str | None:
+    return str(number) if isinstance(number, Decimal) else number
+
+
+def _number_from_json(written: int | str | None) -> int | Decimal | None:
+    return Decimal(written) if isinstance(written, str) else written
 
 
 def identity_of(request: ToolExecutionRequest) -> tuple[str, str, str]:
@@ -103,6 +163,7 @@ def _arguments_to_pairs(arguments: Mapping[int, Mapping[str, Any]]) -> list[Any]
 
 StoredPendingCall: TypeAlias = Annotated[PendingToolCall, StoredForm(_pending_to_dict, _pending_from_dict)]
 StoredArguments: TypeAlias = Annotated[Mapping[int, Mapping[str, Any]], StoredForm(_arguments_to_pairs, dict)]
+StoredLimit: TypeAlias = Annotated[ReachedLimit | None, StoredForm(_reached_to_dict, _reached_from_dict)]
 Positions: TypeAlias = Annotated[frozenset[int], PlainSerializer(sorted)]
 
 
@@ -122,6 +183,7 @@ class State:
       model read; `undone`: of those whose compensation was called, as in `compensations`.
     - `arguments`: in states of earlier versions, those of tools that ran with others than the model's, by position.
     - `model`: the name of the model; None in states of earlier versions.
+    - `stopped`: the limit of the service after which only the answer is asked for; None before.
     """
 
     system: StoredSystemMessage | None
@@ -145,6 +207,7 @@ class State:
     compensations: tuple[Compensation, ...] = ()
     arguments: StoredArguments = field(default_factory=dict, hash=False)
     model: str | None = None
+    stopped: StoredLimit = None
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -234,6 +297,7 @@ class State:
             self.remembered,
             compensations=self.compensations,
             response_id=None if self.response is None else self.response.id,
+            stopped_by=None if self.stopped is None else self.stopped.limit,
         )
 
     def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:

@@ -31,6 +31,7 @@ from ..tools.results import SUCCESS
 from .invocation import Invocation
 from .loop import (
     AnswerChecked,
+    CallModel,
     CheckAnswer,
     Effect,
     Event,
@@ -45,6 +46,7 @@ from .loop import (
     with_early_call,
 )
 from .outputs import ANSWER_TOOL, Shape
+from .state import ReachedLimit
 from .tool_tasks import News, ToolTasks
 
 Send: TypeAlias = Callable[[ServiceEvent], Awaitable[None]]
@@ -115,8 +117,13 @@ class StreamedCall:
         """Send the event of a result that the loop has taken in; `following` is the next effect."""
         if isinstance(event, ToolFinished):
             await self.send_news(event)
+        elif isinstance(event, ReachedLimit):
+            for each in self._invocation.state.all_executions:
+                if each.started_at is event.at:  # it did not finish
+                    await self._send(ToolExecuted(each))
         elif isinstance(event, ModelReplied) and not isinstance(following, (CheckAnswer, Fail, Finish)):
-            await self._send_round(event.response)
+            is_dropped = isinstance(following, CallModel) and self._invocation.state.stopped is not None
+            await self._send_round(event.response, is_dropped=is_dropped)
         elif isinstance(event, AnswerChecked) and isinstance(effect, CheckAnswer) and self._held is not None:
             for each in self._held.released(effect, event):
                 await self._send(each)
@@ -169,10 +176,13 @@ class StreamedCall:
         if index is not None:
             self.tasks.start_early(index, request)
 
-    async def _send_round(self, response: ChatResponse) -> None:
-        """Send the response of a round with tool calls, later if one of its tools may end the invocation."""
+    async def _send_round(self, response: ChatResponse, *, is_dropped: bool = False) -> None:
+        """Send the response of a round with tool calls, later if one of its tools may end the invocation.
+
+        Of a reply that is dropped, the text was sent: it does not belong to the next one.
+        """
         requests = self._invocation.tool_calls_in(response)
-        if not requests:
+        if not requests and not is_dropped:
             return
         response = replace(response, ai_message=replace(response.ai_message, tool_execution_requests=requests))
         event = IntermediateResponse(response if self._held is None else self._held.dropped_from(response))

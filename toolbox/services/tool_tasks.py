@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
 from ..chat import ToolExecutionRequest, ToolProgress
@@ -150,18 +150,38 @@ class ToolTasks:
     async def cancel(self) -> None:
         """Cancel the running calls, wait for them, and store the finished ones in the invocation's state."""
         running = [task for task in self._tasks.values() if not task.done()]
-        for task in running:
-            task.cancel()
         if running:
             self._invocation.context.cancellation.cancel()
+        for task in running:
+            task.cancel()
         try:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         finally:  # a second cancellation, such as that of the deadline, is raised when all calls have ended
             self.take_in_results()
-            for news in self._news:
-                if isinstance(news, asyncio.Task) and not news.cancelled() and news.exception() is None:
-                    self._take_in(news.result())
+            for news in self._unread_news():
+                if isinstance(news, (ToolFinished, ToolSuspended)):
+                    self._take_in(news)
             self.begin_reply()
+
+    async def stop(self) -> None:
+        """Cancel the running calls of a call that goes on. What has happened is told, and stored in its state."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for news in self._unread_news():
+            if self._tell is not None:
+                await self._tell(news)
+            if isinstance(news, (ToolFinished, ToolSuspended)):
+                self._take_in(news)
+        self.begin_reply()
+
+    def _unread_news(self) -> Iterator[News]:
+        """Yield what has happened and was not read; nothing of a call that has failed or was cancelled."""
+        for news in self._news:
+            if not isinstance(news, asyncio.Task):
+                yield news
+            elif not news.cancelled() and news.exception() is None:
+                yield news.result()
 
     def _take_in(self, result: ToolFinished | ToolSuspended) -> None:
         invocation = self._invocation
