@@ -155,6 +155,7 @@ from .events import (
     ServiceFailedEvent,
     ServiceStartedEvent,
     ServiceSuspendedEvent,
+    ToldEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolProgressEvent,
@@ -212,6 +213,9 @@ from .security import (
     ForbiddenError,
     UnauthenticatedError,
 )
+from .service_events import (
+    InnerEvent,
+)
 from .services.declaration import (
     DEFAULT,
     handle_tool_arguments_error,
@@ -253,7 +257,6 @@ from .tools.sources import (
     ToolProviderResult,
 )
 from .chat import (
-    ServiceEvent as ServiceEvent,
     StreamingChatModel as StreamingChatModel,
 )
 from .contents import (
@@ -271,6 +274,9 @@ from .conversations.views import (
 from .logs import (
     InvocationLogFilter as InvocationLogFilter,
     LoggingListener as LoggingListener,
+)
+from .service_events import (
+    ServiceEvent as ServiceEvent,
 )
 from .services.invocation_records import (
     InvocationRecord as InvocationRecord,
@@ -316,6 +322,7 @@ __all__ = [
     "IllegalConfigurationError",
     "ImageContent",
     "Inject",
+    "InnerEvent",
     "InputGuardrailError",
     "Instance",
     "IntermediateResponse",
@@ -392,6 +399,7 @@ __all__ = [
     "TokenStream",
     "TokenUsage",
     "TokenWindow",
+    "ToldEvent",
     "ToolAbort",
     "ToolArgumentsError",
     "ToolCallsLimitExceededError",

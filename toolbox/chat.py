@@ -528,12 +528,6 @@ class RunSuspended:
     pending: tuple[PendingCall, ...]
 
 
-ServiceEvent: TypeAlias = (
-    StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended | ToolProgress
-)
-"""The events of a service's `TokenStream`."""
-
-
 class ChatModel(Protocol):
     """A language model: any object with `async def chat(request)`.
 

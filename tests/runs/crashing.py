@@ -26,6 +26,7 @@ class Crashing:
     """Passes everything on, until the write with the number `at`; from then on nothing works."""
 
     persistent = True
+    supports = InMemoryRunStore.supports
 
     def __init__(self, kept: Kept, at: int, after: bool) -> None:
         self.kept, self.at, self.after, self.writes, self.crashed = kept, at, after, 0, False
@@ -37,7 +38,7 @@ class Crashing:
         async def call(*args: Any, **kwargs: Any) -> Any:
             if self.crashed:
                 raise CrashedError
-            if name not in ("create", "append", "change", "acquire", "add_events"):
+            if name not in ("create", "append", "change", "acquire", "add_events", "add_message", "close_messages"):
                 return await work(*args, **kwargs)
             self.writes += 1
             self.crashed = self.writes == self.at

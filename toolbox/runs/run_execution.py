@@ -17,7 +17,7 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from ..chat import RunSuspended, ServiceEvent
+from ..chat import RunSuspended
 from ..context import context_of_a_run, current_invocation, current_limit
 from ..errors import (
     InvocationTimeoutError,
@@ -26,6 +26,7 @@ from ..errors import (
     RunCancelledError,
     leaves_run_unchanged,
 )
+from ..service_events import ServiceEvent
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from ..tools.failures import message_of

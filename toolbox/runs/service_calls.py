@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, ToolExecutionRequest, UserMessage
+from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import UsageLimits, remaining
 from ..safe_text import printable
+from ..service_events import ServiceEvent
 from ..service_names import stored_name
 from ..services.driver import run, stream
 from ..services.host_needs import ServiceHost
@@ -26,7 +27,7 @@ from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation
+from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage
 from ..services.state import PendingToolCall, State
 from ..services.stored_forms import usage_from_dict, usage_to_dict
 from ..settings import settings_key
@@ -134,6 +135,21 @@ class RunPlace:
     def has_new_records(self) -> bool:
         """True if this process has written a record."""
         return self.session.has_new_records
+
+    @property
+    def takes_messages(self) -> bool:
+        """True if the user may add messages: to the outermost invocation of a stored run."""
+        return not self.path and self.session.takes_messages
+
+    async def messages_after(self, count: int) -> Sequence[ToldMessage]:
+        """Return the messages that the user has added after the first `count`, oldest first."""
+        if self.session.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None:
+            return ()  # the reply that comes next has not seen them; they are read after it
+        return await self.session.messages_after(count)
+
+    async def close_messages(self, count: int) -> bool:
+        """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
+        return await self.session.close_messages(count)
 
     @property
     def limits(self) -> UsageLimits | None:
@@ -640,12 +656,14 @@ class PreparedRun:
 # --- before a run is stored, and before it continues
 
 
-async def check_input(host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any]) -> UserMessage | None:
+async def check_input(
+    host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any], message: UserMessage | None = None
+) -> UserMessage | None:
     """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
 
-    Raises `InputGuardrailError`.
+    `message` is the user message, if it is not that of the arguments. Raises `InputGuardrailError`.
     """
-    invocation = Invocation(plan, host, arguments)
+    invocation = Invocation(plan, host, arguments, message=message)
     await check_input_first(invocation)
     return invocation.user_message if invocation.has_other_message else None
 

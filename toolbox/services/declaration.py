@@ -165,6 +165,7 @@ class ServiceOptions:
     limits: UsageLimits | None = None
     on_limit: OnLimit = "raise"
     run_retries: Retries | None = None
+    inner_events: bool = False
     name: str | None = None
     former_names: Sequence[str] = ()
 
@@ -214,6 +215,7 @@ def register_ai_service(
     limits: UsageLimits | None = None,
     on_limit: OnLimit = "raise",
     run_retries: Retries | None = None,
+    inner_events: bool = False,
     name: str | None = None,
     former_names: Sequence[str] = (),
 ) -> Callable[[C], C]: ...
@@ -258,6 +260,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
       `"cancel"` cancels that run.
     - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
     - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
+    - `inner_events`: True puts the events of services that run within its tools into its streams, and into
+      `runs.events`, as `InnerEvent`s.
     - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the
       class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
 

@@ -21,12 +21,15 @@ from ..chat import CompleteResponse
 from ..chat_streams import no_response
 from ..context import current_bean_caller, current_invocation
 from ..errors import ModelError
+from ..events import ToldEvent
 from ..execution.cancellation import CancellationsHere
 from ..models.fallbacks import is_worth_another_model
+from ..service_events import ServiceEvent
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
 from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans
+from .inner_events import Send, sender_of
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
@@ -38,6 +41,8 @@ from .loop import (
     Effect,
     Fail,
     Finish,
+    Heard,
+    Listen,
     ModelReplied,
     RunTool,
     RunTools,
@@ -52,7 +57,7 @@ from .opening import begin, find_model, find_tools, resume
 from .outputs import ANSWER_TOOL
 from .plans import InvocationLayer
 from .state import ReachedLimit
-from .streamed_call import Send, StreamedCall
+from .streamed_call import StreamedCall
 from .tool_tasks import ToolTasks
 from .usage_layers import counted, in_account, limited, or_reached_limit, with_recorded_usage
 
@@ -104,6 +109,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                         invocation.environment.sent = event.sent
                 elif isinstance(effect, CheckAnswer):
                     event = await _check_answer(effect, invocation)
+                elif isinstance(effect, Listen):
+                    event = await _listen(effect, invocation, streamed)
                 elif answers_at_limit:
                     event = await _run_until_limit(effect, invocation, tasks)
                 elif tasks is None:
@@ -148,6 +155,24 @@ async def _ask_or_fall_back(streamed: StreamedCall | None, effect: CallModel, in
     if streamed is not None:
         await streamed.give_fallback(finished)
     return finished
+
+
+async def _listen(effect: Listen, invocation: Invocation, streamed: StreamedCall | None) -> Heard:
+    """Return the messages that the user has added to the run since its last request. Before its end, take no more."""
+    place, count = invocation.place, len(invocation.state.told)
+    assert place is not None
+    if isinstance(effect.before, Finish) and await place.close_messages(count):
+        return Heard((), effect.before)
+    told = await place.messages_after(count)
+    if told and streamed is not None:
+        await streamed.end_intermediate(effect)
+    for each in told:
+        event = ToldEvent(invocation.context, each.message, each.by)
+        if invocation.host.listeners is not None:
+            invocation.host.listeners.tell(event)
+        if streamed is not None:
+            await streamed.put_event(event)
+    return Heard([each.message for each in told], effect.before)
 
 
 async def _run_until_limit(effect: RunTools, invocation: Invocation, tasks: ToolTasks | None) -> Any:
@@ -281,7 +306,10 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return its value. The host waits for it when it stops."""
     with invocation.host.running.task(invocation.where):
-        return await run_call(invocation)
+        if (send := sender_of(invocation)) is None:
+            return await run_call(invocation)
+        await run_call(invocation, StreamedCall(invocation, send))
+        return invocation.value()
 
 
 async def stream(invocation: Invocation, send: Send) -> None:
@@ -290,4 +318,11 @@ async def stream(invocation: Invocation, send: Send) -> None:
     A stream does what a call does, in one task: its deadline, its limits and its blocks are around all of its rounds,
     while the reader's code runs in the reader's task. The time that the reader takes counts for the deadline.
     """
-    await run_call(invocation, StreamedCall(invocation, send))
+    around = sender_of(invocation)
+
+    async def send_to_both(event: ServiceEvent) -> None:
+        assert around is not None
+        await around(event)
+        await send(event)
+
+    await run_call(invocation, StreamedCall(invocation, send if around is None else send_to_both))

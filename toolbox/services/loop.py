@@ -51,6 +51,7 @@ class Rules:
     before the reply is complete. With `continues_history`, the history is sent without a new user message. With
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
     times. With `answers_at_limit`, a limit that is reached leads to one last request, in which no tool may be called.
+    With `listens`, messages that the user adds meanwhile are looked for at the end of each round.
     """
 
     max_rounds: int = 10
@@ -72,6 +73,7 @@ class Rules:
     checks_answers: bool = False
     max_answer_retries: int = 0
     answers_at_limit: bool = False
+    listens: bool = False
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
@@ -124,6 +126,22 @@ class CheckAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """Read the answer of a complete reply. `beside` are the results of calls beside it."""
+
+    response: ChatResponse
+    text: str
+    beside: Sequence[Message] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Look for messages that the user has added. `before` is what comes next if there are none."""
+
+    before: CallModel | ReadAnswer | Finish
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend:
     """Wait until the pending calls with these indexes get their results from outside."""
 
@@ -147,7 +165,7 @@ class Fail:
     error: ToolboxError
 
 
-Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Suspend | Finish | Fail
+Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Listen | Suspend | Finish | Fail
 
 
 # --- events: results of effects
@@ -209,7 +227,15 @@ class ToolResumed:
     details: Mapping[str, Any]
 
 
-Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The messages that the user has added, oldest first; `before` is that of the `Listen`."""
+
+    messages: Sequence[UserMessage]
+    before: CallModel | ReadAnswer | Finish
+
+
+Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit | Heard
 
 
 # --- the steps
@@ -244,6 +270,18 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     `Fail` contains a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (after all
     retries), a `ModelTruncatedError`, or the error of the limit that a `ReachedLimit` was about.
     """
+    if isinstance(event, Heard):
+        return _hear(rules, state, event)
+    state, effect = _advance(rules, state, event)
+    return state, listening(rules, effect)
+
+
+def listening(rules: Rules, effect: Effect) -> Effect:
+    """Return the effect, after looking for messages of the user if it is a request or the end."""
+    return Listen(effect) if rules.listens and isinstance(effect, (CallModel, Finish)) else effect
+
+
+def _advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     match event:
         case ToolFinished(index, outcome):
             call = state.pending[index]
@@ -256,6 +294,8 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
             return _take_check(rules, state, event)
         case ReachedLimit():
             return _stop_at(rules, state, event)
+        case Heard():
+            return _hear(rules, state, event)
         case ToolSuspended(index, details):
             call = state.pending[index]
             return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
@@ -275,6 +315,10 @@ def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -
 
 def next_effect(rules: Rules, state: State) -> Effect:
     """Return the next effect for a state that was stored and read again."""
+    return listening(rules, _next_effect(rules, state))
+
+
+def _next_effect(rules: Rules, state: State) -> Effect:
     last = state.last_message
     if isinstance(last, AiMessage) and state.response is not None:
         if state.pending:
@@ -325,12 +369,31 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     A history that is sent alone may end with the results of tools: the instructions follow them.
     """
     history, messages, prompted = state.history, state.messages, state.prompted
+    sent: tuple[Message, ...]
     if prompted is None:
-        return (*history, *messages)
-    if not rules.continues_history:
-        return (*history, prompted, *messages[1:])
-    before = history[:-1] if isinstance(history[-1], UserMessage) else history
-    return (*before, prompted, *messages)
+        sent = (*history, *messages)
+    elif not rules.continues_history:
+        sent = (*history, prompted, *messages[1:])
+    else:
+        before = history[:-1] if isinstance(history[-1], UserMessage) else history
+        sent = (*before, prompted, *messages)
+    return _with_told_joined(sent, state) if state.told else sent
+
+
+def _with_told_joined(sent: tuple[Message, ...], state: State) -> tuple[Message, ...]:
+    """Return the messages to send with those that the user has added in one message with the user's before them."""
+    first, joined = len(sent) - len(state.messages), list[Message]()
+    for position, message in enumerate(sent):
+        last = joined[-1] if joined else None
+        if position - first not in state.told or not isinstance(last, UserMessage):
+            joined.append(message)
+            continue
+        assert isinstance(message, UserMessage)
+        is_prompted = state.prompted is not None and state.prompted.contents[-1] is last.contents[-1]
+        end = len(last.contents) - is_prompted  # the instructions about the answer stay at the end
+        contents = (*last.contents[:end], *message.contents, *last.contents[end:])
+        joined[-1] = UserMessage(contents, last.name, last.attributes)
+    return tuple(joined)
 
 
 def tool_calls_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> Sequence[ToolExecutionRequest]:
@@ -367,7 +430,7 @@ def _take_reply(
     reply = response.ai_message
     requests, answer = tool_calls_in(rules, state.mode, reply), _answer_in(rules, state.mode, reply)
     if not requests and answer is not None and (reached is None or _is_readable(rules, response, answer)):
-        return _read_or_check(rules, state.changed(stopped=reached), response, answer)
+        return _answered(rules, state.changed(stopped=reached), response, answer)
     if state.rounds >= rules.max_rounds:
         reached = ReachedLimit("max_tool_rounds", rules.max_rounds)
     elif rules.max_calls is not None and len(requests) > rules.max_calls:
@@ -379,6 +442,57 @@ def _take_reply(
         return _fail_at(reached, state)
     pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
     return _after_tools(rules, state.changed(rounds=state.rounds + 1, pending=pending), 0)
+
+
+# --- messages that the user adds
+
+
+def _answered(
+    rules: Rules, state: State, response: ChatResponse, text: str, beside: Sequence[Message] = ()
+) -> tuple[State, Effect]:
+    """Read the answer, unless a message of the user waits."""
+    if rules.listens and state.stopped is None:
+        return state, Listen(ReadAnswer(response, text, beside))
+    return _read_or_check(rules, state, response, text, beside)
+
+
+def _hear(rules: Rules, state: State, heard: Heard) -> tuple[State, Effect]:
+    """Go on with the messages that the user has added: after an answer, which is an intermediate one, if there is one.
+
+    After a limit was reached, nothing more is asked: they stay unanswered.
+    """
+    before = heard.before
+    if not heard.messages:
+        match before:
+            case ReadAnswer(response, text, beside):
+                state, effect = _read_or_check(rules, state, response, text, beside)
+                return state, listening(rules, effect)
+            case CallModel():  # the state may have changed since
+                return state, CallModel(request_of(rules, state))
+            case Finish():
+                return state, before
+    if isinstance(before, ReadAnswer):
+        state = _with_intermediate(rules, state, before)
+    start = len(state.messages)
+    told = state.told | frozenset(range(start, start + len(heard.messages)))
+    state = _with_messages(state, *heard.messages).changed(told=told)
+    if isinstance(before, Finish) and state.stopped is not None:
+        return state, Listen(before)
+    return state, CallModel(request_of(rules, state))
+
+
+def _with_intermediate(rules: Rules, state: State, answer: ReadAnswer) -> State:
+    """Return the state with an answer that is not the last one, as it came."""
+    message = _answer_message(rules, state, answer.response, answer.text)
+    if answer.beside:
+        state = _with_round(rules, state, answer.response.ai_message, answer.beside)
+    return _with_messages(state, message) if message.text or message.attributes else state
+
+
+def _with_round(rules: Rules, state: State, reply: AiMessage, results: Sequence[Message]) -> State:
+    """Return the state with the calls beside an answer as a round like any other: the answer is a separate message."""
+    ran = replace(reply, tool_execution_requests=tool_calls_in(rules, state.mode, reply))
+    return state.changed(messages=(*state.messages[:-1], ran, *results))
 
 
 # --- limits
@@ -488,10 +602,8 @@ def _read_or_check(
         if state.output_retries >= rules.max_output_retries:
             return _with_messages(state, *said), Fail(error)
         return _ask_for_correction(rules, state, response, error, beside)
-    if beside:  # a round like any other, and then the answer as a separate message
-        requests = tool_calls_in(rules, state.mode, reply)
-        ran = replace(reply, tool_execution_requests=requests)
-        state = state.changed(messages=(*state.messages[:-1], ran, *beside))
+    if beside:
+        state = _with_round(rules, state, reply, beside)
     if rules.checks_answers:
         return state, CheckAnswer(response, text, answer)
     return _accept_answer(rules, state, response, text, answer.value)
@@ -605,7 +717,7 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
         messages = [messages[index] for index in _places(pending, requests)]
     state = state.changed(executions=tuple(executions), pending=(), failed=failed, ran=ran)
     if (answer := _answer_in(rules, state.mode, reply)) is not None:
-        return _read_or_check(rules, state, response, answer, messages)
+        return _answered(rules, state, response, answer, messages)
     state = _with_messages(state, *messages)
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended

@@ -6,6 +6,7 @@ Not here: tools that are added to those of the method (`added_tools`), performin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..bean_references import BeanReference
@@ -122,6 +123,8 @@ async def find_tools(invocation: Invocation) -> None:
 def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:
     plan, options = invocation.plan, invocation.call_options
     rules = plan.rules_of(toolset)
+    if invocation.place is not None and invocation.place.takes_messages:
+        rules = replace(rules, listens=True)
     return rules if options is None else plan.rules_of_call(rules, options)
 
 
@@ -159,7 +162,7 @@ async def begin(invocation: Invocation) -> Effect:
         mode = "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
     invocation.state, effect = loop.begin(rules, system, history, asked, mode=mode, model=invocation.model_name)
     invocation.has_begun = True
-    return effect
+    return loop.listening(rules, effect)
 
 
 async def open_invocation(invocation: Invocation) -> None:

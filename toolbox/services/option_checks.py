@@ -55,7 +55,7 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     yield from _retries_problems(where, options)
     if not isinstance(options.durable, bool):
         yield Problem(where, f"invalid durable={options.durable!r}", "use True or False")
-    for name in ("compensate_on_tool_errors", "compensate_on_failure"):
+    for name in ("compensate_on_tool_errors", "compensate_on_failure", "inner_events"):
         if not isinstance(getattr(options, name), bool):
             yield Problem(where, f"invalid {name}={getattr(options, name)!r}", "use True or False")
     if not isinstance(options.concurrent_tools, (bool, Executor)):

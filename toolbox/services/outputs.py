@@ -27,7 +27,6 @@ from ..chat import (
     Message,
     PendingCall,
     ResponseFormat,
-    ServiceEvent,
     TokenUsage,
     ToolExecution,
     ToolExecutionResult,
@@ -39,6 +38,7 @@ from ..introspection import EMPTY, is_union, unwrapped
 from ..json_text import arguments_text, value_text
 from ..safe_text import faults_of
 from ..schemas import schema_of, strict_form
+from ..service_events import ServiceEvent
 from ..tools.codec import parsed_leniently
 from .answers import AnswerType, UnsupportedOutput
 

@@ -14,12 +14,13 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar, cast
 
 from ..callers import WhileCallerWaits
-from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
+from ..chat import IntermediateResponse, PartialResponse
 from ..context import given_up_with_outer
 from ..conversations.memories import Caller, caller_here
 from ..errors import OutputParsingError
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
+from ..service_events import ServiceEvent
 from .driver import stream
 from .host_needs import ServiceHost
 from .invocation import Invocation

@@ -98,7 +98,7 @@ class FirstRunTables:
 
     def schema(self) -> Schema:
         """Return the steps and the tables, for a migration."""
-        return Schema(self.name, self.steps(), (self.runs, self.leases, self.records, self.events))
+        return Schema(self.name, self.steps(), tuple(self.metadata.sorted_tables))
 
 
 class RunTables(FirstRunTables):
@@ -119,6 +119,16 @@ class RunTables(FirstRunTables):
         self.runs.append_column(Column("next_at", BigInteger))  # version 4
         has_time = self.runs.c.next_at.is_not(None)
         Index(f"{name}_next_at", self.runs.c.next_at, sqlite_where=has_time, postgresql_where=has_time)
+        self.leases.append_column(Column("messages", Integer))  # version 5: how many; None is 0
+        self.leases.append_column(Column("closed", Integer))  # 1 if the run takes no more messages
+        self.messages = Table(
+            f"{name}_messages",
+            self.metadata,
+            Column("run_id", Text, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("id", Text, nullable=False),
+            Column("data", Text, nullable=False),
+        )
 
     def steps(self) -> tuple[Step, ...]:
         """Return the migration steps."""
@@ -143,7 +153,13 @@ class RunTables(FirstRunTables):
             connection.execute(text(f"ALTER TABLE {table} ADD COLUMN next_at BIGINT"))
             connection.execute(text(f"CREATE INDEX {index} ON {table} (next_at) WHERE next_at IS NOT NULL"))
 
-        return (*super().steps(), add_columns_of_lists, add_wishes, add_next_at)
+        def add_messages(connection: Connection) -> None:
+            leases = connection.dialect.identifier_preparer.quote(self.leases.name)
+            for each in ("messages INTEGER", "closed INTEGER"):
+                connection.execute(text(f"ALTER TABLE {leases} ADD COLUMN {each}"))
+            self.messages.create(connection, checkfirst=False)
+
+        return (*super().steps(), add_columns_of_lists, add_wishes, add_next_at, add_messages)
 
 
 def beginning_of(started_by: ColumnElement[Any]) -> ColumnElement[str]:
