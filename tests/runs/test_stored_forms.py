@@ -130,7 +130,7 @@ FULL_STATE = State(
     arguments={0: {"amount": 4}, 1: {}},
     model="strong",
     stopped=ReachedLimit("cost", Decimal("0.5"), Decimal("0.75"), Usage(3, 2, USAGE, Decimal("0.75")), AT),
-    told=frozenset({2}),
+    added=frozenset({2}),
 )
 STATES = {
     "full": FULL_STATE,

@@ -295,9 +295,9 @@ def with_cancellation(document: RunDocument, entry: HistoryEntry, waiting: tuple
     return document.changed(waiting=waiting, reason=entry.reason, history=(*document.history, entry))
 
 
-def told_to_json(told: ToldMessage) -> str:
+def told_to_json(added: ToldMessage) -> str:
     """Write a message that the user adds to a run."""
-    return json.dumps({"version": VERSION, "message": message_to_dict(told.message), "by": told.by})
+    return json.dumps({"version": VERSION, "message": message_to_dict(added.message), "by": added.by})
 
 
 def told_from_json(text: str) -> ToldMessage:

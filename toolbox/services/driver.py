@@ -159,20 +159,20 @@ async def _ask_or_fall_back(streamed: StreamedCall | None, effect: CallModel, in
 
 async def _listen(effect: Listen, invocation: Invocation, streamed: StreamedCall | None) -> Heard:
     """Return the messages that the user has added to the run since its last request. Before its end, take no more."""
-    place, count = invocation.place, len(invocation.state.told)
+    place, count = invocation.place, len(invocation.state.added)
     assert place is not None
     if isinstance(effect.before, Finish) and await place.close_messages(count):
         return Heard((), effect.before)
-    told = await place.messages_after(count)
-    if told and streamed is not None:
+    added = await place.messages_after(count)
+    if added and streamed is not None:
         await streamed.end_intermediate(effect)
-    for each in told:
+    for each in added:
         event = ToldEvent(invocation.context, each.message, each.by)
         if invocation.host.listeners is not None:
             invocation.host.listeners.tell(event)
         if streamed is not None:
             await streamed.put_event(event)
-    return Heard([each.message for each in told], effect.before)
+    return Heard([each.message for each in added], effect.before)
 
 
 async def _run_until_limit(effect: RunTools, invocation: Invocation, tasks: ToolTasks | None) -> Any:

@@ -377,7 +377,7 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     else:
         before = history[:-1] if isinstance(history[-1], UserMessage) else history
         sent = (*before, prompted, *messages)
-    return _with_told_joined(sent, state) if state.told else sent
+    return _with_told_joined(sent, state) if state.added else sent
 
 
 def _with_told_joined(sent: tuple[Message, ...], state: State) -> tuple[Message, ...]:
@@ -385,7 +385,7 @@ def _with_told_joined(sent: tuple[Message, ...], state: State) -> tuple[Message,
     first, joined = len(sent) - len(state.messages), list[Message]()
     for position, message in enumerate(sent):
         last = joined[-1] if joined else None
-        if position - first not in state.told or not isinstance(last, UserMessage):
+        if position - first not in state.added or not isinstance(last, UserMessage):
             joined.append(message)
             continue
         assert isinstance(message, UserMessage)
@@ -474,8 +474,8 @@ def _hear(rules: Rules, state: State, heard: Heard) -> tuple[State, Effect]:
     if isinstance(before, ReadAnswer):
         state = _with_intermediate(rules, state, before)
     start = len(state.messages)
-    told = state.told | frozenset(range(start, start + len(heard.messages)))
-    state = _with_messages(state, *heard.messages).changed(told=told)
+    added = state.added | frozenset(range(start, start + len(heard.messages)))
+    state = _with_messages(state, *heard.messages).changed(added=added)
     if isinstance(before, Finish) and state.stopped is not None:
         return state, Listen(before)
     return state, CallModel(request_of(rules, state))

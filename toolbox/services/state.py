@@ -183,7 +183,7 @@ class State:
       model read; `undone`: of those whose compensation was called, as in `compensations`.
     - `arguments`: in states of earlier versions, those of tools that ran with others than the model's, by position.
     - `model`: the name of the model; None in states of earlier versions.
-    - `told`: positions in `messages` of those that the user has added while the run was running or suspended.
+    - `added`: positions in `messages` of those that the user has added while the run was running or suspended.
     - `stopped`: the limit of the service after which only the answer is asked for; None before.
     """
 
@@ -209,7 +209,7 @@ class State:
     arguments: StoredArguments = field(default_factory=dict, hash=False)
     model: str | None = None
     stopped: StoredLimit = None
-    told: Positions = frozenset()
+    added: Positions = frozenset()
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
