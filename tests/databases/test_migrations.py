@@ -148,7 +148,7 @@ def test_the_command_creates_all_tables_and_then_has_nothing_to_do(folder: Path,
     created, again = run_migrate(folder, database_url), run_migrate(folder, database_url)
 
     assert (created.returncode, again.returncode) == (0, 0), created.stderr + again.stderr
-    assert "toolbox_runs created, version 4" in created.stdout
+    assert "toolbox_runs created, version 5" in created.stdout
     assert "toolbox_conversations created" in created.stdout
     assert "nothing to do" in again.stdout
     assert "password" not in created.stdout
@@ -157,13 +157,13 @@ def test_the_command_creates_all_tables_and_then_has_nothing_to_do(folder: Path,
 
 async def test_the_command_migrates_a_database_of_an_earlier_release(folder: Path, database_url: str) -> None:
     await create_version_1(database_url)
-    with pytest.raises(IllegalConfigurationError, match="version 1, but this release needs version 4"):
+    with pytest.raises(IllegalConfigurationError, match="version 1, but this release needs version 5"):
         await start(container_at(database_url, *sql.stores, migrate=False))
 
     done = await asyncio.to_thread(run_migrate, folder, database_url)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "toolbox_runs migrated from 1, version 4" in done.stdout
+    assert "toolbox_runs migrated from 1, version 5" in done.stdout
     await start(container_at(database_url, *sql.stores, migrate=False))
 
 
@@ -308,6 +308,7 @@ CONVERSATIONS = "toolbox_conversations"
 ROWS_ONLY = (
     "SELECT ON toolbox_schemas",
     "SELECT, INSERT, UPDATE, DELETE ON toolbox_runs, toolbox_runs_leases, toolbox_runs_records, toolbox_runs_events",
+    "SELECT, INSERT, UPDATE, DELETE ON toolbox_runs_messages",
     f"SELECT, INSERT, UPDATE, DELETE ON {', '.join(each.name for each in ConversationTables(CONVERSATIONS).tables)}",
     "USAGE ON SEQUENCE toolbox_runs_records_number_seq",
 )

@@ -25,6 +25,7 @@ NOT_NEEDED = {
     "services/streamed_call.py",
     "services/streams.py",
     "services/abandoned_runs.py",
+    "services/inner_events.py",
     "events.py",
     "limits.py",
     "security.py",

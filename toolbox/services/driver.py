@@ -29,7 +29,7 @@ from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
 from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans
-from .inner_events import Send, sender_of
+from .inner_events import Send, current_reader, sender_of
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
@@ -306,7 +306,8 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return its value. The host waits for it when it stops."""
     with invocation.host.running.task(invocation.where):
-        if (send := sender_of(invocation)) is None:
+        send = None if current_reader.get() is None else sender_of(invocation)
+        if send is None:
             return await run_call(invocation)
         await run_call(invocation, StreamedCall(invocation, send))
         return invocation.value()
@@ -318,7 +319,7 @@ async def stream(invocation: Invocation, send: Send) -> None:
     A stream does what a call does, in one task: its deadline, its limits and its blocks are around all of its rounds,
     while the reader's code runs in the reader's task. The time that the reader takes counts for the deadline.
     """
-    around = sender_of(invocation)
+    around = None if current_reader.get() is None else sender_of(invocation)
 
     async def send_to_both(event: ServiceEvent) -> None:
         assert around is not None

@@ -51,7 +51,7 @@ class Rules:
     before the reply is complete. With `continues_history`, the history is sent without a new user message. With
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
     times. With `answers_at_limit`, a limit that is reached leads to one last request, in which no tool may be called.
-    With `listens`, messages that the user adds meanwhile are looked for at the end of each round.
+    With `listens`, messages that the user adds during the call are looked for at the end of each round.
     """
 
     max_rounds: int = 10
