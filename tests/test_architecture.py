@@ -49,6 +49,7 @@ LAYERS: dict[str, int] = {
     "toolbox.transaction_recorder": 2,
     "toolbox.settings": 2,
     "toolbox.events": 2,
+    "toolbox.service_events": 2,
     "toolbox.limits": 2,
     "toolbox.retrieval": 2,
     "toolbox.logs": 2,

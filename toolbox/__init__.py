@@ -44,6 +44,7 @@ _LISTED = {
     ".rest": "register_rest_client",
     ".search": "ToolSearchRequest ToolSearchResult ToolSearchStrategy",
     ".security": "AccessDeniedError ForbiddenError UnauthenticatedError",
+    ".service_events": "InnerEvent",
     ".services.declaration": """
         DEFAULT handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool register_ai_service
         system_message user_message
@@ -58,12 +59,13 @@ _LISTED = {
 }
 
 _UNLISTED = {
-    ".chat": "ServiceEvent StreamingChatModel",
+    ".chat": "StreamingChatModel",
     ".contents": "Content",
     ".conversations.memories": "ChatMemory",
     ".conversations.stores": "InMemoryChatMemoryStore",
     ".conversations.views": "estimate_tokens",
     ".logs": "InvocationLogFilter LoggingListener",
+    ".service_events": "ServiceEvent",
     ".services.invocation_records": "InvocationRecord",
     ".services.outputs": "Compensation",
 }

@@ -159,6 +159,7 @@ from .events import (
     ServiceFailedEvent,
     ServiceStartedEvent,
     ServiceSuspendedEvent,
+    ToldEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolProgressEvent,
@@ -217,6 +218,9 @@ from .security import (
     ForbiddenError,
     UnauthenticatedError,
 )
+from .service_events import (
+    InnerEvent,
+)
 from .services.declaration import (
     DEFAULT,
     handle_tool_arguments_error,
@@ -258,7 +262,6 @@ from .tools.sources import (
     ToolProviderResult,
 )
 from .chat import (
-    ServiceEvent as ServiceEvent,
     StreamingChatModel as StreamingChatModel,
 )
 from .contents import (
@@ -276,6 +279,9 @@ from .conversations.views import (
 from .logs import (
     InvocationLogFilter as InvocationLogFilter,
     LoggingListener as LoggingListener,
+)
+from .service_events import (
+    ServiceEvent as ServiceEvent,
 )
 from .services.invocation_records import (
     InvocationRecord as InvocationRecord,
@@ -324,6 +330,7 @@ __all__ = [
     "IllegalConfigurationError",
     "ImageContent",
     "Inject",
+    "InnerEvent",
     "InputGuardrailError",
     "Instance",
     "IntermediateResponse",
@@ -402,6 +409,7 @@ __all__ = [
     "TokenStream",
     "TokenUsage",
     "TokenWindow",
+    "ToldEvent",
     "ToolAbort",
     "ToolArgumentsError",
     "ToolCallsLimitExceededError",

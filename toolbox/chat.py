@@ -539,12 +539,6 @@ class Retrieved:
     passages: tuple[Passage, ...]
 
 
-ServiceEvent: TypeAlias = (
-    StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended | ToolProgress | Retrieved
-)
-"""The events of a service's `TokenStream`."""
-
-
 class ChatModel(Protocol):
     """A language model: any object with `async def chat(request)`.
 

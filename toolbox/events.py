@@ -22,6 +22,7 @@ from .chat import (
     ToolExecution,
     ToolExecutionRequest,
     ToolSpecification,
+    UserMessage,
 )
 from .context import InvocationContext
 from .errors import ModelError
@@ -49,6 +50,7 @@ __all__ = [
     "ServiceFailedEvent",
     "ServiceStartedEvent",
     "ServiceSuspendedEvent",
+    "ToldEvent",
     "ToolExecutedEvent",
     "ToolFailedEvent",
     "ToolProgressEvent",
@@ -311,6 +313,17 @@ class RunStartedEvent(InvocationEvent):
 
     run_id: str
     trace: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToldEvent(InvocationEvent):
+    """A message of the user that `runs.tell` has added goes into the next model request.
+
+    `by` is the name of the person, or None. It is also an event of streams and of `runs.events`.
+    """
+
+    message: UserMessage
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

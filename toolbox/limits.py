@@ -230,6 +230,10 @@ class LimitedInvocation(Protocol):
         """End the invocation with this error, from any thread."""
         ...
 
+    def may_exceed(self, limit: str, allowed: object) -> bool:
+        """Return True if the invocation may exceed its own limit of this name and value."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -297,7 +301,7 @@ class Account:
                 for account, limits in self._find_limited()
                 for name, more in (("model_calls", model_calls), ("tool_calls", tool_calls))
                 if more and (allowed := getattr(limits, name)) is not None
-                if getattr(account.usage, name) + more > allowed
+                if getattr(account.usage, name) + more > allowed and not self._may_exceed(account, name, allowed)
             ]
             if refused:
                 return self._choose_first(refused)
@@ -343,9 +347,25 @@ class Account:
             for account, limits in self._find_limited()
             for name in names
             if (allowed := getattr(limits, name)) is not None
-            if (used := account.usage.of(name)) is None or used > allowed
+            if ((used := account.usage.of(name)) is None or used > allowed)
+            and not self._may_exceed(account, name, allowed)
         ]
         return self._choose_first(refused) if refused else None
+
+    def _may_exceed(self, account: Account, limit: str, allowed: object) -> bool:
+        """Return True for a limit that the invocation itself may exceed, but nothing within it."""
+        return account is self and account.invocation is not None and account.invocation.may_exceed(limit, allowed)
+
+    def own_refusal(self, tool_calls: int) -> Refusal | None:
+        """Return the own limit of the invocation that is exceeded, or would be by these calls; count nothing."""
+        with self._lock:
+            refusal, limits = self._find_exceeded(), self.limits
+            if refusal is not None and refusal.account is self:
+                return refusal
+            allowed = None if limits is None else limits.tool_calls
+            if allowed is None or self.usage.tool_calls + tool_calls <= allowed:
+                return None
+            return Refusal(self, "tool_calls", allowed, self.usage.tool_calls)
 
     def _choose_first(self, refused: Sequence[Refusal]) -> Refusal:
         """Return the refusal that ends the most: that of the outermost invocation, then the one with the least left."""

@@ -24,9 +24,11 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from toolbox.callers import WhileCallerWaits
-from toolbox.chat import Retrieved, ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
+from toolbox.chat import Retrieved, ToolExecuted, ToolExecution, ToolExecutionResult
+from toolbox.events import ToldEvent
 from toolbox.runs.resuming import ResumedEvents
 from toolbox.runs.run_events import RunEnded, RunEvent, RunEvents
+from toolbox.service_events import InnerEvent, ServiceEvent
 from toolbox.services.outputs import Result
 
 from .exchanges import (
@@ -65,6 +67,7 @@ def _write_json(value: object, private: Any) -> str:
 # The object that a tool returned, the arguments that interceptors gave it, and what a passage has for the program can
 # hold data that the model never read; a browser must not get it by accident.
 _PRIVATE: dict[type[Any], Any] = {
+    ToldEvent: {"context"},
     ToolExecuted: {"execution": {"result_object", "arguments"}},
     ToolExecution: {"result_object", "arguments"},
     ToolExecutionResult: {"result_object"},
@@ -80,6 +83,8 @@ def public_json(item: object) -> str:
     """Return `item` as JSON, a tool call without its `result_object`, the error of a run without its text."""
     item = _hide_error_text(item)
     private = _PRIVATE.get(type(item))
+    if isinstance(item, InnerEvent):
+        private = {"context": True, "event": _PRIVATE.get(type(item.event), set())}
     return _write_json(item, private)
 
 

@@ -54,7 +54,7 @@ async def stored_text(container: Container) -> str:
     """Return everything that the tables of runs have."""
     rows = []
     async with (await container.aget(AsyncEngine)).connect() as connection:
-        for table in ("toolbox_runs", "toolbox_runs_records", "toolbox_runs_events"):
+        for table in ("toolbox_runs", "toolbox_runs_records", "toolbox_runs_events", "toolbox_runs_messages"):
             rows += (await connection.execute(text(f"SELECT * FROM {table}"))).all()
     return repr(rows)
 
@@ -62,6 +62,7 @@ async def stored_text(container: Container) -> str:
 async def test_only_the_outcome_and_the_history_of_a_run_stay(database_url: str) -> None:
     async with desk(database_url, *REPLIES) as container:
         waiting = await write(container, "order-7")
+        await container.runs.tell("order-7", f"Not {SECRET}, please")
         assert SECRET in await stored_text(container)
         whole = await container.runs.resume("order-7", {"0": approve()}, by="carl")
         stored, again = await stored_text(container), await write(container, "order-7")

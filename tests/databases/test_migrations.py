@@ -308,6 +308,7 @@ CONVERSATIONS = "toolbox_conversations"
 ROWS_ONLY = (
     "SELECT ON toolbox_schemas",
     "SELECT, INSERT, UPDATE, DELETE ON toolbox_runs, toolbox_runs_leases, toolbox_runs_records, toolbox_runs_events",
+    "SELECT, INSERT, UPDATE, DELETE ON toolbox_runs_messages",
     f"SELECT, INSERT, UPDATE, DELETE ON {', '.join(each.name for each in ConversationTables(CONVERSATIONS).tables)}",
     "USAGE ON SEQUENCE toolbox_runs_records_number_seq",
 )

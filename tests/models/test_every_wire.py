@@ -593,3 +593,69 @@ async def test_a_reply_format_that_wants_it_is_enforced_with_all_its_fields(serv
     enforced, other = [each["response_format"]["json_schema"] for each in server.requests]
     assert (enforced["strict"], enforced["schema"]["required"]) == (True, ["a"])
     assert ("strict" in other, other["schema"]) == (False, schema)
+
+
+# --- the last request at a limit
+
+
+@tool
+def visit(place: str) -> str:
+    """Visit a place."""
+    return place
+
+
+@register_ai_service(tools=visit, max_tool_rounds=0, on_limit="answer", output_mode="tool")
+class Limited(Protocol):
+    async def say(self, text: str) -> Result[str]: ...
+    async def read(self, text: str) -> Result[dict[str, int]]: ...
+    def stream(self, text: str) -> AsyncIterator[str]: ...
+
+
+VISIT = [("c1", "visit", {"place": "Rome"})]
+NO_TOOL = {"chat": "none", "bridge": "none", "responses": "none", "anthropic": {"type": "none"}}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_the_last_request_at_a_limit_has_the_same_tools_and_may_call_none(
+    serve: Serve, connect: Connect, wire: str
+) -> None:
+    server = await serve([reply_of(wire, calls=VISIT), reply_of(wire, "Sunny.")])
+    service = create_ai_service(Limited, chat_model=connect(wire, server))
+
+    result = await service.say("How is it?")
+
+    first, last = server.requests
+    assert (result.content, result.stopped_by) == ("Sunny.", "max_tool_rounds")
+    assert last["tool_choice"] == NO_TOOL[wire]
+    assert last["tools"] == first["tools"]
+
+
+@pytest.mark.parametrize("wire", OWN_WIRES)
+async def test_the_last_request_of_a_stream_may_call_no_tool(serve: Serve, connect: Connect, wire: str) -> None:
+    replies = [reply_of(wire, calls=VISIT, streamed=True), reply_of(wire, "Sunny.", streamed=True)]
+    server = await serve(replies)
+    service = create_ai_service(Limited, chat_model=connect(wire, server))
+
+    assert "".join([each async for each in service.stream("How is it?")]) == "Sunny."
+    assert server.requests[1]["tool_choice"] == NO_TOOL[wire]
+
+
+@pytest.mark.parametrize("wire", OWN_WIRES)
+async def test_the_last_request_at_a_limit_forces_the_answer_tool(serve: Serve, connect: Connect, wire: str) -> None:
+    def answer(body: dict[str, Any]) -> Scripted:
+        if len(server.requests) == 1:
+            return reply_of(wire, calls=VISIT)
+        name = body["tools"][-1].get("function", body["tools"][-1])["name"]
+        return reply_of(wire, calls=[("c2", name, {"degrees": 20})])
+
+    server = await serve(answer)
+    service = create_ai_service(Limited, chat_model=connect(wire, server))
+
+    result = await service.read("How is it?")
+
+    choice = server.requests[1]["tool_choice"]
+    assert (
+        choice.get("function", choice)["name"]
+        == server.requests[1]["tools"][-1].get("function", server.requests[1]["tools"][-1])["name"]
+    )
+    assert (result.content, result.stopped_by) == ({"degrees": 20}, "max_tool_rounds")

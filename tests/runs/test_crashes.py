@@ -4,63 +4,19 @@ A crash is a store that fails from one write on, before or after that write has 
 same data then continues.
 """
 
-from collections.abc import Awaitable, Callable
-from copy import deepcopy
 from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
 
 from toolbox import AiMessage, ChatResponse, Container, Result, TokenUsage, register_ai_service, tool
-from toolbox.runs import InMemoryRunStore, RunAnswerError, RunId, RunStore, approve, durable
+from toolbox.runs import RunAnswerError, RunId, RunStore, approve, durable
 from toolbox.store_clock import skip
 from toolbox.testing import tool_call
 
+from .crashing import Crashing, Kept, writes_of
+
 pytestmark = pytest.mark.anyio
-
-
-class CrashedError(Exception):
-    pass
-
-
-class Kept(InMemoryRunStore):
-    """The data that survive."""
-
-    persistent = True
-
-    def copied(self) -> "Kept":
-        copied = Kept(self.lease)
-        copied._runs = deepcopy(self._runs)
-        return copied
-
-
-class Crashing:
-    """Passes everything on, until the write with the number `at`; from then on nothing works."""
-
-    persistent = True
-
-    def __init__(self, kept: Kept, at: int, after: bool) -> None:
-        self.kept, self.at, self.after, self.writes, self.crashed = kept, at, after, 0, False
-        self.lease = kept.lease
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        work = getattr(self.kept, name)
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            if self.crashed:
-                raise CrashedError
-            if name not in ("create", "append", "change", "acquire", "add_events"):
-                return await work(*args, **kwargs)
-            self.writes += 1
-            self.crashed = self.writes == self.at
-            if self.crashed and not self.after:
-                raise CrashedError
-            result = await work(*args, **kwargs)
-            if self.crashed:
-                raise CrashedError
-            return result
-
-        return call
 
 
 class Once:
@@ -150,12 +106,6 @@ async def until_the_end(kept: Kept, asked: list[str]) -> Any:
             if not result.pending:
                 return result
     raise AssertionError("the run does not end")
-
-
-async def writes_of(kept: Kept, work: Callable[[Any], Awaitable[None]]) -> int:
-    counting = Crashing(kept, 0, False)
-    await work(counting)
-    return counting.writes
 
 
 async def suspended(is_durable: bool) -> tuple[Kept, list[str]]:

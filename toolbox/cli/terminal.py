@@ -34,7 +34,6 @@ from ..chat import (
     PartialReasoning,
     PartialResponse,
     RunSuspended,
-    ServiceEvent,
     ToolExecuted,
     ToolProgress,
     ToolSpecification,
@@ -49,6 +48,7 @@ from ..hosts.executors import tool_specification_from, tool_specifications_from
 from ..overview import Node
 from ..safe_text import for_json, for_terminal
 from ..security import Reach, SecurityIdentity
+from ..service_events import ServiceEvent
 from ..services.declaration import service_options_of
 from ..services.outputs import Kind
 from ..services.planning import plan_service

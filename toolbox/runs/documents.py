@@ -17,14 +17,15 @@ from typing import Annotated, Any, TypeAlias, cast
 
 from pydantic import BeforeValidator, PlainSerializer, SerializerFunctionWrapHandler, ValidationInfo, WrapSerializer
 
-from ..chat import PendingCall
+from ..chat import PendingCall, UserMessage
 from ..deferred_answers import ToolOrigin
 from ..errors import TranscriptError
 from ..limits import UsageLimits
 from ..security import without_token
+from ..services.recording_needs import ToldMessage
 from ..services.state import State
 from ..services.stored_forms import fields_from_dict, fields_to_dict
-from ..transcripts import read_field
+from ..transcripts import message_from_dict, message_to_dict, read_field
 from .run_answers import Answer, HistoryEntry
 
 VERSION = 1
@@ -299,6 +300,20 @@ def with_cancellation(document: RunDocument, entry: HistoryEntry, waiting: tuple
     return document.changed(waiting=waiting, reason=entry.reason, history=(*document.history, entry))
 
 
+def told_to_json(added: ToldMessage) -> str:
+    """Write a message that the user adds to a run."""
+    return json.dumps({"version": VERSION, "message": message_to_dict(added.message), "by": added.by})
+
+
+def told_from_json(text: str) -> ToldMessage:
+    """Read a message that `told_to_json` wrote. Raises `TranscriptError` and `UnreadableDocumentError`."""
+    written = read_stored_json(text)
+    message = message_from_dict(written["message"], "message")
+    if not isinstance(message, UserMessage):
+        raise TranscriptError("message", "expected a user message")
+    return ToldMessage(message, written.get("by"))
+
+
 def cancellation_to_json(entry: HistoryEntry) -> str:
     """Write the wish that the owner of a run ends it as cancelled."""
     return json.dumps({"version": VERSION, **_entry_to_dict(entry, fields_to_dict)})
@@ -389,7 +404,8 @@ def _reduce_details(details: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     usage = State.from_dict(details["state"]).token_usage
     state = State(None, (), (), token_usage=usage)
-    return {"state": state.to_dict(), "finish_reason": details["finish_reason"]}
+    kept = {name: details.get(name) for name in ("finish_reason", "stopped_by")}
+    return {"state": state.to_dict(), **kept}
 
 
 # --- hashes: which call a run was created for

@@ -93,6 +93,8 @@ async def effect(
         raise
     if session.keeps(key) and (transaction is None or not transaction.is_written):
         await _record(session, key, write(value))
+    elif transaction is not None:
+        session.forget_messages()
     return value
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 from ..chat import (
     IntermediateResponse,
@@ -17,12 +17,23 @@ from ..chat import (
     PartialResponse,
     PartialToolCall,
     RunSuspended,
-    ServiceEvent,
+    UserMessage,
 )
+from ..context import InvocationContext
 from ..errors import LeaseLostError, TranscriptError
 from ..passages import source_from_dict, source_to_dict
+from ..service_events import InnerEvent, ServiceEvent
+from ..service_names import stored_name
 from ..services.stored_forms import execution_from_dict, execution_to_dict, response_from_dict, response_to_dict
-from ..transcripts import Json, read_json, request_from_dict, request_to_dict, write_json
+from ..transcripts import (
+    Json,
+    message_from_dict,
+    message_to_dict,
+    read_json,
+    request_from_dict,
+    request_to_dict,
+    write_json,
+)
 from .documents import call_from_dict, stored_call_to_dict, write_expiry
 from .run_looks import RunLooks
 from .run_session import RunSession
@@ -38,6 +49,18 @@ _PIECES = (PartialResponse, PartialReasoning, PartialToolCall)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ServiceEvent)}
 
 
+FindService: TypeAlias = Callable[[str], "type[Any] | None"]
+
+
+def _message_to_json(message: UserMessage | str | None) -> Any:
+    """Return the message of a `ToldEvent`, or the text of a `ToolProgress`."""
+    return message_to_dict(message) if isinstance(message, UserMessage) else message
+
+
+def _message_from_json(written: Any) -> Any:
+    return message_from_dict(written, "message") if isinstance(written, dict) else written
+
+
 _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "request": (request_to_dict, request_from_dict),
     "response": (response_to_dict, response_from_dict),
@@ -46,12 +69,17 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda passages: [source_to_dict(each) for each in passages],
         lambda written: tuple(source_from_dict(each) for each in written),
     ),
+    "message": (_message_to_json, _message_from_json),
 }
 """How the fields of events with these names are written and read; all others are JSON values."""
 
 
 def event_to_json(event: ServiceEvent) -> str:
     """Write an event as JSON. A tool's `result_object` is written as JSON if possible, or lost."""
+    return write_json(_event_to_dict(event))
+
+
+def _event_to_dict(event: ServiceEvent) -> Json:
     written: Json = {"version": VERSION, "type": type(event).__name__}
     if isinstance(event, RunSuspended):
         written |= {"run_id": event.run_id, "pending": [stored_call_to_dict(each) for each in event.pending]}
@@ -59,16 +87,44 @@ def event_to_json(event: ServiceEvent) -> str:
         written["call_ids"] = [each.call_id for each in event.pending]
         if any(each.expires_at is not None for each in event.pending):
             written["expire_at"] = [write_expiry(each) for each in event.pending]
-        return write_json(written)
+        return written
     for each in fields(event):
         value = getattr(event, each.name)
-        written[each.name] = _FORMS[each.name][0](value) if each.name in _FORMS else value
-    return write_json(written)
+        if isinstance(value, InvocationContext):
+            written[each.name] = _context_to_dict(value)
+        elif isinstance(event, InnerEvent) and each.name == "event":
+            written[each.name] = _event_to_dict(value)
+        else:
+            written[each.name] = _FORMS[each.name][0](value) if each.name in _FORMS else value
+    return written
 
 
-def event_from_json(text: str) -> ServiceEvent:
-    """Read an event written by `event_to_json`. Raises `TranscriptError` if it is invalid."""
-    written = read_json(text, VERSION)
+def _context_to_dict(context: InvocationContext) -> Json:
+    """Return what an event keeps of its call: which one it was."""
+    memory_id = None if context.memory_id is None else str(context.memory_id)
+    names = {"service": stored_name(context.service), "method": context.method, "memory_id": memory_id}
+    return {**names, "id": context.invocation_id, "outer_id": context.outer_invocation_id}
+
+
+def _context_from_dict(written: Any, find_service: FindService) -> InvocationContext:
+    return InvocationContext(
+        service=find_service(written["service"]) or object,
+        method=written["method"],
+        memory_id=written["memory_id"],
+        invocation_id=written["id"],
+        outer_invocation_id=written["outer_id"],
+    )
+
+
+def event_from_json(text: str, find_service: FindService = lambda _: None) -> ServiceEvent:
+    """Read an event written by `event_to_json`. Raises `TranscriptError` if it is invalid.
+
+    `find_service` returns the class of a service by its stored name.
+    """
+    return _event_from_dict(read_json(text, VERSION), find_service)
+
+
+def _event_from_dict(written: Json, find_service: FindService) -> ServiceEvent:
     try:
         kind = _KINDS[written["type"]]
         if kind is RunSuspended:
@@ -82,6 +138,10 @@ def event_from_json(text: str) -> ServiceEvent:
         values = {each.name: written[each.name] for each in fields(kind) if each.name in written}
         for name in _FORMS.keys() & values.keys():
             values[name] = _FORMS[name][1](values[name])
+        if "context" in values:
+            values["context"] = _context_from_dict(values["context"], find_service)
+        if "event" in values:
+            values["event"] = _event_from_dict(values["event"], find_service)
         return cast("ServiceEvent", kind(**values))
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, TranscriptError):
@@ -120,13 +180,15 @@ class EventLog:
                     event = event_from_json(each.data)
                 if isinstance(event, (IntermediateResponse, RunSuspended)):
                     self._seen.clear()  # what was before a suspension is not produced again
-                if not isinstance(event, _PIECES):
+                elif isinstance(event, InnerEvent) and isinstance(event.event, IntermediateResponse):
+                    self._forget(_inner_prefix(event))
+                if not _is_piece(event):
                     self._seen.append(_identity(event))
 
     def put(self, event: ServiceEvent) -> None:
         """Write this event soon, unless an earlier owner has written it."""
-        if isinstance(event, _PIECES):
-            self._seen.clear()  # the next reply: models may repeat the calls of this one
+        if _is_piece(event):  # of the next reply: models may repeat the calls of this one
+            self._forget(_inner_prefix(event) if isinstance(event, InnerEvent) else "")
         else:
             identity = _identity(event)
             if identity in self._seen:
@@ -137,6 +199,10 @@ class EventLog:
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(_read_error)
+
+    def _forget(self, prefix: str) -> None:
+        """Forget what an earlier owner has written of the services with this prefix; of all for an empty one."""
+        self._seen = [each for each in self._seen if not each.startswith(prefix)]
 
     async def _write(self) -> None:
         while self._ready:
@@ -176,7 +242,17 @@ def _read_error(done: asyncio.Task[None]) -> None:
         done.exception()
 
 
+def _is_piece(event: ServiceEvent) -> bool:
+    return isinstance(event.event if isinstance(event, InnerEvent) else event, _PIECES)
+
+
+def _inner_prefix(event: InnerEvent) -> str:
+    return f"{event.service} {event.call_id}: "
+
+
 def _identity(event: ServiceEvent) -> str:
+    if isinstance(event, InnerEvent):
+        return _inner_prefix(event) + _identity(event.event)
     request = getattr(event, "request", None) or getattr(getattr(event, "execution", None), "request", None)
     return (
         f"{type(event).__name__} {request.id} {request.name} {request.arguments}" if request else type(event).__name__

@@ -215,7 +215,11 @@ def write_details(result: Result[Any]) -> dict[str, Any]:
         compensations=tuple(result.compensations),
         passages=tuple(result.sources),
     )
-    facts = {"finish_reason": result.finish_reason, "response_id": result.response_id}
+    facts = {
+        "finish_reason": result.finish_reason,
+        "response_id": result.response_id,
+        "stopped_by": result.stopped_by,
+    }
     return {"state": state.to_dict(), **facts}
 
 
@@ -226,7 +230,7 @@ def read_details(plan: MethodPlan, content: Any, written: Mapping[str, Any] | No
     reason = written["finish_reason"]
     state = with_restored_results(plan, State.from_dict(written["state"]))
     result = state.result(content, None if reason is None else FinishReason(reason))
-    return replace(result, response_id=written.get("response_id"))
+    return replace(result, response_id=written.get("response_id"), stopped_by=written.get("stopped_by"))
 
 
 def with_restored_results(plan: MethodPlan, state: State) -> State:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from ..chat import ServiceEvent
 from ..context import InvocationContext
 from ..errors import RunAnswerError
 from ..events import RunAnsweredEvent
+from ..service_events import ServiceEvent
 from ..services.outputs import Result
 from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall, find_expired, next_expiry

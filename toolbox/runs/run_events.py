@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from ..chat import ServiceEvent
+from ..service_events import ServiceEvent
 from .event_log import event_from_json
 from .run_looks import RunLooks
 from .store import ENDED, RunLook, RunStatus, RunStore, StoredRun
@@ -50,6 +50,10 @@ class FollowedRuns(Protocol):
 
     def using(self, run_id: str) -> AbstractAsyncContextManager[RunStore]:
         """Use the opened store for a run inside the block. Raises `RunStoreError` for errors of the store."""
+        ...
+
+    def find_service(self, name: str) -> type[Any] | None:
+        """Return the class of the service with this stored name, if this program has it."""
         ...
 
     async def load(self, run_id: str) -> StoredRun:
@@ -124,7 +128,8 @@ class RunEvents(AsyncIterator[RunEvent]):
     async def _read(self, after: int) -> list[RunEvent]:
         async with self._runs.using(self.run_id) as store:
             found = await store.events(self.run_id, after, _AT_ONCE)
-        return [RunEvent(each.number, each.at, event_from_json(each.data)) for each in found]
+        find_service = self._runs.find_service
+        return [RunEvent(each.number, each.at, event_from_json(each.data, find_service)) for each in found]
 
     async def _read_end(self, look: RunLook) -> RunEvent:
         run = await self._runs.load(self.run_id)

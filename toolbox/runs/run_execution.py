@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from ..chat import RunSuspended, ServiceEvent
+from ..chat import RunSuspended
 from ..context import context_of_a_run, current_invocation, current_limit
 from ..conversations.stopping import STOPPED
 from ..errors import (
@@ -29,6 +29,7 @@ from ..errors import (
     RunCancelledError,
     leaves_run_unchanged,
 )
+from ..service_events import ServiceEvent
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from ..store_clock import clock_of

@@ -27,7 +27,8 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..security import UnauthenticatedError
-from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json
+from ..services.recording_needs import ToldMessage
+from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json, told_from_json
 from .places import RecordedFact, RecordKey, is_attempt_of
 from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supports_of, unsupported_problem
 
@@ -71,6 +72,7 @@ class RunSession:
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
         self.ended: RunStatus | None = None
         self.unstored: dict[str, StoredRecord] = {}
+        self._messages: int | None = None  # how many the run has, by its last write; None if that is not known
         self._store: RunStore | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
@@ -134,6 +136,36 @@ class RunSession:
     def answers_to(self, call: str) -> list[GivenAnswer]:
         """Return the answers to a call and its attempts, oldest first."""
         return [each for each in self.answers if is_attempt_of(each.call_id, call)]
+
+    # --- messages that the user adds
+
+    @property
+    def takes_messages(self) -> bool:
+        """True if the user may add messages to the run: its store keeps them."""
+        return self.is_stored and not self.cancels and "tell" in supports_of(self._store)
+
+    def forget_messages(self) -> None:
+        """Note that something was written that did not say how many messages there are."""
+        self._messages = None
+
+    async def messages_after(self, count: int) -> Sequence[ToldMessage]:
+        """Return the messages after the first `count`. The store is asked only if the last write named more."""
+        if self._messages is not None and self._messages <= count:
+            return ()
+        with self.using_store() as store:
+            found = await store.messages(self.id, count)
+        self._messages = count + len(found)
+        with self.reading():
+            return [told_from_json(each) for each in found]
+
+    async def close_messages(self, count: int) -> bool:
+        """Let the user add no more messages; False if there are more than `count`."""
+        assert self.generation is not None
+        with self.using_store() as store:
+            is_closed = await store.close_messages(self.id, self.generation, count)
+        if not is_closed:
+            self.forget_messages()
+        return is_closed
 
     # --- what is recorded
 
@@ -270,7 +302,7 @@ class RunSession:
         # header, and each write names the generation that its process took: the store refuses a late owner. The next
         # effect begins only after this returns.
         with self.using_store() as store:
-            await store.append(self.id, self.generation, [record])
+            self._messages = await store.append(self.id, self.generation, [record])
         self._forgotten.discard(key)
         self._add(key, Recorded(kind, data))
         self.has_new_records = True

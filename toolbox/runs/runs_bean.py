@@ -36,6 +36,7 @@ from .run_owners import RunOwners
 from .store import ENDED, RunStatus, RunStore, StoredRun, position_of, supports_of
 from .stored_runs import RunsHost, StoredRuns
 from .take_over import TakeOver
+from .telling import Telling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Runs:
         self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire)
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
+        self._telling = Telling(host, self._stored, preparing)
         self._cancelling = Cancelling(
             self._stored, preparing, self._execution, RecordedTurns(host, self._stored, preparing)
         )
@@ -250,6 +252,27 @@ class Runs:
             return self._stored.show(await self._cancelling.cancel_run(run_id, reason, by))
 
         return await self._host.on_own_loop(cancel)
+
+    async def tell(self, run_id: str, message: str | UserMessage, by: Any = None) -> None:
+        """Add a message of the user to a running or suspended run, in front of its next model request.
+
+            await runs.tell(run_id, "Only direct flights, please.", by="ann")
+
+        Messages are read in their order, each exactly once, in whatever process executes the run. An answer that
+        arrives while a message waits is an intermediate one: the model is asked again. Raises `InputGuardrailError` if
+        an input guardrail of the method refuses the message, `RunStateError` for a run that has ended,
+        `RunNotFoundError`, `RunIncompatibleError`, and `IllegalConfigurationError` with a `RunStore` that keeps no
+        messages. `by` is a name or a `SecurityIdentity`; for anything else, raises `TypeError`.
+        """
+        if not is_person(by):
+            raise TypeError(
+                f"tell(run_id, message, by=): expected a str or a SecurityIdentity, got {type(by).__name__}"
+            )
+        if not isinstance(message, (str, UserMessage)):
+            got = type(message).__name__
+            raise TypeError(f"tell(run_id, message): expected a str or a UserMessage, got {got}")
+        given = UserMessage(message) if isinstance(message, str) else message
+        await self._host.on_own_loop(lambda: self._telling.tell_run(run_id, given, by))
 
     # --- deleting
 

@@ -10,15 +10,15 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any, TypeVar, cast
 
-from ..chat import ChatResponse, PendingCall, RunSuspended, ServiceEvent, TokenUsage, ToolExecutionRequest, UserMessage
+from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
 from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
-from ..limits import Usage, UsageLimits, remaining
+from ..limits import UsageLimits, remaining
 from ..safe_text import printable
+from ..service_events import ServiceEvent
 from ..service_names import stored_name
 from ..services.driver import run, stream
 from ..services.host_needs import ServiceHost
@@ -28,9 +28,9 @@ from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation
+from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage
 from ..services.state import PendingToolCall, State
-from ..services.stored_forms import fields_from_dict, fields_to_dict
+from ..services.stored_forms import usage_from_dict, usage_to_dict
 from ..settings import settings_key
 from ..store_clock import clock_of
 from ..tools.results import Encoded, EncodedInFull
@@ -178,6 +178,21 @@ class RunPlace:
         return self.session.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None
 
     @property
+    def takes_messages(self) -> bool:
+        """True if the user may add messages: to the outermost invocation of a stored run."""
+        return not self.path and self.session.takes_messages
+
+    async def messages_after(self, count: int) -> Sequence[ToldMessage]:
+        """Return the messages that the user has added after the first `count`, oldest first."""
+        if self.has_recorded_reply:
+            return ()  # the reply that comes next has not seen them; they are read after it
+        return await self.session.messages_after(count)
+
+    async def close_messages(self, count: int) -> bool:
+        """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
+        return await self.session.close_messages(count)
+
+    @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""
         document = self.session.document
@@ -294,7 +309,7 @@ class ServiceCall:
                 state=self._with_answered(path, state),
                 remaining=left,
                 notes=notes,
-                usage=None if usage is None else _read_usage(usage),
+                usage=None if usage is None else usage_from_dict(usage),
                 inner_replies=self._replies_within(path),
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
@@ -376,7 +391,7 @@ class ServiceCall:
             return "reply", reply_to_json(invocation.state, before, replied, usage, unfit)
 
         replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
-        place.next_reply = number + 1  # a refused request may be sent again, shorter: it gets the same number
+        place.next_reply = number + 1  # after an error, such as a full context, the next request has the same number
         if replied.is_replayed:
             if not session.cancels:
                 # Interceptors see it again; the record has what they returned, and calls that have happened.
@@ -694,7 +709,7 @@ async def check_input(
 ) -> UserMessage | None:
     """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
 
-    `message` is the user's, if it is not that of the arguments. Raises `InputGuardrailError`.
+    `message` is the user message, if it is not that of the arguments. Raises `InputGuardrailError`.
     """
     invocation = Invocation(plan, host, arguments, message=message)
     await check_input_first(invocation)
@@ -763,13 +778,4 @@ def _write_usage(invocation: Invocation) -> dict[str, Any] | None:
     account = invocation.account
     if account is None or account.limits is None:
         return None
-    usage = account.usage
-    tokens = fields_to_dict(usage.tokens)
-    cost = None if usage.cost is None else str(usage.cost)
-    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
-
-
-def _read_usage(written: Mapping[str, Any]) -> Usage:
-    """Return the usage that `_write_usage` wrote."""
-    cost = None if written["cost"] is None else Decimal(written["cost"])
-    return Usage(written["model_calls"], written["tool_calls"], fields_from_dict(TokenUsage, written["tokens"]), cost)
+    return usage_to_dict(account.usage)

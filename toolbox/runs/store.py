@@ -194,8 +194,9 @@ class RunStore(Protocol):
     Each method is atomic. `persistent` is True if runs outlive the process. `lease` is the duration of a lease in
     seconds, measured by the store's clock. A run is *runnable* if its status is `"running"`, no lease is valid, and its
     `next_at` is not in the future. `supports` names what the store has of later releases: `"retries"` and `"expiry"`
-    if it keeps `next_at`, which `run_retries=` and `approval_expires=` need, and `"conversations"` if `find` takes
-    `memory_id`, which `runs.list(memory_id=…)` needs. Everything else works without.
+    if it keeps `next_at`, which `run_retries=` and `approval_expires=` need, `"conversations"` if `find` takes
+    `memory_id`, which `runs.list(memory_id=…)` needs, and `"tell"` if it keeps messages, which `runs.tell` needs.
+    Everything else works without.
     `toolbox.testing.run_store_checks` checks these promises for a store of your own. It cannot interrupt a write: that
     a crash leaves none half done is for your own tests.
 
@@ -291,11 +292,12 @@ class RunStore(Protocol):
         records: Sequence[StoredRecord],
         changes: RunChanges | None = None,
         events: Sequence[str] = (),
-    ) -> None:
+    ) -> int | None:
         """Add records and events, and change the header, in one transaction.
 
-        A record whose key exists is ignored, unless it `replaces` that one. Raises `LeaseLostError`, and writes
-        nothing, unless the run has this generation.
+        A record whose key exists is ignored, unless it `replaces` that one. Returns how many messages the run has by
+        then; None if that is not known. Raises `LeaseLostError`, and writes nothing, unless the run has this
+        generation.
         """
         ...
 
@@ -336,6 +338,27 @@ class RunStore(Protocol):
         """Return the wishes for these runs, by their ids. An owner asks once a second for all that it executes."""
         return {}
 
+    async def add_message(self, run_id: str, message_id: str, message: str) -> bool:
+        """Add a message for a run, after those that it has; one whose id exists stays as it is.
+
+        Returns False for a run that has ended, whose owner has closed its messages, or that is unknown. Changes nothing
+        else: not the header, nor the lease. Messages stay until the run is deleted; a store that deletes the records of
+        ended runs deletes them too.
+        """
+        return False
+
+    async def messages(self, run_id: str, after: int = 0) -> list[str]:
+        """Return the messages of a run without the first `after`, in order."""
+        return []
+
+    async def close_messages(self, run_id: str, generation: int, count: int) -> bool:
+        """Let a run that is about to end take no more messages.
+
+        Returns False, and changes nothing, if it has more than `count`. A process that takes the run opens them again.
+        Raises `LeaseLostError` as `append` does.
+        """
+        return True
+
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """Add events, numbered 1, 2, … in each run. Raises `LeaseLostError` as `append` does."""
         ...
@@ -357,6 +380,13 @@ def supports_of(store: object) -> frozenset[str]:
     """Return what a store, or a class of stores, says that it supports; nothing if it does not say it."""
     supports = getattr(store, "supports", None)
     return supports if isinstance(supports, frozenset) else frozenset()
+
+
+def no_messages(store: object) -> Problem:
+    """Return the problem of `runs.tell` with a store of runs that does not say that it keeps messages."""
+    name = type(store).__name__
+    fix = 'add add_message, messages and close_messages to the store, and "tell" to its supports'
+    return Problem("runs.tell", f"{name} does not keep messages", fix)
 
 
 def unsupported_problem(where: str, option: str, store: object) -> Problem:
@@ -388,6 +418,8 @@ class StoredRunState:
     wish: str | None = None
     records: dict[str, StoredRecord] = field(default_factory=dict)
     events: list[StoredEvent] = field(default_factory=list)
+    messages: dict[str, str] = field(default_factory=dict)
+    is_closed: bool = False
 
     def is_runnable(self, now: float, time: datetime) -> bool:
         """Return True if the run is running, has no valid lease, and need not wait. Both are the present time."""
@@ -411,6 +443,7 @@ class StoredRunState:
             self.run = replace(self.run, next_at=next_at)
         if after.owner is not KEEP:
             self.set_owner(after.owner, lease_until)
+            self.is_closed = False
         if self.run.status in ENDED:
             self.wish = None
 
@@ -419,6 +452,13 @@ class StoredRunState:
         if self.run.owner is None:
             return False
         self.wish = self.wish or wish
+        return True
+
+    def add_message(self, message_id: str, message: str) -> bool:
+        """Add a message, unless it is there. Returns False if the run takes none."""
+        if self.run.status in ENDED or self.is_closed:
+            return message_id in self.messages
+        self.messages.setdefault(message_id, message)
         return True
 
     def set_owner(self, owner: str | None, lease_until: float) -> None:
@@ -444,7 +484,7 @@ class InMemoryRunStore(RunStore):
     """Stores runs in the memory of this process. This is the default store; runs end with the process."""
 
     persistent = False
-    supports = frozenset({"retries", "expiry", "wishes", "conversations"})
+    supports = frozenset({"retries", "expiry", "wishes", "conversations", "tell"})
 
     def __init__(self, lease: float = 15.0) -> None:
         """`lease` is the duration of a lease in seconds. Raises `ValueError` unless it is above 0."""
@@ -530,14 +570,18 @@ class InMemoryRunStore(RunStore):
         records: Sequence[StoredRecord],
         changes: RunChanges | None = None,
         events: Sequence[str] = (),
-    ) -> None:
-        """Add records and events, and change the header, at once. Raises `LeaseLostError` for another generation."""
+    ) -> int:
+        """Add records and events, and change the header, at once. Returns how many messages there are.
+
+        Raises `LeaseLostError` for another generation.
+        """
         with self._lock:
             kept = self._find_owned(run_id, generation)
             kept.add_records(records)
             kept.add_events(events, self.clock.now())
             if changes is not None:
                 self._change(kept, changes, by_owner=True)
+            return len(kept.messages)
 
     async def change(
         self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
@@ -595,6 +639,25 @@ class InMemoryRunStore(RunStore):
         with self._lock:
             found = {each: self._runs[each].wish for each in run_ids if each in self._runs}
             return {run_id: wish for run_id, wish in found.items() if wish is not None}
+
+    async def add_message(self, run_id: str, message_id: str, message: str) -> bool:
+        """Add a message for a run, unless it is there. Returns False for a run that takes none."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            return kept is not None and kept.add_message(message_id, message)
+
+    async def messages(self, run_id: str, after: int = 0) -> list[str]:
+        """Return the messages of a run without the first `after`, in order."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            return [] if kept is None else [*kept.messages.values()][after:]
+
+    async def close_messages(self, run_id: str, generation: int, count: int) -> bool:
+        """Let a run take no more messages. Returns False, and changes nothing, if it has more than `count`."""
+        with self._lock:
+            kept = self._find_owned(run_id, generation)
+            kept.is_closed = kept.is_closed or len(kept.messages) <= count
+            return len(kept.messages) <= count
 
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """Add events, numbered from 1 in each run. Raises `LeaseLostError` for another generation."""

@@ -102,6 +102,10 @@ class StoredRuns:
         self.looks = RunLooks(self.look)
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"  # of this start of the container
 
+    def find_service(self, name: str) -> type[Any] | None:
+        """Return the class of the service with this stored name, if this program has it."""
+        return next((plan.service for plan in self._host.plans_of(name).values()), None)
+
     # --- loading
 
     async def open(self) -> RunStore:

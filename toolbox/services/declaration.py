@@ -50,6 +50,9 @@ WhenBusy: TypeAlias = Literal["wait", "raise"]
 UnfinishedTurns: TypeAlias = Literal["keep", "discard"]
 """What a conversation keeps of a call that ends without an answer, after a tool had begun."""
 
+OnLimit: TypeAlias = Literal["raise", "answer"]
+"""A limit of the service that is reached: raise its error, or ask the model for its answer."""
+
 OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
 """A new call in a conversation with a suspended run: raise an error, cancel that run, or go on beside it."""
 
@@ -170,7 +173,9 @@ class ServiceOptions:
     shared_conversations: bool = False
     on_unknown_outcome: UnknownOutcome = "tell"
     limits: UsageLimits | None = None
+    on_limit: OnLimit = "raise"
     run_retries: Retries | None = None
+    inner_events: bool = False
     name: str | None = None
     former_names: Sequence[str] = ()
     unfinished_turns: UnfinishedTurns = "keep"
@@ -224,7 +229,9 @@ def register_ai_service(
     shared_conversations: bool = False,
     on_unknown_outcome: UnknownOutcome = "tell",
     limits: UsageLimits | None = None,
+    on_limit: OnLimit = "raise",
     run_retries: Retries | None = None,
+    inner_events: bool = False,
     name: str | None = None,
     former_names: Sequence[str] = (),
     unfinished_turns: UnfinishedTurns = "keep",
@@ -260,6 +267,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `on_unknown_tool`, `on_tool_arguments_error`, `on_tool_execution_error`: `(error, context) -> text for the model`.
     - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is requested.
     - `limits`: the `UsageLimits` of each call, including services that its tools call; then `UsageLimitExceededError`.
+    - `on_limit`: `"answer"` asks the model for its answer, without tools, where `max_tool_rounds`,
+      `max_tool_calls_per_response` or `limits` would raise. `Result.stopped_by` names the limit.
     - `compensate_on_tool_errors`: when a tool fails, methods marked with `@compensate_for` undo the tools of this call
       that succeeded, and the model reads that. `compensate_on_failure`: the same when the whole call fails.
     - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.
@@ -275,6 +284,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
       first call, and a call by another one raises `AccessDeniedError`.
     - `on_unknown_outcome`: `"tell"`, `"ask"` or `"retry"`: what a run does after a crash for tools that do not say it.
     - `run_retries`: `Retries(attempts=5, wait=timedelta(minutes=1))` tries runs of `runs.start` again when they fail.
+    - `inner_events`: True puts the events of services that run within its tools into its streams, and into
+      `runs.events`, as `InnerEvent`s.
     - `name`: the name under which conversations and runs are stored, 1 to 200 of `A-Z a-z 0-9 _ . -`; by default the
       class's `module.qualname`. `former_names`: a tuple or list of the names that the service had.
     - `unfinished_turns`: a call that ends without an answer after a tool had begun stores its turn, or with `"discard"`

@@ -21,13 +21,16 @@ from ..chat import CompleteResponse
 from ..chat_streams import no_response
 from ..context import current_bean_caller, current_invocation
 from ..errors import ContextLengthError, ModelError
+from ..events import ToldEvent
 from ..execution.cancellation import CancellationsHere
 from ..models.fallbacks import is_worth_another_model
+from ..service_events import ServiceEvent
 from ..tools.pipeline import execute_tool
 from ..tools.tool_calls import ToolSuspension
 from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans
 from .compaction import shorten
+from .inner_events import Send, current_reader, sender_of
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
@@ -39,6 +42,8 @@ from .loop import (
     Effect,
     Fail,
     Finish,
+    Heard,
+    Listen,
     ModelReplied,
     RunTool,
     RunTools,
@@ -53,9 +58,10 @@ from .opening import begin, find_model, find_tools, resume
 from .outputs import ANSWER_TOOL
 from .plans import InvocationLayer
 from .retrieving import find_passages, find_passages_again, note_passages
-from .streamed_call import Send, StreamedCall
+from .state import ReachedLimit
+from .streamed_call import StreamedCall
 from .tool_tasks import ToolTasks
-from .usage_layers import counted, in_account, limited, with_recorded_usage
+from .usage_layers import counted, in_account, limited, or_reached_limit, with_recorded_usage
 
 # --- the call
 
@@ -83,6 +89,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
 
             if plan.retrievers:
                 await find_passages(invocation, streamed)
+            answers_at_limit = invocation.account is not None and invocation.rules.answers_at_limit
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
             if invocation.environment.passages is not None:
@@ -96,7 +103,10 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                         await streamed.begin_request()
                     asking = invocation.perform if plan.fallback is None else partial(_ask_or_fall_back, streamed)
                     try:
-                        event = await asking(effect, invocation)
+                        if answers_at_limit:
+                            event = await or_reached_limit(partial(asking, effect, invocation), invocation)
+                        else:
+                            event = await asking(effect, invocation)
                     except ContextLengthError as error:
                         if streamed is not None and streamed.has_sent_pieces:
                             raise
@@ -105,14 +115,19 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     if isinstance(event, Finish):  # a `@fallback` gave the value
                         effect = event
                         break
-                    if streamed is not None:
-                        # A layer may have given the reply. A recorded one was sent by the execution that asked for it.
-                        if invocation.perform is not perform and not event.is_replayed:
-                            await streamed.send_unsent(event.response)
-                        streamed.end_reply()
-                    invocation.environment.sent = event.sent
+                    if isinstance(event, ModelReplied):
+                        if streamed is not None:
+                            # A layer may have given the reply; the execution that asked for a recorded one has sent it.
+                            if invocation.perform is not perform and not event.is_replayed:
+                                await streamed.send_unsent(event.response)
+                            streamed.end_reply()
+                        invocation.environment.sent = event.sent
                 elif isinstance(effect, CheckAnswer):
                     event = await _check_answer(effect, invocation)
+                elif isinstance(effect, Listen):
+                    event = await _listen(effect, invocation, streamed)
+                elif answers_at_limit:
+                    event = await _run_until_limit(effect, invocation, tasks)
                 elif tasks is None:
                     # What a tool raises becomes a result that the model reads: the answer of the error's handler. Only
                     # an `EndsInvocation`, and what a handler raises, comes out here and ends the call.
@@ -157,6 +172,34 @@ async def _ask_or_fall_back(streamed: StreamedCall | None, effect: CallModel, in
     if streamed is not None:
         await streamed.give_fallback(finished)
     return finished
+
+
+async def _listen(effect: Listen, invocation: Invocation, streamed: StreamedCall | None) -> Heard:
+    """Return the messages that the user has added to the run since its last request. Before its end, take no more."""
+    place, count = invocation.place, len(invocation.state.added)
+    assert place is not None
+    if isinstance(effect.before, Finish) and await place.close_messages(count):
+        return Heard((), effect.before)
+    added = await place.messages_after(count)
+    if added and streamed is not None:
+        await streamed.end_intermediate(effect)
+    for each in added:
+        event = ToldEvent(invocation.context, each.message, each.by)
+        if invocation.host.listeners is not None:
+            invocation.host.listeners.tell(event)
+        if streamed is not None:
+            await streamed.put_event(event)
+    return Heard([each.message for each in added], effect.before)
+
+
+async def _run_until_limit(effect: RunTools, invocation: Invocation, tasks: ToolTasks | None) -> Any:
+    """Run the next tool call. Return the limit that ended it, and all others that were running with it."""
+    call = RunTool(effect.first, effect.pending[effect.first].request)
+    run = partial(invocation.perform, call, invocation) if tasks is None else partial(tasks.run_next, effect)
+    event = await or_reached_limit(run, invocation)
+    if isinstance(event, ReachedLimit) and tasks is not None:
+        await tasks.stop()
+    return event
 
 
 async def _check_answer(effect: CheckAnswer, invocation: Invocation) -> AnswerChecked:
@@ -280,7 +323,11 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return its value. The host waits for it when it stops."""
     with invocation.host.running.task(invocation.where):
-        return await run_call(invocation)
+        send = None if current_reader.get() is None else sender_of(invocation)
+        if send is None:
+            return await run_call(invocation)
+        await run_call(invocation, StreamedCall(invocation, send))
+        return invocation.value()
 
 
 async def stream(invocation: Invocation, send: Send) -> None:
@@ -289,4 +336,11 @@ async def stream(invocation: Invocation, send: Send) -> None:
     A stream does what a call does, in one task: its deadline, its limits and its blocks are around all of its rounds,
     while the reader's code runs in the reader's task. The time that the reader takes counts for the deadline.
     """
-    await run_call(invocation, StreamedCall(invocation, send))
+    around = None if current_reader.get() is None else sender_of(invocation)
+
+    async def send_to_both(event: ServiceEvent) -> None:
+        assert around is not None
+        await around(event)
+        await send(event)
+
+    await run_call(invocation, StreamedCall(invocation, send if around is None else send_to_both))

@@ -56,6 +56,10 @@ class ModelCall(ABC):
     def count_tool_calls(self, response: ChatResponse) -> int:
         """Return the number of tool calls in a reply."""
 
+    def may_exceed(self, limit: str, allowed: object) -> bool:
+        """Return True if the call may exceed its own limit of this name and value."""
+        return False
+
     @property
     def is_late(self) -> bool:
         """True if the deadline has passed."""
@@ -102,6 +106,11 @@ class ModelCall(ABC):
     def _interrupt(self) -> None:
         if (step := self._step) is not None:
             step.interrupt()
+
+    @property
+    def step(self) -> StepOfTask | None:
+        """The step that runs now."""
+        return self._step
 
     def enter_step(self, step: StepOfTask | None) -> None:
         """Set the step that runs now, which `end_with` interrupts."""
@@ -184,6 +193,7 @@ class StepOfTask(AbstractAsyncContextManager[None]):
         self._task: asyncio.Task[Any] = self._cancellations.task
         self._context = copy_context()  # in which it cancels: for the code in between this comes from outside
         self._is_interrupted = self._has_ended = False
+        self._around: StepOfTask | None = None
 
     def interrupt(self) -> None:
         """Cancel the task, from any thread."""
@@ -197,13 +207,14 @@ class StepOfTask(AbstractAsyncContextManager[None]):
     async def __aenter__(self) -> None:
         if (ended := self._call.ended_by) is not None:
             raise ended
+        self._around = self._call.step
         self._call.enter_step(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._has_ended = True
-        self._call.enter_step(None)
+        self._call.enter_step(self._around)
         ended = self._call.ended_by
         if ended is None:
             return

@@ -28,7 +28,7 @@ from ..di.scopes import ConversationScope
 from ..di.stored_beans import StoredBeans
 from ..errors import ConversationStoppedError, IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
 from ..execution.runners import CallerRunner, LoopRunner
-from ..limits import Account, current_account, narrowest
+from ..limits import Account, UsageLimitExceededError, current_account, narrowest
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
 from .call_messages import last_user_message
 from .host_needs import ServiceHost
@@ -48,7 +48,7 @@ from .loop import (
 from .outputs import Result, Shape
 from .plans import MethodPlan
 from .recording_needs import PlaceInRun, StoredInvocation
-from .state import State
+from .state import ReachedLimit, State
 from .tools_of_blocks import current_additional_tools
 from .toolsets import Provider, Toolset
 
@@ -230,6 +230,8 @@ class Invocation(ModelCall):
 
     def tool_calls_in(self, response: ChatResponse) -> Sequence[ToolExecutionRequest]:
         """Return the tool calls in a reply, without the call that is the answer itself."""
+        if self.state.stopped is not None:
+            return ()  # those of a last reply do not run
         return tool_calls_in(self.rules, self.state.mode, response.ai_message)
 
     def count_tool_calls(self, response: ChatResponse) -> int:
@@ -298,6 +300,26 @@ class Invocation(ModelCall):
         """Replace the user message before anything is sent. The context has the new one from now on."""
         self.user_message, self.has_other_message = message, True
         complete_context(self.context, user_message=message)
+
+    # --- limits
+
+    def answers_at(self, limit: str, allowed: object) -> bool:
+        """Return True if the model is asked for its answer at this limit: it is the service's own, with this value."""
+        options = self.plan.options
+        return options.on_limit == "answer" and allowed == getattr(options.limits, limit, None)
+
+    def may_exceed(self, limit: str, allowed: object) -> bool:
+        """Return True if the limit was reached, and only the answer is asked for."""
+        return self.has_begun and self.state.stopped is not None and self.answers_at(limit, allowed)
+
+    def reach(self, error: UsageLimitExceededError) -> ReachedLimit | None:
+        """Return the limit for which the model is asked for its answer in place of an error; None if the call fails."""
+        if error is not self.refused or self.state.stopped is not None:
+            return None
+        if not self.answers_at(error.limit, error.allowed):
+            return None
+        self.refused = None
+        return ReachedLimit.of(error)
 
     # --- ending
 

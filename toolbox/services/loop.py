@@ -34,13 +34,11 @@ from ..errors import (
     ModelTruncatedError,
     OutputParsingError,
     ToolboxError,
-    ToolCallsLimitExceededError,
-    ToolRoundsExceededError,
 )
 from ..passages import after_texts
 from ..tools.tool_calls import ToolEnvironment, ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
-from .state import PendingToolCall, State, identity_of
+from .state import PendingToolCall, ReachedLimit, State, identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,9 @@ class Rules:
     `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
     before the reply is complete. With `continues_history`, the history is sent without a new user message. With
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
-    times. `passages` is a text that follows the user's in each request; it is not a part of the message.
+    times. `passages` is a text that follows the user's in each request; it is not a part of the message. With
+    `answers_at_limit`, a limit that is reached leads to one last request, in which no tool may be called. With
+    `listens`, messages that the user adds during the call are looked for at the end of each round.
     """
 
     max_rounds: int = 10
@@ -75,6 +75,8 @@ class Rules:
     continues_history: bool = False
     checks_answers: bool = False
     max_answer_retries: int = 0
+    answers_at_limit: bool = False
+    listens: bool = False
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
@@ -128,6 +130,22 @@ class CheckAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """Read the answer of a complete reply. `beside` are the results of calls beside it."""
+
+    response: ChatResponse
+    text: str
+    beside: Sequence[Message] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Look for messages that the user has added. `before` is what comes next if there are none."""
+
+    before: CallModel | ReadAnswer | Finish
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend:
     """Wait until the pending calls with these indexes get their results from outside."""
 
@@ -151,7 +169,7 @@ class Fail:
     error: ToolboxError
 
 
-Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Suspend | Finish | Fail
+Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Listen | Suspend | Finish | Fail
 
 
 # --- events: results of effects
@@ -162,13 +180,15 @@ class ModelReplied:
     """The model has replied. `aside` are additional messages before the reply, which are not stored in memory.
 
     `is_replayed` marks a reply that was recorded earlier: limits do not check it, and it is not paid again. `sent` are
-    the names of the tools in the request that was sent; None if no request was sent.
+    the names of the tools in the request that was sent; None if no request was sent. `reached` is the limit that the
+    reply has reached.
     """
 
     response: ChatResponse
     aside: Sequence[Message] = ()
     is_replayed: bool = False
     sent: tuple[str, ...] | None = None
+    reached: ReachedLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +231,15 @@ class ToolResumed:
     details: Mapping[str, Any]
 
 
-Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The messages that the user has added, oldest first; `before` is that of the `Listen`."""
+
+    messages: Sequence[UserMessage]
+    before: CallModel | ReadAnswer | Finish
+
+
+Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit | Heard
 
 
 # --- the steps
@@ -246,8 +274,20 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     """Return the state after `event`, and the next effect.
 
     `Fail` contains a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (after all
-    retries) or a `ModelTruncatedError`.
+    retries), a `ModelTruncatedError`, or the error of the limit that a `ReachedLimit` was about.
     """
+    if isinstance(event, Heard):
+        return _hear(rules, state, event)
+    state, effect = _advance(rules, state, event)
+    return state, listening(rules, effect)
+
+
+def listening(rules: Rules, effect: Effect) -> Effect:
+    """Return the effect, after looking for messages of the user if it is a request or the end."""
+    return Listen(effect) if rules.listens and isinstance(effect, (CallModel, Finish)) else effect
+
+
+def _advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     match event:
         case ToolFinished(index, outcome):
             call = state.pending[index]
@@ -255,9 +295,13 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
         case ModelReplied(response, aside):
             if aside:
                 state = _with_aside(state, aside)
-            return _take_reply(rules, state.changed(sent=event.sent), response)
+            return _take_reply(rules, state.changed(sent=event.sent), response, event.reached)
         case AnswerChecked():
             return _take_check(rules, state, event)
+        case ReachedLimit():
+            return _stop_at(rules, state, event)
+        case Heard():
+            return _hear(rules, state, event)
         case ToolSuspended(index, details):
             call = state.pending[index]
             return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
@@ -268,7 +312,8 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
 
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
     """Add a call of an incomplete reply. The index is None if the call must wait for the complete reply."""
-    if state.rounds >= rules.max_rounds or rules.max_calls is not None or rules.whole_replies:
+    is_last = state.stopped is not None or state.rounds >= rules.max_rounds
+    if is_last or rules.max_calls is not None or rules.whole_replies:
         # The complete reply may be refused or changed. `_take_reply` refuses it; limits do: `Invocation.starts_early`.
         return state, None
     return state.changed(pending=(*state.pending, PendingToolCall(request))), len(state.pending)
@@ -276,6 +321,10 @@ def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -
 
 def next_effect(rules: Rules, state: State) -> Effect:
     """Return the next effect for a state that was stored and read again."""
+    return listening(rules, _next_effect(rules, state))
+
+
+def _next_effect(rules: Rules, state: State) -> Effect:
     last = state.last_message
     if isinstance(last, AiMessage) and state.response is not None:
         if state.pending:
@@ -296,13 +345,15 @@ def request_of(rules: Rules, state: State) -> ChatRequest:
         # A resumed state can name tools that its caller may no longer use.
         specifications = tuple([by_name[name] for name in state.offered if name in by_name])
         answer_too = (*specifications, structure.tool) if structure is not None else ()
-    if state.rounds and choice not in ("auto", "none"):
+    if state.stopped is not None:
+        choice = "none"
+    elif state.rounds and choice not in ("auto", "none"):
         choice = None  # a forced tool choice applies to the first round only
     response_format = None
     if structure is not None:
         if state.mode == "tool":
             specifications = answer_too
-            choice = choice or "required"
+            choice = ANSWER_TOOL if state.stopped is not None else choice or "required"
         elif state.mode == "schema":
             response_format = structure.response_format
     system = () if state.system is None else (state.system,)
@@ -329,6 +380,7 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
         messages = tuple(_omitted(each) if at in state.omitted else each for at, each in enumerate(messages))
     if rules.passages:
         prompted = _with_passages(messages[0], prompted, rules.passages)
+    sent: tuple[Message, ...]
     if prompted is None:
         sent = (*history, *messages)
     elif not rules.continues_history:
@@ -338,8 +390,24 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
         sent = (*before, prompted, *messages)
     joint = state.recalled
     if 0 < joint < len(sent) and type(sent[joint - 1]) is type(sent[joint]):
-        return (*sent[: joint - 1], *alternating(sent[joint - 1 : joint + 1]), *sent[joint + 1 :])
-    return sent
+        sent = (*sent[: joint - 1], *alternating(sent[joint - 1 : joint + 1]), *sent[joint + 1 :])
+    return _with_told_joined(sent, state) if state.added else sent
+
+
+def _with_told_joined(sent: tuple[Message, ...], state: State) -> tuple[Message, ...]:
+    """Return the messages to send with those that the user has added in one message with the user's before them."""
+    first, joined = len(sent) - len(state.messages), list[Message]()
+    for position, message in enumerate(sent):
+        last = joined[-1] if joined else None
+        if position - first not in state.added or not isinstance(last, UserMessage):
+            joined.append(message)
+            continue
+        assert isinstance(message, UserMessage)
+        is_prompted = state.prompted is not None and state.prompted.contents[-1] is last.contents[-1]
+        end = len(last.contents) - is_prompted  # the instructions about the answer stay at the end
+        contents = (*last.contents[:end], *message.contents, *last.contents[end:])
+        joined[-1] = UserMessage(contents, last.name, last.attributes)
+    return tuple(joined)
 
 
 OMITTED = "[The result of the tool {name} was left out, because it made the conversation too long: {size} characters.]"
@@ -387,7 +455,9 @@ def _answer_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> str | None:
     return next(answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL)
 
 
-def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+def _take_reply(
+    rules: Rules, state: State, response: ChatResponse, reached: ReachedLimit | None = None
+) -> tuple[State, Effect]:
     usage = state.token_usage
     if response.token_usage is not None:
         usage = response.token_usage if usage is None else usage + response.token_usage
@@ -397,17 +467,120 @@ def _take_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[Sta
             return _with_messages(state, response.ai_message), Fail(_refused(response))
         response = _without_calls(response)
         state = state.changed(response=response)
+    if state.stopped is not None:
+        return _take_last_reply(rules, state, response)
     reply = response.ai_message
     requests, answer = tool_calls_in(rules, state.mode, reply), _answer_in(rules, state.mode, reply)
-    if not requests and answer is not None:
-        return _read_or_check(rules, state, response, answer)
-    state = _with_messages(state, reply)
+    if not requests and answer is not None and (reached is None or _is_readable(rules, response, answer)):
+        return _answered(rules, state.changed(stopped=reached), response, answer)
     if state.rounds >= rules.max_rounds:
-        return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
-    if rules.max_calls is not None and len(requests) > rules.max_calls:
-        return state, Fail(ToolCallsLimitExceededError(rules.max_calls, len(requests), state.messages))
+        reached = ReachedLimit("max_tool_rounds", rules.max_rounds)
+    elif rules.max_calls is not None and len(requests) > rules.max_calls:
+        reached = ReachedLimit("max_tool_calls_per_response", rules.max_calls, len(requests))
+    if reached is not None and rules.answers_at_limit:
+        return _stop_at(rules, state, reached)
+    state = _with_messages(state, reply)
+    if reached is not None:
+        return _fail_at(reached, state)
     pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
     return _after_tools(rules, state.changed(rounds=state.rounds + 1, pending=pending), 0)
+
+
+# --- messages that the user adds
+
+
+def _answered(
+    rules: Rules, state: State, response: ChatResponse, text: str, beside: Sequence[Message] = ()
+) -> tuple[State, Effect]:
+    """Read the answer, unless a message of the user waits."""
+    if rules.listens and state.stopped is None:
+        return state, Listen(ReadAnswer(response, text, beside))
+    return _read_or_check(rules, state, response, text, beside)
+
+
+def _hear(rules: Rules, state: State, heard: Heard) -> tuple[State, Effect]:
+    """Go on with the messages that the user has added: after an answer, which is an intermediate one, if there is one.
+
+    After a limit was reached, nothing more is asked: they stay unanswered.
+    """
+    before = heard.before
+    if not heard.messages:
+        match before:
+            case ReadAnswer(response, text, beside):
+                state, effect = _read_or_check(rules, state, response, text, beside)
+                return state, listening(rules, effect)
+            case CallModel():  # the state may have changed since
+                return state, CallModel(request_of(rules, state))
+            case Finish():
+                return state, before
+    if isinstance(before, ReadAnswer):
+        state = _with_intermediate(rules, state, before)
+    start = len(state.messages)
+    added = state.added | frozenset(range(start, start + len(heard.messages)))
+    state = _with_messages(state, *heard.messages).changed(added=added)
+    if isinstance(before, Finish) and state.stopped is not None:
+        return state, Listen(before)
+    return state, CallModel(request_of(rules, state))
+
+
+def _with_intermediate(rules: Rules, state: State, answer: ReadAnswer) -> State:
+    """Return the state with an answer that is not the last one, as it came."""
+    message = _answer_message(rules, state, answer.response, answer.text)
+    if answer.beside:
+        state = _with_round(rules, state, answer.response.ai_message, answer.beside)
+    return _with_messages(state, message) if message.text or message.attributes else state
+
+
+def _with_round(rules: Rules, state: State, reply: AiMessage, results: Sequence[Message]) -> State:
+    """Return the state with the calls beside an answer as a round like any other: the answer is a separate message."""
+    ran = replace(reply, tool_execution_requests=tool_calls_in(rules, state.mode, reply))
+    return state.changed(messages=(*state.messages[:-1], ran, *results))
+
+
+# --- limits
+
+
+def _stop_at(rules: Rules, state: State, reached: ReachedLimit) -> tuple[State, Effect]:
+    """Ask the model for its answer, without the reply that has reached a limit, if it was a reply.
+
+    If calls were running, their round is complete first: those without a result get an error result.
+    """
+    state = state.changed(stopped=reached)
+    if not state.pending:
+        return state, CallModel(request_of(rules, state))
+    assert reached.at is not None
+    text = f"The call did not finish: the limit {reached.limit}={reached.allowed} was reached."
+    pending = list(state.pending)
+    for index, each in enumerate(pending):
+        if each.status == "waiting":
+            outcome = ToolOutcome(ToolExecution(each.request, text, None, True, reached.at, 0.0))
+            pending[index] = PendingToolCall(each.request, "finished", outcome, each.details)
+    return _after_tools(rules, state.changed(pending=tuple(pending)), 0)
+
+
+def _fail_at(reached: ReachedLimit, state: State) -> tuple[State, Fail]:
+    return state, Fail(reached.error(state.messages))
+
+
+def _is_readable(rules: Rules, response: ChatResponse, text: str) -> bool:
+    try:
+        read_answer(rules, response, text)
+    except OutputParsingError:
+        return False
+    return True
+
+
+def _take_last_reply(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+    """Read the answer after a limit was reached. Its calls do not run."""
+    assert state.stopped is not None
+    reply = response.ai_message
+    if calls := tool_calls_in(rules, state.mode, reply):
+        answers = [each for each in reply.tool_execution_requests if each not in calls]
+        if not answers and not (reply.text or "").strip():
+            return _fail_at(state.stopped, _with_messages(state, reply))
+        response = _with_calls(response, answers)
+        state = state.changed(response=response)
+    return _read_or_check(rules, state, response, _answer_in(rules, state.mode, response.ai_message) or "")
 
 
 def _refused(response: ChatResponse) -> ModelRefusedError:
@@ -418,7 +591,11 @@ def _without_calls(response: ChatResponse) -> ChatResponse:
     """Return the response without calls, and without attributes that may repeat them."""
     if not response.ai_message.tool_execution_requests:
         return response
-    message = replace(response.ai_message, tool_execution_requests=(), attributes={})
+    return _with_calls(response, ())
+
+
+def _with_calls(response: ChatResponse, calls: Sequence[ToolExecutionRequest]) -> ChatResponse:
+    message = replace(response.ai_message, tool_execution_requests=calls, attributes={})
     return replace(response, ai_message=message)
 
 
@@ -437,7 +614,8 @@ def _take_check(rules: Rules, state: State, checked: AnswerChecked) -> tuple[Sta
     state = state.changed(response=response)
     if refusal is None:
         return _accept_answer(rules, state, response, checked.text, checked.value)
-    if not checked.asks_again or state.answer_retries >= rules.max_answer_retries:
+    is_last = state.stopped is not None or state.answer_retries >= rules.max_answer_retries
+    if is_last or not checked.asks_again:
         return _with_messages(state, _answer_message(rules, state, response, checked.text)), Fail(refusal)
     state = state.changed(answer_retries=state.answer_retries + 1)
     if checked.prompt is not None:
@@ -458,16 +636,16 @@ def _read_or_check(
         answer = read_answer(rules, response, text)
     except OutputParsingError as error:
         said = beside or (reply,)
+        if state.stopped is not None:
+            return _fail_at(state.stopped, _with_messages(state, *said))
         if response.finish_reason is FinishReason.LENGTH:
             cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
             return _with_messages(state, *said), Fail(ModelTruncatedError(cut, text))
         if state.output_retries >= rules.max_output_retries:
             return _with_messages(state, *said), Fail(error)
         return _ask_for_correction(rules, state, response, error, beside)
-    if beside:  # a round like any other, and then the answer as a separate message
-        requests = tool_calls_in(rules, state.mode, reply)
-        ran = replace(reply, tool_execution_requests=requests)
-        state = state.changed(messages=(*state.messages[:-1], ran, *beside))
+    if beside:
+        state = _with_round(rules, state, reply, beside)
     if rules.checks_answers:
         return state, CheckAnswer(response, text, answer)
     return _accept_answer(rules, state, response, text, answer.value)
@@ -581,7 +759,7 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
         messages = [messages[index] for index in _places(pending, requests)]
     state = state.changed(executions=tuple(executions), pending=(), failed=failed, ran=ran)
     if (answer := _answer_in(rules, state.mode, reply)) is not None:
-        return _read_or_check(rules, state, response, answer, messages)
+        return _answered(rules, state, response, answer, messages)
     state = _with_messages(state, *messages)
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended

@@ -127,6 +127,8 @@ def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:
     plan, options = invocation.plan, invocation.call_options
     rules = plan.rules_of(toolset)
     rules = rules if options is None else plan.rules_of_call(rules, options)
+    if invocation.place is not None and invocation.place.takes_messages:
+        rules = replace(rules, listens=True)
     return replace(rules, passages=invocation.passages) if invocation.passages else rules
 
 
@@ -178,7 +180,7 @@ async def begin(invocation: Invocation) -> Effect:
     state, effect = loop.begin(rules, system, history, asked, mode=mode, model=name, recalled=recalled)
     invocation.state = state.with_summary_usage(invocation.summary_usage)
     invocation.has_begun = True
-    return effect
+    return loop.listening(rules, effect)
 
 
 async def open_invocation(invocation: Invocation) -> None:

@@ -61,6 +61,8 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, fact, "use True or False")
     if options.unfinished_turns not in ("keep", "discard"):
         yield Problem(where, f"invalid unfinished_turns={options.unfinished_turns!r}", 'use "keep" or "discard"')
+    if options.on_limit not in ("raise", "answer"):
+        yield Problem(where, f"invalid on_limit={options.on_limit!r}", 'use "raise" or "answer"')
     if options.on_unknown_outcome not in ("tell", "ask", "retry"):
         fact = f"invalid on_unknown_outcome={options.on_unknown_outcome!r}"
         yield Problem(where, fact, 'use "tell", "ask" or "retry"')
@@ -69,7 +71,7 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     yield from _passages_problems(where, options.passages_prompt)
     if not isinstance(options.durable, bool):
         yield Problem(where, f"invalid durable={options.durable!r}", "use True or False")
-    for name in ("compensate_on_tool_errors", "compensate_on_failure"):
+    for name in ("compensate_on_tool_errors", "compensate_on_failure", "inner_events"):
         if not isinstance(getattr(options, name), bool):
             yield Problem(where, f"invalid {name}={getattr(options, name)!r}", "use True or False")
     if not isinstance(options.concurrent_tools, (bool, Executor)):

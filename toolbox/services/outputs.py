@@ -27,7 +27,6 @@ from ..chat import (
     Message,
     PendingCall,
     ResponseFormat,
-    ServiceEvent,
     TokenUsage,
     ToolExecution,
     ToolExecutionResult,
@@ -40,6 +39,7 @@ from ..json_text import arguments_text, value_text
 from ..passages import Passage
 from ..safe_text import faults_of
 from ..schemas import schema_of, strict_form
+from ..service_events import ServiceEvent
 from ..tools.codec import parsed_leniently
 from .answers import AnswerType, UnsupportedOutput
 
@@ -79,6 +79,8 @@ class Result(Generic[T]):
     - `compensations`: the tool calls that were undone, in this order.
     - `response_id`: the id that the model server gave the last reply; None if it gave none.
     - `sources`: the passages that retrievers found; the answer names the first as `[1]`. Stored ones have no text.
+    - `stopped_by`: the name of the limit at which the model was asked for its answer, such as `"max_tool_rounds"`, with
+      `on_limit="answer"`; else None.
     """
 
     content: T = field(hash=False)
@@ -91,6 +93,7 @@ class Result(Generic[T]):
     compensations: Sequence[Compensation] = ()
     response_id: str | None = None
     sources: Sequence[Passage] = ()
+    stopped_by: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("tool_executions", "messages", "pending", "compensations", "sources"):

@@ -272,6 +272,7 @@ class MethodPlan:
             continues_history=self.messages.continues_history,
             checks_answers=self.layers.check_answer is not None,
             max_answer_retries=self.layers.max_answer_retries,
+            answers_at_limit=options.on_limit == "answer",
         )
 
     def rules_of_call(self, rules: Rules, given: ChatRequestParameters) -> Rules:

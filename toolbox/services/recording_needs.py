@@ -6,11 +6,11 @@ package `runs` implements `PlaceInRun`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..chat import ChatResponse, PendingCall
+from ..chat import ChatResponse, PendingCall, UserMessage
 from ..context import CallPlace
 from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation
@@ -135,6 +135,14 @@ class StoredInvocation:
     failure: RecordedFailure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ToldMessage:
+    """A message that the user has added to a run, and the name of the person."""
+
+    message: UserMessage
+    by: str | None = None
+
+
 class PlaceInRun(CallPlace, Protocol):
     """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
 
@@ -202,6 +210,19 @@ class PlaceInRun(CallPlace, Protocol):
     @property
     def suspensions(self) -> int:
         """The number of suspensions so far."""
+        ...
+
+    @property
+    def takes_messages(self) -> bool:
+        """True if the user may add messages: to the outermost invocation of a stored run."""
+        ...
+
+    async def messages_after(self, count: int) -> Sequence[ToldMessage]:
+        """Return the messages that the user has added after the first `count`, oldest first."""
+        ...
+
+    async def close_messages(self, count: int) -> bool:
+        """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
         ...
 
     def enter(self) -> PlaceInRun | None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import PlainSerializer
@@ -22,7 +24,9 @@ from ..chat import (
     ToolExecutionResultMessage,
 )
 from ..conversations.log import NO_USAGE
+from ..errors import ToolboxError, ToolCallsLimitExceededError, ToolRoundsExceededError
 from ..frozen_copies import copy_with
+from ..limits import Usage, UsageLimitExceededError
 from ..passages import Passage, source_from_dict, source_to_dict
 from ..tools.tool_calls import ToolOutcome
 from ..transcripts import (
@@ -46,6 +50,8 @@ from .stored_forms import (
     execution_to_dict,
     fields_from_dict,
     fields_to_dict,
+    usage_from_dict,
+    usage_to_dict,
 )
 
 VERSION = 1
@@ -64,6 +70,60 @@ class PendingToolCall:
     status: Status = "waiting"
     outcome: ToolOutcome | None = None
     details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedLimit:
+    """A limit of the service that was reached: its name and its value.
+
+    `used` is what was used or asked for, `usage` everything that was counted, and `at` the time, of a limit of
+    `UsageLimits`.
+    """
+
+    limit: str
+    allowed: int | Decimal
+    used: int | Decimal | None = None
+    usage: Usage | None = None
+    at: datetime | None = None
+
+    @classmethod
+    def of(cls, error: UsageLimitExceededError) -> ReachedLimit:
+        """Return the limit that an error is about."""
+        return cls(error.limit, error.allowed, error.used, error.usage, datetime.now(UTC))
+
+    def error(self, transcript: Sequence[Message]) -> ToolboxError:
+        """Return the error with which a call fails at the limit."""
+        if self.usage is not None:
+            return UsageLimitExceededError(self.limit, self.allowed, self.used, self.usage, transcript)
+        if self.limit == "max_tool_rounds":
+            return ToolRoundsExceededError(int(self.allowed), transcript)
+        return ToolCallsLimitExceededError(int(self.allowed), int(self.used or 0), transcript)
+
+
+def _reached_to_dict(reached: ReachedLimit | None) -> Json | None:
+    if reached is None:
+        return None
+    usage = None if reached.usage is None else usage_to_dict(reached.usage)
+    numbers = {name: _number_to_json(getattr(reached, name)) for name in ("allowed", "used")}
+    at = None if reached.at is None else reached.at.isoformat()
+    return {"limit": reached.limit, **numbers, "usage": usage, "at": at}
+
+
+def _reached_from_dict(written: Any) -> ReachedLimit | None:
+    if written is None:
+        return None
+    usage = None if written["usage"] is None else usage_from_dict(written["usage"])
+    allowed, used = _number_from_json(written["allowed"]), _number_from_json(written["used"])
+    at = None if written["at"] is None else datetime.fromisoformat(written["at"])
+    return ReachedLimit(written["limit"], 0 if allowed is None else allowed, used, usage, at)
+
+
+def _number_to_json(number: int | Decimal | None) -> int | str | None:
+    return str(number) if isinstance(number, Decimal) else number
+
+
+def _number_from_json(written: int | str | None) -> int | Decimal | None:
+    return Decimal(written) if isinstance(written, str) else written
 
 
 def identity_of(request: ToolExecutionRequest) -> tuple[str, str, str]:
@@ -106,6 +166,7 @@ def _arguments_to_pairs(arguments: Mapping[int, Mapping[str, Any]]) -> list[Any]
 StoredPendingCall: TypeAlias = Annotated[PendingToolCall, StoredForm(_pending_to_dict, _pending_from_dict)]
 StoredArguments: TypeAlias = Annotated[Mapping[int, Mapping[str, Any]], StoredForm(_arguments_to_pairs, dict)]
 StoredPassage: TypeAlias = Annotated[Passage, StoredForm(source_to_dict, source_from_dict)]
+StoredLimit: TypeAlias = Annotated[ReachedLimit | None, StoredForm(_reached_to_dict, _reached_from_dict)]
 Positions: TypeAlias = Annotated[frozenset[int], PlainSerializer(sorted)]
 
 
@@ -130,6 +191,8 @@ class State:
       `messages` of results that are sent as notes since then.
     - `noted_usage`: the part of `token_usage` that was stored with the conversation already: that of summaries.
     - `passages`: what retrievers have found, in the order of their numbers. They are stored without their text.
+    - `added`: positions in `messages` of those that the user has added while the run was running or suspended.
+    - `stopped`: the limit of the service after which only the answer is asked for; None before.
     """
 
     system: StoredSystemMessage | None
@@ -158,6 +221,8 @@ class State:
     omitted: Positions = frozenset()
     noted_usage: TokenUsage | None = None
     passages: tuple[StoredPassage, ...] = ()
+    stopped: StoredLimit = None
+    added: Positions = frozenset()
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -282,6 +347,7 @@ class State:
             compensations=self.compensations,
             response_id=None if self.response is None else self.response.id,
             sources=self.passages,
+            stopped_by=None if self.stopped is None else self.stopped.limit,
         )
 
     def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:

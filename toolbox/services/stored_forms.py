@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -34,6 +35,7 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import TranscriptError
+from ..limits import Usage
 from ..tools.results import json_values
 from ..transcripts import Json, message_from_dict, message_to_dict, request_from_dict, request_to_dict
 
@@ -132,6 +134,19 @@ def response_from_dict(written: Any) -> ChatResponse:
         "finish_reason": None if reason is None else FinishReason(reason),
     }
     return ChatResponse(**{**_known_fields(written, ChatResponse), **known})
+
+
+def usage_to_dict(usage: Usage) -> Json:
+    """Return what a call with limits has used as JSON values."""
+    tokens = fields_to_dict(usage.tokens)
+    cost = None if usage.cost is None else str(usage.cost)
+    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
+
+
+def usage_from_dict(written: Any) -> Usage:
+    """Return the usage that `usage_to_dict` wrote."""
+    cost = None if written["cost"] is None else Decimal(written["cost"])
+    return Usage(written["model_calls"], written["tool_calls"], fields_from_dict(TokenUsage, written["tokens"]), cost)
 
 
 def execution_to_dict(execution: ToolExecution) -> Json:

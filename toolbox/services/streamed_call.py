@@ -6,9 +6,9 @@ call has ended. Not here: handing an item over to the reader (`streams`), asking
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..chat import (
     BeforeToolExecution,
@@ -21,7 +21,6 @@ from ..chat import (
     PartialToolCall,
     Retrieved,
     RunSuspended,
-    ServiceEvent,
     StreamEvent,
     ToolExecuted,
     ToolExecutionRequest,
@@ -29,16 +28,21 @@ from ..chat import (
 )
 from ..chat_streams import events_of
 from ..passages import Passage
+from ..service_events import ServiceEvent
 from ..tools.results import SUCCESS
+from .inner_events import Send
 from .invocation import Invocation
 from .loop import (
     AnswerChecked,
+    CallModel,
     CheckAnswer,
     Effect,
     Event,
     Fail,
     Finish,
+    Listen,
     ModelReplied,
+    ReadAnswer,
     RunTool,
     Suspend,
     ToolFinished,
@@ -47,10 +51,8 @@ from .loop import (
     with_early_call,
 )
 from .outputs import ANSWER_TOOL, Shape
-from .tool_tasks import News, ToolTasks
-
-Send: TypeAlias = Callable[[ServiceEvent], Awaitable[None]]
-"""Sends an event to the reader of a stream, and returns when the reader requests the next one."""
+from .state import ReachedLimit
+from .tool_tasks import InnerNews, News, ToolTasks
 
 
 class StreamedCall:
@@ -76,9 +78,7 @@ class StreamedCall:
 
     async def begin_request(self) -> None:
         """The model is asked: the round before it was not the last."""
-        if self._delayed is not None:
-            await self._send(self._delayed)
-        self._delayed = None
+        await self._send_delayed()
         self._has_pieces = self._has_sent_pieces = False
         self._invocation.said.clear()
         self.tasks.begin_reply()
@@ -130,11 +130,38 @@ class StreamedCall:
         """Send the event of a result that the loop has taken in; `following` is the next effect."""
         if isinstance(event, ToolFinished):
             await self.send_news(event)
+        elif isinstance(event, ReachedLimit):
+            for each in self._invocation.state.all_executions:
+                if each.started_at is event.at:  # it did not finish
+                    await self._send(ToolExecuted(each))
         elif isinstance(event, ModelReplied) and not isinstance(following, (CheckAnswer, Fail, Finish)):
-            await self._send_round(event.response)
+            is_asking = isinstance(following, Listen) and isinstance(following.before, CallModel)
+            is_dropped = (is_asking or isinstance(following, CallModel)) and self._invocation.state.stopped is not None
+            await self._send_round(event.response, is_alone=is_dropped)
         elif isinstance(event, AnswerChecked) and isinstance(effect, CheckAnswer) and self._held is not None:
             for each in self._held.released(effect, event):
                 await self._send(each)
+
+    async def end_intermediate(self, listened: Listen) -> None:
+        """The user has added a message: send the reply before it, which is not the last."""
+        await self._send_delayed()
+        before, invocation = listened.before, self._invocation
+        if isinstance(before, CallModel):
+            return
+        is_answer = isinstance(before, ReadAnswer) and not before.beside
+        if isinstance(before, Finish) and invocation.state.stopped is None:
+            is_answer = not immediate_executions(invocation.rules, invocation.state)
+        if is_answer:
+            await self._send_round(before.response, is_alone=True)
+
+    async def put_event(self, event: ServiceEvent) -> None:
+        """Send an event that is neither of the model nor of a tool."""
+        await self._send(event)
+
+    async def _send_delayed(self) -> None:
+        if self._delayed is not None:
+            await self._send(self._delayed)
+        self._delayed = None
 
     async def send_news(self, news: News) -> None:
         """Send the event of a call that begins, reports or ends; none for a call that is suspended."""
@@ -144,6 +171,9 @@ class StreamedCall:
             await self._send(news)
         elif isinstance(news, ToolFinished):
             await self._send(ToolExecuted(news.outcome.execution))
+        elif isinstance(news, InnerNews):
+            await self._send(news.event)
+            news.read()
 
     async def end(self) -> None:
         """Send the last events, after the blocks around the call have ended: the conversation is stored by then."""
@@ -184,10 +214,13 @@ class StreamedCall:
         if index is not None:
             self.tasks.start_early(index, request)
 
-    async def _send_round(self, response: ChatResponse) -> None:
-        """Send the response of a round with tool calls, later if one of its tools may end the invocation."""
+    async def _send_round(self, response: ChatResponse, *, is_alone: bool = False) -> None:
+        """Send the response of a round with tool calls, later if one of its tools may end the invocation.
+
+        Of a reply that is dropped, or is an intermediate answer, the text was sent: it does not belong to the next one.
+        """
         requests = self._invocation.tool_calls_in(response)
-        if not requests:
+        if not requests and not is_alone:
             return
         response = replace(response, ai_message=replace(response.ai_message, tool_execution_requests=requests))
         event = IntermediateResponse(response if self._held is None else self._held.dropped_from(response))

@@ -14,11 +14,13 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar, cast
 
 from ..callers import WhileCallerWaits
-from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
+from ..chat import IntermediateResponse, PartialResponse
 from ..context import given_up_with_outer
 from ..conversations.memories import Caller, caller_here
+from ..errors import OutputParsingError
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
+from ..service_events import ServiceEvent
 from .driver import stream
 from .host_needs import ServiceHost
 from .invocation import Invocation
@@ -66,8 +68,14 @@ async def put_items(invocation: Invocation, put: Put) -> None:
     reader = ItemReader(item_type, structure.item_beginnings)
 
     def check(end: Finish) -> None:
-        if not end.response.ai_message.has_tool_execution_requests:
+        if end.response.ai_message.has_tool_execution_requests:
+            return
+        try:
             reader.finish()
+        except OutputParsingError:
+            if invocation.state.stopped is None:
+                raise
+            raise invocation.state.stopped.error(invocation.state.messages) from None
 
     async def send(event: ServiceEvent) -> None:
         nonlocal reader

@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..chat import ToolExecutionRequest, ToolProgress
+from ..service_events import InnerEvent
+from .inner_events import InnerReader, current_reader
 from .invocation import Invocation
 from .loop import RunTool, RunTools, ToolFinished, ToolSuspended, advance
 
-News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
-"""What happens while tools run: a call starts, reports its progress, ends or is suspended."""
+
+@dataclass(frozen=True, slots=True)
+class InnerNews:
+    """An event of a service within a call. The service waits until it `is_read`, so that a slow reader slows it."""
+
+    event: InnerEvent
+    is_read: asyncio.Future[None]
+
+    def read(self) -> None:
+        """Let the service go on, if it still waits."""
+        if not self.is_read.done():
+            self.is_read.set_result(None)
+
+
+News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended | InnerNews
+"""What happens while tools run: a call starts, reports its progress, ends or is suspended, or a service in it acts."""
 
 MOST_PROGRESS = 1000
 """Reports of progress that a slow reader of a stream has not read; further ones replace the oldest."""
@@ -32,6 +49,7 @@ class ToolTasks:
         self._invocation, self._tell = invocation, tell
         self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
         self._waiting: asyncio.Future[None] | None = None
+        self._reads_inner = tell is not None and invocation.plan.options.inner_events
         self.begin_reply()
 
     def begin_reply(self) -> None:
@@ -50,7 +68,7 @@ class ToolTasks:
             invocation.runner.together = invocation.together and len(effect.pending) > 1
         if self._tasks or invocation.runner.together:
             self._start_all(effect)
-        elif self._tell is not None and self._reports_progress(request):
+        elif self._tell is not None and (self._reads_inner or self._reports_progress(request)):
             self._start(effect.first, request)
         else:
             call = RunTool(effect.first, request)
@@ -83,9 +101,16 @@ class ToolTasks:
     async def _run(self, effect: RunTool) -> Any:
         async with self._places:
             self._add(effect)
+            if self._reads_inner and current_reader.get() is None:  # else the stream around this call reads them
+                current_reader.set(InnerReader(self._put_inner, asyncio.get_running_loop()))
             return await self._invocation.perform(effect, self._invocation)
 
-    def _add(self, news: RunTool | ToolProgress | asyncio.Task[Any]) -> None:
+    async def _put_inner(self, event: InnerEvent) -> None:
+        news = InnerNews(event, asyncio.get_running_loop().create_future())
+        self._add(news)
+        await news.is_read
+
+    def _add(self, news: RunTool | ToolProgress | InnerNews | asyncio.Task[Any]) -> None:
         self._news.append(news)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -150,18 +175,38 @@ class ToolTasks:
     async def cancel(self) -> None:
         """Cancel the running calls, wait for them, and store the finished ones in the invocation's state."""
         running = [task for task in self._tasks.values() if not task.done()]
-        for task in running:
-            task.cancel()
         if running:
             self._invocation.context.cancellation.cancel()
+        for task in running:
+            task.cancel()
         try:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         finally:  # a second cancellation, such as that of the deadline, is raised when all calls have ended
             self.take_in_results()
-            for news in self._news:
-                if isinstance(news, asyncio.Task) and not news.cancelled() and news.exception() is None:
-                    self._take_in(news.result())
+            for news in self._unread_news():
+                if isinstance(news, (ToolFinished, ToolSuspended)):
+                    self._take_in(news)
             self.begin_reply()
+
+    async def stop(self) -> None:
+        """Cancel the running calls of a call that goes on. What has happened is reported, and stored in its state."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for news in self._unread_news():
+            if self._tell is not None:
+                await self._tell(news)
+            if isinstance(news, (ToolFinished, ToolSuspended)):
+                self._take_in(news)
+        self.begin_reply()
+
+    def _unread_news(self) -> Iterator[News]:
+        """Yield what has happened and was not read; nothing of a call that has failed or was cancelled."""
+        for news in self._news:
+            if not isinstance(news, asyncio.Task):
+                yield news
+            elif not news.cancelled() and news.exception() is None:
+                yield news.result()
 
     def _take_in(self, result: ToolFinished | ToolSuspended) -> None:
         invocation = self._invocation

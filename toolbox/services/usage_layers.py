@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..chat import ChatResponse, Message
@@ -19,15 +20,17 @@ from ..limits import (
     CostEstimator,
     Refusal,
     Usage,
+    UsageLimitExceededError,
     cost_of,
     current_account,
     model_name,
     no_estimator,
 )
-from .interruptions import ModelCall
+from .interruptions import ModelCall, StepOfTask
 from .invocation import Invocation, Perform
 from .loop import CallModel, ModelReplied, RunTool
 from .outputs import ANSWER_TOOL
+from .state import ReachedLimit
 
 logger = logging.getLogger("toolbox.limits")
 
@@ -87,12 +90,43 @@ def limited(perform: Perform) -> Perform:
             name = _model_of(event.response, invocation)
             cost = cost_of(await _estimator(invocation), name, event.response.token_usage)
             tokens = event.response.token_usage or NO_TOKENS
-            account.restore(Usage(1, calls, tokens, cost))
+            account.restore(Usage(1, 0, tokens, cost))
+            if (reached := _reached_again(invocation, calls)) is not None:
+                return replace(event, reached=reached)
+            account.restore(Usage(0, calls))
             return event
-        await reserve_tool_calls(invocation, event.response)
+        try:
+            await reserve_tool_calls(invocation, event.response)
+        except UsageLimitExceededError as error:
+            if (reached := invocation.reach(error)) is None:
+                raise
+            return replace(event, reached=reached)
         return event
 
     return check
+
+
+def _reached_again(invocation: Invocation, calls: int) -> ReachedLimit | None:
+    """Return the limit that a recorded reply had reached: its calls did not run, and the answer was asked for."""
+    account = invocation.account
+    assert account is not None
+    if not invocation.rules.answers_at_limit or invocation.state.stopped is not None:
+        return None
+    refusal = account.own_refusal(calls)
+    if refusal is None or not invocation.answers_at(refusal.limit, refusal.allowed):
+        return None
+    return ReachedLimit.of(refusal.error(()))
+
+
+async def or_reached_limit(perform: Callable[[], Awaitable[Any]], invocation: Invocation) -> Any:
+    """Perform an effect. Return the limit that ended it, if the model is to be asked for its answer then."""
+    try:
+        async with StepOfTask(invocation):
+            return await perform()
+    except UsageLimitExceededError as error:
+        if (reached := invocation.reach(error)) is None:
+            raise
+        return reached
 
 
 def counted(perform: Perform) -> Perform:

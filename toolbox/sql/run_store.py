@@ -91,7 +91,7 @@ class SqlRunStore(RunStore):
     """
 
     persistent = True
-    supports = frozenset({"retries", "expiry", "wishes", "conversations"})
+    supports = frozenset({"retries", "expiry", "wishes", "conversations", "tell"})
 
     def __init__(
         self,
@@ -129,6 +129,9 @@ class SqlRunStore(RunStore):
         )
         self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgresql else engine
         self._add_record = self._insert_record_if_owned()  # built once, because it is most of what a store does
+        leases = self._tables.leases.alias()
+        counted = select(func.coalesce(leases.c.messages, 0)).where(leases.c.run_id == bindparam("run_id"))
+        self._add_record_and_count = self._add_record.returning(counted.scalar_subquery())
 
     @retried
     async def open(self) -> None:
@@ -282,6 +285,7 @@ class SqlRunStore(RunStore):
             values["generation"] = leases.c.generation + 1
         if changes.status in ENDED:
             values["wish"] = None
+        values["closed"] = 1 if changes.status in ENDED else None
         await connection.execute(update(leases).where(leases.c.run_id == run_id).values(values))
 
     @retried
@@ -312,7 +316,7 @@ class SqlRunStore(RunStore):
     async def _delete(self, connection: AsyncConnection, run_ids: list[str]) -> int:
         tables = self._tables
         deleted = await connection.execute(delete(tables.runs).where(tables.runs.c.id.in_(run_ids)))
-        for table in (tables.leases, tables.records, tables.events):
+        for table in (tables.leases, tables.records, tables.events, tables.messages):
             await connection.execute(delete(table).where(table.c.run_id.in_(run_ids)))
         return int(deleted.rowcount)
 
@@ -334,14 +338,17 @@ class SqlRunStore(RunStore):
         records: Sequence[StoredRecord],
         changes: RunChanges | None = None,
         events: Sequence[str] = (),
-    ) -> None:
-        """Add records and events, and change the header, at once. Raises `LeaseLostError` for another generation."""
+    ) -> int | None:
+        """Add records and events, and change the header, at once. Returns how many messages the run has, if it knows.
+
+        Raises `LeaseLostError` for another generation.
+        """
         if len(records) == 1 and changes is None and not events and not records[0].replaces:
             # By far the most writes: one statement that checks the generation itself.
             values = _record_values(run_id, records[0], generation=generation)
             async with self._writing(single=True) as connection:
-                if await _write_row(connection, self._add_record, values):
-                    return
+                if (written := (await connection.execute(self._add_record_and_count, values)).first()) is not None:
+                    return int(written[0])
             # The run is not this owner's, or the key exists: below, the lock tells which.
         runs = self._tables.runs
         after = None if changes is None else ownership_after(changes, by_owner=True)
@@ -357,11 +364,12 @@ class SqlRunStore(RunStore):
             if changes is not None and after is not None:
                 await self._change_lease(connection, run_id, changes, after)
                 await self._delete_ended(connection, run_id, changes)
+        return None
 
     async def _delete_ended(self, connection: AsyncConnection, run_id: str, changes: RunChanges) -> None:
         """Delete the records and events of a run that ends, if the store does not keep them."""
         if self._deletes_ended and changes.status in ENDED:
-            for table in (self._tables.records, self._tables.events):
+            for table in (self._tables.records, self._tables.events, self._tables.messages):
                 await connection.execute(delete(table).where(table.c.run_id == run_id))
 
     def _lock(self, connection: Connection, run_id: str, generation: int) -> None:
@@ -476,7 +484,7 @@ class SqlRunStore(RunStore):
             runs.c.status == "running",
             self._is_due(),
         )
-        taken = {"generation": generation + 1, "owner": owner, "until": self._end_of_lease()}
+        taken = {"generation": generation + 1, "owner": owner, "until": self._end_of_lease(), "closed": None}
         taking = RunChanges(owner=owner)
         values = self._new_values(taking, ownership_after(taking, by_owner=False))
         async with self._writing() as connection:
@@ -558,6 +566,51 @@ class SqlRunStore(RunStore):
                 found = select(leases.c.run_id, leases.c.wish).where(some, leases.c.wish.is_not(None))
                 wished |= {row.run_id: row.wish for row in await connection.execute(found)}
         return wished
+
+    # --- messages
+
+    @retried
+    async def add_message(self, run_id: str, message_id: str, message: str) -> bool:
+        """Add a message for a run, unless it is there. Returns False for a run that takes none."""
+        # The row of the lease is locked first, by everyone who adds or closes. The end of a run sets `closed` in the
+        # same transaction, so that a message that is stored is never overlooked.
+        runs, leases, messages = self._tables.runs, self._tables.leases, self._tables.messages
+        going_on = select(runs.c.id).where(runs.c.id == run_id, runs.c.status.not_in(sorted(ENDED))).exists()
+        taking = and_(leases.c.run_id == run_id, leases.c.closed.is_(None), going_on)
+        number = func.coalesce(leases.c.messages, 0) + 1
+        counted = update(leases).where(taking).values(messages=number).returning(leases.c.messages)
+        same = select(messages.c.number).where(messages.c.run_id == run_id, messages.c.id == message_id)
+        async with self._writing() as connection:
+            added = await connection.scalar(counted)
+            if (await connection.execute(same)).first() is not None:  # an earlier try has added it
+                await connection.rollback()
+                return True
+            if added is None:
+                return False
+            row = {"run_id": run_id, "number": added, "id": message_id, "data": message}
+            await connection.execute(insert(messages).values(row))
+            return True
+
+    @retried
+    async def messages(self, run_id: str, after: int = 0) -> list[str]:
+        """Return the messages of a run without the first `after`, in order."""
+        messages = self._tables.messages
+        found = select(messages.c.data).where(messages.c.run_id == run_id, messages.c.number > after)
+        async with self._reading() as connection:
+            return list(await connection.scalars(found.order_by(messages.c.number)))
+
+    @retried
+    async def close_messages(self, run_id: str, generation: int, count: int) -> bool:
+        """Let a run take no more messages. Returns False, and changes nothing, if it has more than `count`."""
+        leases = self._tables.leases
+        mine = and_(leases.c.run_id == run_id, leases.c.generation == generation)
+        number = func.coalesce(leases.c.messages, 0)
+        closed = case((number <= count, 1), else_=leases.c.closed)
+        async with self._writing(single=True) as connection:
+            written = await connection.execute(update(leases).where(mine).values(closed=closed).returning(number))
+            if (found := written.first()) is None:
+                raise LeaseLostError(run_id)
+            return bool(found[0] <= count)
 
     # --- in a tool's transaction
 

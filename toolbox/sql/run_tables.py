@@ -98,7 +98,7 @@ class FirstRunTables:
 
     def schema(self) -> Schema:
         """Return the steps and the tables, for a migration."""
-        return Schema(self.name, self.steps(), (self.runs, self.leases, self.records, self.events))
+        return Schema(self.name, self.steps(), tuple(self.metadata.sorted_tables))
 
 
 class RunTables(FirstRunTables):
@@ -122,6 +122,16 @@ class RunTables(FirstRunTables):
         indexed = beginning_of(self.runs.c.memory_id), self.runs.c.created_at  # version 5
         has_room = self.runs.c.memory_id.is_not(None)
         Index(f"{name}_memory_id", *indexed, sqlite_where=has_room, postgresql_where=has_room)
+        self.leases.append_column(Column("messages", Integer))  # version 6: how many; None is 0
+        self.leases.append_column(Column("closed", Integer))  # 1 if the run takes no more messages
+        self.messages = Table(
+            f"{name}_messages",
+            self.metadata,
+            Column("run_id", Text, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("id", Text, nullable=False),
+            Column("data", Text, nullable=False),
+        )
 
     def steps(self) -> tuple[Step, ...]:
         """Return the migration steps."""
@@ -153,7 +163,13 @@ class RunTables(FirstRunTables):
             indexed = f"substr(memory_id, 1, {INDEXED}), created_at"
             connection.execute(text(f"CREATE INDEX {index} ON {table} ({indexed}) WHERE memory_id IS NOT NULL"))
 
-        steps = add_columns_of_lists, add_wishes, add_next_at, add_index_of_conversations
+        def add_messages(connection: Connection) -> None:
+            leases = connection.dialect.identifier_preparer.quote(self.leases.name)
+            for each in ("messages INTEGER", "closed INTEGER"):
+                connection.execute(text(f"ALTER TABLE {leases} ADD COLUMN {each}"))
+            self.messages.create(connection, checkfirst=False)
+
+        steps = add_columns_of_lists, add_wishes, add_next_at, add_index_of_conversations, add_messages
         return (*super().steps(), *steps)
 
 

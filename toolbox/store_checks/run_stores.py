@@ -548,6 +548,100 @@ async def a_wish_stays_until_the_run_ends(new_store: NewRunStore) -> None:
     assert await store.wishes([run.id for run in runs]) == {}
 
 
+async def messages_come_back_in_their_order(new_store: NewRunStore) -> None:
+    """Each is there once, by its id, and nothing else changes. The next write says how many there are."""
+    store, other = await _open_two(new_store)
+    if "tell" not in supports_of(store):
+        return
+    run, another, waiting = _new_run(), _new_run(), _new_run("suspended")
+    await store.create(run, owner="one")
+    await store.create(another, owner="one")
+    await store.create(waiting)
+    before = await _load_run(store, run)
+
+    for number in range(12):
+        assert await other.add_message(run.id, f"id {number}", f'{{"n": {number}, "text": "ä 🦜"}}')
+    assert await other.add_message(run.id, "id 3", "the same again")
+    assert await other.add_message(waiting.id, "id", "waits")
+
+    expected = [f'{{"n": {number}, "text": "ä 🦜"}}' for number in range(12)]
+    assert await store.messages(run.id) == expected
+    assert await store.messages(run.id, 10) == expected[10:]
+    assert await store.messages(another.id) == await store.messages("an unknown run") == []
+    assert await store.messages(waiting.id) == ["waits"]
+    assert await _load_run(store, run) == before
+    counts = [await store.append(each.id, 1, [StoredRecord("0", "result", "a")]) for each in (run, another)]
+    assert counts in ([12, 0], [None, None])
+
+
+async def messages_added_at_once_are_all_kept(new_store: NewRunStore) -> None:
+    """Also beside an owner that ends the run: a message is kept, or its writer learns that it is not."""
+    store, other = await _open_two(new_store)
+    if "tell" not in supports_of(store):
+        return
+    run = _new_run()
+    await store.create(run, owner="one")
+
+    async def add(writer: int) -> list[str]:
+        kept = []
+        for number in range(5):
+            if await (store if writer % 2 else other).add_message(run.id, f"{writer}.{number}", f"{writer}.{number}"):
+                kept.append(f"{writer}.{number}")
+        return kept
+
+    async def close() -> int:
+        while not await store.close_messages(run.id, 1, count := len(await store.messages(run.id))):
+            pass
+        return count
+
+    *kept, count = await asyncio.gather(*(add(writer) for writer in range(4)), close())
+
+    stored = await store.messages(run.id)
+    assert isinstance(count, int)
+    assert len(stored) == count
+    assert sorted(stored) == sorted(each for writer in kept if isinstance(writer, list) for each in writer)
+    for writer in range(4):
+        own = [each for each in stored if each.startswith(f"{writer}.")]
+        assert own == sorted(own)
+
+
+async def a_run_that_ends_takes_no_messages(new_store: NewRunStore) -> None:
+    """Nor does one that is about to end, until another process takes it."""
+    store, other = await _open_two(new_store)
+    if "tell" not in supports_of(store):
+        return
+    run, *ended = _new_run(), _new_run("completed"), _new_run("cancelled")
+    await store.create(run, owner="one")
+    for each in ended:
+        await store.create(each)
+    assert await other.add_message(run.id, "first", "first")
+
+    assert not await store.close_messages(run.id, 1, 0)
+    assert await other.add_message(run.id, "second", "second")
+    assert await store.close_messages(run.id, 1, 2)
+    assert not await other.add_message(run.id, "third", "third")
+    assert not any([await other.add_message(each.id, "id", "text") for each in ended])
+    assert not await other.add_message("an unknown run", "id", "text")
+    try:
+        await store.close_messages(run.id, 7, 2)
+    except LeaseLostError:
+        pass
+    else:
+        raise AssertionError("another generation closed the messages")
+
+    await store.release(run.id, 1)
+    assert await other.acquire(run.id, "other") is not None
+    assert await store.add_message(run.id, "third", "third")
+    await other.append(run.id, 2, [], RunChanges(status="failed"))
+    assert not await store.add_message(run.id, "fourth", "fourth")
+    version = (await _load_run(store, run)).version
+    assert await store.change(run.id, version, RunChanges(status="running", owner="one")) is not None
+    assert await store.add_message(run.id, "fourth", "fourth")
+    assert len(await store.messages(run.id)) in (2, 4)  # a store may delete those of an ended run
+    await store.delete(run.id)
+    assert await store.messages(run.id) == []
+
+
 async def events_are_numbered_in_each_run(new_store: NewRunStore) -> None:
     """From 1, and any process reads them."""
     store, other = await _open_two(new_store)
@@ -886,6 +980,9 @@ RUN_STORE_CHECKS: tuple[RunStoreCheck, ...] = (
     a_wish_reaches_the_owner,
     only_a_run_with_an_owner_takes_a_wish,
     a_wish_stays_until_the_run_ends,
+    messages_come_back_in_their_order,
+    messages_added_at_once_are_all_kept,
+    a_run_that_ends_takes_no_messages,
     events_are_numbered_in_each_run,
     the_next_owner_continues_the_numbers_of_events,
     events_written_at_once_have_separate_numbers,

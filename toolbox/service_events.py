@@ -1,0 +1,55 @@
+"""The events of a service's `TokenStream`, and of a run: what its model says, its tools do, and its user adds.
+
+Not here: the events of a model's stream (`chat`), events for listeners (`events`), sending them (`services`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .chat import (
+    BeforeToolExecution,
+    IntermediateResponse,
+    Retrieved,
+    RunSuspended,
+    StreamEvent,
+    ToolExecuted,
+    ToolProgress,
+)
+from .context import InvocationContext
+from .events import ToldEvent
+
+__all__ = ["InnerEvent", "OwnEvent", "ServiceEvent"]
+
+OwnEvent: TypeAlias = (
+    StreamEvent
+    | IntermediateResponse
+    | BeforeToolExecution
+    | ToolExecuted
+    | RunSuspended
+    | ToolProgress
+    | Retrieved
+    | ToldEvent
+)
+"""The events of a call itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerEvent:
+    """An event of a service within this call, with `@register_ai_service(inner_events=True)`.
+
+    - `context`: the call of the inner service; its `outer_invocation_id` is the call around it.
+    - `service`: the stored name of the inner service, by default `module.Class`.
+    - `call_id`: the model's own id of the tool call in which the service was called.
+    - `event`: the event, at any depth: never another `InnerEvent`.
+    """
+
+    context: InvocationContext
+    service: str
+    call_id: str
+    event: OwnEvent
+
+
+ServiceEvent: TypeAlias = OwnEvent | InnerEvent
+"""The events of a service's `TokenStream`."""
