@@ -422,8 +422,8 @@ async def test_a_run_that_is_tried_again_keeps_nothing_until_it_has_failed_for_g
 
         waits = asyncio.Event()
 
-        async def append(self, run_id: str, generation: int, *written: Any) -> None:
-            await super().append(run_id, generation, *written)
+        async def append(self, run_id: str, generation: int, *args: Any, **options: Any) -> None:
+            await super().append(run_id, generation, *args, **options)
             if (await self.load(run_id)).next_at is not None:  # type: ignore[union-attr]
                 self.waits.set()
 
