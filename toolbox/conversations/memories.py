@@ -144,6 +144,9 @@ class ChatMemories:
         Takes no lock, and returns when the call has left the conversation, with its turn stored: in code of the call
         itself, at once. If the process of the call is gone, that is when its lease has ended.
         """
+        under_way = self._under_way.get(key)
+        if under_way is not None and under_way.stop is None:
+            return False  # the program itself has the conversation, in this process
         return await self._calls.stop(key, by, waits=not self.is_entered_here(key))
 
     # --- the port of services
