@@ -22,7 +22,7 @@ from .new_documents import read_user_message
 from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
-from .run_session import RunSession
+from .run_session import RunSession, describe_store_error
 from .service_calls import ServiceCall
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, read_document
@@ -46,7 +46,7 @@ class RecordedTurns:
             if key is not None and memories.keeps_logs and (turn := await self._read_turn(stored, plan)) is not None:
                 await memories.write(key, turn)
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
+            what = describe_store_error(error)
             logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
 
     async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
