@@ -141,3 +141,6 @@ async def test_a_conversation_in_which_nothing_happens_is_not_stopped(places: tu
         assert not await stop(here, Desk, room)
         await here.get(Desk).chat(room, "hi")
         assert not await stop(here, Desk, room)
+        memories = await here._internals.running_host.memories()  # type: ignore[union-attr]
+        async with memories.enter(ChatMemoryKey.of(Desk, room)):
+            assert not await asyncio.wait_for(stop(here, Desk, room), 10)  # the program itself is not stopped

@@ -50,7 +50,7 @@ class Calling(Protocol):
 
     @property
     def stop(self) -> Callable[[str | None], None] | None:
-        """What ends the call for somebody who stops the conversation, on the call's loop; None if nobody may."""
+        """Return what ends the call for one who stops the conversation, on the call's loop; None if nobody may."""
         ...
 
 
@@ -209,6 +209,9 @@ class ChatMemories:
         Takes no lock, and returns when the call has left the conversation, with its turn stored: in code of the call
         itself, at once. If the process of the call is gone, that is when its lease has ended.
         """
+        under_way = self._under_way.get(key)
+        if under_way is not None and under_way.stop is None:
+            return False  # the program itself has the conversation, in this process
         return await self._calls.stop(key, by, waits=not self.is_entered_here(key))
 
     @property

@@ -203,13 +203,9 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
     try:
         await finish_before_cancellation(write(), _append, _LAST_WRITE)
     except Exception as failure:
-        failed = type(failure).__name__
-        logger.error(
-            "%s: what its tools did before it ended is not stored in its conversation: %s: %s",
-            invocation.where,
-            failed,
-            failure,
-        )
+        # Of a database's error only the first line: the rest, and the statement, have values of the turn.
+        what = f"{type(failure).__name__}: {getattr(failure, 'orig', failure)}".partition("\n")[0]
+        logger.error("%s: what it did before it ended is not stored in its conversation: %s", invocation.where, what)
 
 
 async def _keeps_unfinished(invocation: Invocation) -> bool:

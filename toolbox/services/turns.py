@@ -126,8 +126,8 @@ def unfinished_messages(state: State, said: str = "", undone: Mapping[int, bool]
     result `INTERRUPTED`. `undone` are the positions of the executions that were undone; False if that failed. An
     answer that was refused, or that nobody got, is left out.
     """
-    told = state.changed(messages=_with_undone(state, undone or {}))
-    messages = [_without_answer_calls(each, state) for each in told.remembered]
+    shown = state.changed(messages=_with_undone(state, undone or {}))
+    messages = [_without_answer_calls(each, state) for each in shown.remembered]
     results = _results_of_pending(state, undone or {})
     if state.pending and not isinstance(state.last_message, AiMessage):  # they began before their reply was complete
         begun = AiMessage(said or None, [each.request for each in state.pending])
