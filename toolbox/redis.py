@@ -35,6 +35,7 @@ from .conversations.log import (
     Head,
     Log,
     LogWrite,
+    Replaced,
     Turn,
     before_entry,
     begin_head,
@@ -311,11 +312,11 @@ class RedisChatMemoryStore(LogStore):
             if found.asked and found.asked[0] is not None:
                 return
             head = found.head or begin_head(key, time_from_number(0), write.owner)
-            fields, replaced = _Fields(), 0
+            fields, replaced = _Fields(), Replaced()
             if turn is not None:
                 if turn.run_id is not None and found.asked[1] is not None:
                     for each in await self._read_turns(found, [int(found.asked[1])]):
-                        replaced += len(each.shown)
+                        replaced = Replaced(len(each.shown), each.usage)
                         fields.deleted += _names_of_turn(each)
                 _set_turn(fields, replace(turn, number=head.next_number))
             _set_head(fields, head_after(head, write, head.updated_at, replaced))

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from tests.conversations.three_methods import ThreeMethods
 from toolbox import (
+    AccessDeniedError,
     AiMessage,
     ChatMemoryKey,
     ChatMemoryStore,
@@ -29,6 +30,7 @@ from toolbox import (
     ToolExecutionResult,
     UserMessage,
     application_scoped,
+    compensate_for,
     produces,
     register_ai_service,
     tool,
@@ -38,6 +40,7 @@ from toolbox.conversations.log import fork_log
 from toolbox.conversations.stores import InMemoryChatMemoryStore
 from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
+from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -104,7 +107,7 @@ async def stored(container: Container, where: ChatMemoryKey | None = None) -> An
 @contextmanager
 def desk(*script: Any, more: Any = ()) -> Iterator[Container]:
     store = InMemoryChatMemoryStore()
-    container = Container(models=model_of(*script)).register(Assistant, Clerk, *more)
+    container = Container(models=model_of(*script), seeds=[SecurityIdentity]).register(Assistant, Clerk, *more)
     yield container.register_instance(store, as_type=ChatMemoryStore)
 
 
@@ -253,6 +256,104 @@ async def test_a_call_of_another_conversation_in_a_tool_has_its_own_beans() -> N
             assert await stored(container, key(service="outer")) == {NAME: {"departure": None, "seats": ["1A", "1C"]}}
 
 
+# --- calls that do not end well, and persons
+
+
+async def test_a_turn_that_did_not_end_well_stores_the_bean_as_it_is_then() -> None:
+    with desk(seat("1A"), ConnectionError("away")) as program:
+        async with program as container:
+            with pytest.raises(ConnectionError):
+                await container.get(Assistant).chat("7", "Seat 1A")
+            history = await container.conversations.of(Assistant, "7").history()
+            assert {each.state for each in history} == {"failed"}
+            assert await stored(container) == {NAME: {"departure": None, "seats": ["1A"]}}
+
+
+async def test_what_undoes_a_tool_sees_the_bean_and_does_not_undo_it() -> None:
+    @application_scoped
+    class Ferries:
+        def __init__(self, reservation: Instance[Reservation]) -> None:
+            self._reservation = reservation
+
+        @tool
+        def book(self) -> str:
+            """Book a ferry."""
+            self._reservation.get().seats.append("booked")
+            return "booked"
+
+        @compensate_for(book)
+        def undo(self) -> None:
+            self._reservation.get().seats.append("undone")
+
+    @register_ai_service(name="careful", tools=Ferries, compensate_on_failure=True)
+    class Careful(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    with desk(tool_call("book", {}), ConnectionError("away"), more=(Careful, Ferries)) as container:
+        async with container:
+            with pytest.raises(ConnectionError):
+                await container.get(Careful).chat("7", "Book")
+            assert (await stored(container, key(service="careful")))[NAME]["seats"] == ["booked", "undone"]
+
+
+async def test_a_failed_call_is_kept_without_a_bean_that_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
+    @application_scoped
+    class Wrong:
+        def __init__(self, reservation: Instance[Reservation]) -> None:
+            self._reservation = reservation
+
+        @tool
+        def set(self) -> str:
+            """Set a wrong value."""
+            self._reservation.get().departure = "tomorrow"  # type: ignore[assignment]
+            return "ok"
+
+    @register_ai_service(name="outer", tools=Wrong)
+    class Outer(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    with desk(tool_call("set", {}), "Done.", more=(Outer, Wrong)) as container:
+        async with container:
+            with pytest.raises(StoredBeanError):
+                await container.get(Outer).chat("7", "Tomorrow")
+            assert await stored(container, key(service="outer")) == {}
+            history = await container.conversations.of(Outer, "7").history()
+    assert {each.state for each in history} == {"failed"}
+    assert "its conversation-scoped beans are not stored: Reservation.departure" in caplog.text
+    assert "tomorrow" not in caplog.text.replace("Tomorrow", "")
+
+
+async def test_a_block_checks_the_owner_and_gives_the_conversation() -> None:
+    ann, bob = SecurityIdentity("ann"), SecurityIdentity("bob")
+    with desk("Hello.", seat("1A"), "Done.") as program:
+        async with program as container:
+            async with (
+                container.request_scope({SecurityIdentity: ann}),
+                container.conversation_scope(Assistant, "7") as room,
+            ):
+                (await container.aget(Reservation)).seats.append("1B")
+            async with container.request_scope({SecurityIdentity: bob}):
+                with pytest.raises(AccessDeniedError):
+                    async with container.conversation_scope(Assistant, "7"):
+                        raise AssertionError
+                with pytest.raises(AccessDeniedError):
+                    await container.get(Assistant).chat("7", "Hello")
+            async with container.conversation_scope(Assistant, "7"):  # the program itself
+                assert (await container.aget(Reservation)).seats == ["1B"]
+            assert (await room.info()).owner == "ann"
+
+
+async def test_the_first_caller_owns_what_a_block_of_the_program_has_prepared() -> None:
+    with desk("Hello.") as program:
+        async with program as container:
+            async with container.conversation_scope(Assistant, "7") as room:
+                (await container.aget(Reservation)).seats.append("1B")
+            assert (await room.info()).owner is None
+            async with container.request_scope({SecurityIdentity: SecurityIdentity("ann")}):
+                await container.get(Assistant).chat("7", "Hello")
+            assert (await room.info()).owner == "ann"
+
+
 # --- what cannot be read or written
 
 
@@ -272,29 +373,6 @@ async def test_what_no_longer_validates_reaches_the_caller_and_is_not_overwritte
             assert (raised.value.bean, raised.value.field) == ("Reservation", "seats")
             assert "secret" not in str(raised.value)
             assert await stored(container) == {NAME: {"seats": "secret"}}
-
-
-async def test_a_value_that_does_not_fit_its_field_is_the_error_of_the_call() -> None:
-    @application_scoped
-    class Wrong:
-        def __init__(self, reservation: Instance[Reservation]) -> None:
-            self._reservation = reservation
-
-        @tool
-        def set(self) -> str:
-            """Set a wrong value."""
-            self._reservation.get().departure = "tomorrow"  # type: ignore[assignment]
-            return "ok"
-
-    @register_ai_service(name="outer", tools=Wrong)
-    class Outer(Protocol):
-        async def chat(self, room: MemoryId[str], text: str) -> str: ...
-
-    with desk(tool_call("set", {}), "Done.", more=(Outer, Wrong)) as container:
-        async with container:
-            with pytest.raises(StoredBeanError) as raised:
-                await container.get(Outer).chat("7", "Tomorrow")
-            assert (raised.value.bean, raised.value.field) == ("Reservation", "departure")
 
 
 # --- blocks of the program
@@ -425,11 +503,11 @@ async def test_code_inside_cannot_hold_the_conversation_again() -> None:
             await container.get(Guarded).chat("7", "Hello")
             async with container.conversation_scope(Guarded, "7"):
                 await container.get(Guarded).chat("7", "Hello")
-            async with container.conversation_scope(Assistant, "7") as room:
+            async with container.conversation_scope(Assistant, "7"):
                 with pytest.raises(MemoryInUseError):
                     await hold(container)
                 with pytest.raises(MemoryInUseError):
-                    await room.delete()
+                    await container.chat_memory(Assistant, "7").clear()
 
 
 async def test_a_call_that_outlives_its_block_is_not_stored() -> None:

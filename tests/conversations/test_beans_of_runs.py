@@ -153,6 +153,20 @@ async def test_a_run_goes_on_with_the_bean_as_its_last_recorded_tool_left_it(los
     assert len(await conversations.get_messages(ChatMemoryKey("shop", "7"))) == 6
 
 
+async def test_a_run_that_is_tried_again_does_not_overwrite_what_others_changed_after_its_failure() -> None:
+    runs, conversations = LastingRunStore(), InMemoryChatMemoryStore()
+    replies = asks(add("soup")), ConnectionError("away"), asks(add("bread")), says("done")
+    async with process(runs, conversations, *replies) as here:
+        with pytest.raises(ConnectionError):
+            await here.get(Shop).buy("order 1", "7", "soup")
+        assert await items(conversations) == ["soup"]
+        await here.get(Shop).chat("7", "bread")
+    async with process(runs, conversations, asks(add("cake")), says("done")) as here:
+        await here.runs.retry("order 1")
+
+    assert await items(conversations) == ["soup", "bread", "cake"]
+
+
 async def test_a_changed_bean_is_in_the_record_of_the_tool_result_before_which_it_changed() -> None:
     runs, conversations = LastingRunStore(), InMemoryChatMemoryStore()
     replies = asks(add("soup")), asks(tool_call("look", {})), asks(add("bread")), says("done")

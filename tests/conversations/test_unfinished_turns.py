@@ -5,12 +5,16 @@ Not here: calls that somebody stops (`test_stop`), how a view sends such turns (
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
+import anyio
 import pytest
+from hypothesis import given, settings
 
 from tests.conversations.made_logs import check_alternation, check_pairs
 from tests.conversations.three_methods import ThreeMethods
+from tests.generated import Choices, made
 from toolbox import (
     AiMessage,
     ChatMemoryKey,
@@ -24,6 +28,8 @@ from toolbox import (
     TokenStream,
     ToolAbort,
     ToolboxSettings,
+    ToolExecution,
+    ToolExecutionRequest,
     ToolExecutionResultMessage,
     UserMessage,
     compensate_for,
@@ -31,12 +37,27 @@ from toolbox import (
     return_to_model,
     tool,
 )
-from toolbox.conversations.log import NOTES, LogEntry, entries_of
+from toolbox.conversations.log import NOTES, LogEntry, Turn, entries_of
 from toolbox.conversations.stores import InMemoryChatMemoryStore
+from toolbox.conversations.views import pieces_of, sent
 from toolbox.errors import InvocationTimeoutError, ModelConnectionError, ToolRoundsExceededError
 from toolbox.guardrails import GuardrailResult, OutputGuardrail, OutputGuardrailRequest, output_guardrails
 from toolbox.models import fallback
+from toolbox.services.loop import (
+    CallModel,
+    ModelReplied,
+    Rules,
+    RunTools,
+    ToolFinished,
+    ToolSuspended,
+    advance,
+    begin,
+    with_early_call,
+)
+from toolbox.services.outputs import ANSWER_TOOL, read_output
+from toolbox.services.turns import unfinished_messages
 from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.tools.tool_calls import ToolOutcome
 
 pytestmark = pytest.mark.anyio
 
@@ -375,6 +396,26 @@ async def test_a_second_cancellation_does_not_tear_the_write() -> None:
         assert await room.state() == {"stopped"}
 
 
+async def test_a_cancelled_scope_of_anyio_does_not_tear_the_write() -> None:
+    store = Slow()
+    async with Room(WAIT, store=store) as room:
+        store.may_write.clear()
+        store.writes.clear()
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+
+                async def leave() -> None:
+                    await room.till.waits.wait()
+                    scope.cancel()
+                    await store.writes.wait()
+
+                group.start_soon(leave)
+                asyncio.get_running_loop().call_later(0.05, store.may_write.set)
+                await room.chat.chat("r", "pay")
+        assert scope.cancelled_caught
+        assert await room.state() == {"stopped"}
+
+
 async def test_a_store_that_hangs_ends_the_call_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbox.services.layers._LAST_WRITE", 0.05)
     store = Slow()
@@ -438,3 +479,68 @@ def test_another_value_is_a_problem_at_start() -> None:
 
     problems = Container(models={"default": ScriptedChatModel()}).register(Service).check()
     assert ["unfinished_turns='drop'" in each.what for each in problems] == [True]
+
+
+# --- calls that end anywhere
+
+PARSED = read_output(list[int]).structure
+
+
+def outcome_of(request: ToolExecutionRequest, ran: bool) -> ToolOutcome:
+    execution = ToolExecution(request, "done" if ran else "no", None, not ran, datetime.now(UTC), 0.0)
+    return ToolOutcome(execution, ran=ran)
+
+
+def reply_of(choices: Choices, number: int, mode: str) -> ChatResponse:
+    """Return a reply with calls, also repeated ones and calls of the answer tool; or one without."""
+    names = ["add", "add", "pay", *([ANSWER_TOOL] if mode == "tool" else [])]
+    count = choices.below(4)
+    calls = [
+        ToolExecutionRequest(f"{number}-{choices.below(9) or at}-{at}", choices.one_of(names), "{}")
+        for at in range(count)
+    ]
+    return ChatResponse(AiMessage(choices.one_of((None, "hm", "[1]", "nonsense")), calls))
+
+
+@settings(deadline=None)
+@given(made(lambda choices: choices, size=96))
+def test_a_turn_that_ends_anywhere_can_be_sent(drawn: tuple[Choices]) -> None:
+    [choices] = drawn
+    mode = choices.one_of(("prompt", "tool"))
+    structure = choices.one_of((None, PARSED)) if mode == "prompt" else PARSED
+    rules = Rules(max_rounds=choices.below(4), structure=structure, max_output_retries=1, streams=choices.below(2) == 1)
+    state, effect = begin(rules, None, (), UserMessage("go"), mode=mode)
+    said, undone = "", dict[int, bool]()
+    for number in range(choices.below(12)):
+        if isinstance(effect, CallModel):
+            reply = reply_of(choices, number, mode)
+            if choices.below(3) == 0:  # it ends while the reply comes
+                said = choices.one_of(("", "so far"))
+                for each in reply.ai_message.tool_execution_requests[: choices.below(3)]:
+                    if each.name != ANSWER_TOOL:
+                        state, _ = with_early_call(rules, state, each)
+                break
+            state, effect = advance(rules, state, ModelReplied(reply))
+        elif isinstance(effect, RunTools):
+            index = choices.one_of(effect.indexes)
+            request = effect.pending[index].request
+            event = choices.one_of((ToolSuspended(index, {}), ToolFinished(index, outcome_of(request, True)), None))
+            if event is None:
+                break
+            state, effect = advance(rules, state, event)
+        else:
+            break
+    for position in range(len(state.all_executions)):
+        if choices.below(3) == 0:
+            undone[position] = choices.below(2) == 0
+
+    messages = unfinished_messages(state, said, undone)
+
+    check_pairs(messages)
+    assert messages[0] == UserMessage("go")
+    told = [each for each in messages if isinstance(each, ToolExecutionResultMessage)]
+    assert ANSWER_TOOL not in [each.tool_name for each in told]
+    assert len([each for each in told if each.text == "done"]) == len(state.all_executions) - len(undone)
+    view = pieces_of([Turn(id="1", messages=messages, state="failed", number=1)])
+    check_pairs(sent(view))
+    check_alternation((*sent(view), UserMessage("and now?")))

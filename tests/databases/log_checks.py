@@ -6,6 +6,7 @@ A check gets a function that opens a store of the same conversations, like that 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -111,14 +112,15 @@ async def a_turn_that_is_appended_again_is_there_once(new_store: NewStore) -> No
 
 async def a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end(new_store: NewStore) -> None:
     store, key, run_id = await new_store(), new_key(), uuid4().hex
-    waiting = Turn(id=f"{run_id}:1", run_id=run_id, messages=(UserMessage("pay"),), state="waiting")
-    await store.write(key, LogWrite(turn=waiting))
+    stopped = Turn(id=f"{run_id}:1", run_id=run_id, messages=(UserMessage("pay"),), state="stopped")
+    await store.write(key, LogWrite(turn=replace(stopped, usage=TokenUsage(5, 2))))
     await append(store, key, 2)
-    await store.write(key, LogWrite(turn=say("pay", id=f"{run_id}:2", run_id=run_id)))
+    await store.write(key, LogWrite(turn=say("pay", id=f"{run_id}:2", run_id=run_id, usage=TokenUsage(9, 2))))
 
     assert await texts(store, key) == ["q2", "a2", "qpay", "apay"]
     log = await read(store, key)
     assert log.head.messages == 4
+    assert log.head.usage == TokenUsage(9, 2)  # the turn has counted the requests of the one that it replaces, too
     assert [each.number for each in log.turns] == [2, 3]
     await store.write(key, LogWrite(turn=say("pay", id=f"{run_id}:2", run_id=run_id)))
     assert (await read(store, key)).head.messages == 4

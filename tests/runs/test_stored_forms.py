@@ -196,6 +196,7 @@ DOCUMENTS = {
         attempts=3,
         failures=2,
         asks_again=True,
+        beans_until="1",
     ),
     "new": RunDocument(),
     "limits": RunDocument(limits=UsageLimits(tool_calls=3), is_reduced=True),
@@ -302,7 +303,7 @@ ADDED_TO_STATES = {"answer_retries", "failed", "ran", "undone", "sent", "model",
 WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),
-    *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again"),
+    *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again", "beans_until"),
 }
 
 

@@ -8,7 +8,7 @@ is appended, replaced or hidden. Not here: what is sent of a log (`views`), keep
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from typing import Annotated, Any, Literal, TypeAlias
@@ -139,7 +139,8 @@ class Head:
     """What is known of a conversation besides its turns.
 
     `key` has the name of the service under which it lies. `messages` is the number of entries that are not hidden.
-    `usage` is that of all requests, also for turns that were hidden or replaced. `updated_at` moves with each turn.
+    `usage` is that of all requests, each once, also for turns that were hidden or replaced. `updated_at` moves with
+    each turn.
     """
 
     key: ChatMemoryKey
@@ -184,6 +185,14 @@ class LogWrite:
 def only_beans(turn: Turn) -> Turn:
     """Return a turn without its messages, for a conversation that keeps none."""
     return Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What a turn of a run replaces: how many shown messages, and their usage, which the new turn has counted too."""
+
+    messages: int = 0
+    usage: TokenUsage = NO_USAGE
 
 
 # --- entries
@@ -250,17 +259,17 @@ def begin_head(key: ChatMemoryKey, now: datetime, owner: Owner | None = None, ti
     return Head(key=ChatMemoryKey(key.service, key.memory_id), created_at=now, updated_at=now, owner=owner, title=title)
 
 
-def head_after(head: Head, write: LogWrite, now: datetime, replaced: int = 0) -> Head:
-    """Return the head after a write. `replaced` is the number of shown messages that the turn replaces.
+def head_after(head: Head, write: LogWrite, now: datetime, replaced: Replaced = Replaced()) -> Head:
+    """Return the head after a write.
 
     A turn without messages, which only stores beans, does not move `updated_at`.
     """
     turn = write.turn or Turn(id="")
-    usage = head.usage + turn.usage + write.usage
+    usage = head.usage + _beyond(turn.usage, replaced.usage) + write.usage
     return replace(
         claimed(head, write.owner),
         updated_at=max(now, head.updated_at) if turn.messages else head.updated_at,
-        messages=head.messages - replaced + len(turn.messages),
+        messages=head.messages - replaced.messages + len(turn.messages),
         usage=usage,
         next_number=head.next_number + (write.turn is not None),
         notes=head.notes if write.notes is None else write.notes,
@@ -273,6 +282,12 @@ def claimed(head: Head, owner: Owner | None) -> Head:
     """Return the head after the first call, by this person: an owner that the program has set stays."""
     is_first = head.messages == 0 and head.owner is None  # turns without messages are of the program
     return replace(head, owner=owner) if is_first and owner is not None else head
+
+
+def _beyond(usage: TokenUsage, counted: TokenUsage) -> TokenUsage:
+    """Return what is used besides what is counted already."""
+    numbers = zip(astuple(usage), astuple(counted), strict=True)
+    return TokenUsage(*(max(now - before, 0) for now, before in numbers))
 
 
 def place_of_entry(turn: Turn | None, given: str) -> Position:

@@ -50,7 +50,7 @@ class Calling(Protocol):
 
     @property
     def stop(self) -> Callable[[str | None], None] | None:
-        """The function that ends the call for somebody who stops it, on its own loop; None if none may."""
+        """What ends the call for somebody who stops the conversation, on the call's loop; None if nobody may."""
         ...
 
 
@@ -279,7 +279,8 @@ class ChatMemories:
     async def write(self, key: ChatMemoryKey, turn: Turn, owner: Owner | None = None) -> None:
         """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
         assert keeps_logs(self.store)
-        await self.store.write(key, LogWrite(turn=turn, owner=owner))
+        if turn.messages or turn.beans:
+            await self.store.write(key, LogWrite(turn=turn, owner=owner))
 
 
 def _reset(token: Any) -> None:

@@ -23,6 +23,7 @@ from .log import (
     Head,
     Log,
     LogWrite,
+    Replaced,
     Turn,
     before_entry,
     begin_head,
@@ -396,9 +397,10 @@ class InMemoryChatMemoryStore(LogStore):
                 kept = self._logs[key.places[0]] = _Kept(begin_head(key, now, write.owner))
             elif turn is not None and turn.id in kept.ids:
                 return
-            replaced = 0
+            replaced = Replaced()
             if turn is not None and (number := kept.runs.get(turn.run_id or "")) is not None:
-                replaced = len(kept.remove(number).shown)
+                before = kept.remove(number)
+                replaced = Replaced(len(before.shown), before.usage)
             if turn is not None:
                 kept.add(replace(turn, number=kept.head.next_number, at=now))
                 self._move(kept, key)

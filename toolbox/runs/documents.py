@@ -217,6 +217,8 @@ class RunDocument:
       None in runs of earlier releases.
     - `attempts`: the executions so far, without those that only continue after an answer. In a run of `runs.start`,
       they are counted when they begin.
+    - `beans_until`: the key of the last record with beans of the conversation when those were stored with a turn,
+      although the run has not completed: what is recorded until there is not stored again.
     - `failures`: how many of them have failed, before the run went on. `asks_again`: the last one failed with the reply
       of its model, so that the next one must not use it.
     """
@@ -250,6 +252,7 @@ class RunDocument:
     attempts: int = 1
     failures: int = 0
     asks_again: bool = False
+    beans_until: str = ""
 
     @property
     def started_by(self) -> str | None:

@@ -7,7 +7,7 @@ the run (`run_leases`), what an effect records (`effects`), what the run does (`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -22,6 +22,7 @@ from ..errors import (
     RunConflictError,
     RunIncompatibleError,
     RunStoreError,
+    StoredBeanError,
     TranscriptError,
     leaves_run_unchanged,
 )
@@ -74,6 +75,7 @@ class RunSession:
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
         self._with_beans: list[RecordKey] = []
+        self.last_with_beans = ""
         self._forgotten: set[RecordKey] = set()
 
     @classmethod
@@ -185,6 +187,7 @@ class RunSession:
             self._counted.append(key)
         if '"beans"' in record.data:  # perhaps inside of a result, see `recorded_beans`
             self._with_beans.append(key)
+            self.last_with_beans = str(key)
 
     @property
     def recorded_beans(self) -> dict[str, Any]:
@@ -198,7 +201,18 @@ class RunSession:
                 found = dict(facts["about"].get("beans", {}))
             elif key.fact == "" and isinstance(beans := facts.get("beans"), Mapping):
                 found.update(beans)
+            if self.document is not None and str(key) == self.document.beans_until:
+                found = {}
         return found
+
+    def _note_stored_beans(self, document: RunDocument) -> RunDocument:
+        """Return the document of a run that ends, which says until where its beans are stored with a turn."""
+        if self.beans is None or not self.last_with_beans:
+            return document
+        with suppress(StoredBeanError):
+            if not self.beans.changed():
+                return document.changed(beans_until=self.last_with_beans)
+        return document
 
     def keys_after(self, place: str) -> Sequence[RecordKey]:
         """Return the keys of the replies and states that were stored after the last one of an invocation."""
@@ -329,7 +343,7 @@ class RunSession:
         assert not self.has_left
         self.leave()
         await self.flush_events()
-        document = self.document.changed(failures=self.document.failures + 1, **facts)
+        document = self._note_stored_beans(self.document).changed(failures=self.document.failures + 1, **facts)
         with self.using_store() as store:
             next_at = await store.now() + wait
             changes = RunChanges(document=document.to_json(), owner=None, next_at=next_at)
@@ -345,7 +359,8 @@ class RunSession:
         assert not self.has_left
         self.leave()
         await self.flush_events()
-        changes = RunChanges(status=status, document=self.document.changed(waiting=(), **facts).to_json())
+        document = self._note_stored_beans(self.document).changed(waiting=(), **facts)
+        changes = RunChanges(status=status, document=document.to_json())
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)
         self.has_left, self.ended = True, status

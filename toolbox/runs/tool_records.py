@@ -357,6 +357,8 @@ class ToolRecords:
             StoredBeanError
         ):  # the tool has run, which must be known; the error comes when the turn is stored
             changed.update(beans.note_changes())
+        if changed:
+            self._session.last_with_beans = attempt
         return changed
 
     async def judge(self, guarded: ToolStep, call: ToolCall) -> Encoded:

@@ -170,6 +170,8 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
         return
     if place is not None and place.is_stored and not place.ends_with(behind, invocation.plan):
         return  # it is suspended, or goes on in another process
+    if place is not None and place.cancels and not invocation.undone:
+        return  # stored when the run was cancelled, perhaps with a part of a reply that no record has
     if (turn := unfinished_turn(invocation, state_after(error, invocation))) is None:
         return
 

@@ -227,7 +227,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
     # --- leaving
 
     async def aclose(self) -> None:
-        """Cancel the call: close the model's stream, cancel the tools, store nothing.
+        """Cancel the call: close the model's stream, cancel the tools, store no answer.
 
         If a task is waiting for the next item, its iteration ends.
         """

@@ -26,6 +26,7 @@ from ..conversations.log import (
     Log,
     LogWrite,
     Position,
+    Replaced,
     Turn,
     before_entry,
     begin_head,
@@ -204,7 +205,7 @@ class SqlChatMemoryStore(LogStore):
                 if write.turn is None:
                     return
                 head = await self._begin(connection, begin_head(key, time_from_number(0), write.owner))
-            replaced = 0
+            replaced = Replaced()
             if write.turn is not None:
                 if not await self._insert_turn(connection, head, write.turn):
                     return
@@ -242,16 +243,19 @@ class SqlChatMemoryStore(LogStore):
         row = INSERT_OF[self._engine.dialect.name](self._turns).values(values)
         return await self._changes_row(connection, row.on_conflict_do_nothing(index_elements=[self._turns.c.id]))
 
-    async def _delete_replaced(self, connection: AsyncConnection, head: Head, turn: Turn) -> int:
-        """Delete what the run of a turn has stored before. Returns how many shown messages that were."""
+    async def _delete_replaced(self, connection: AsyncConnection, head: Head, turn: Turn) -> Replaced:
+        """Delete what the run of a turn has stored before, and return what it was."""
         if turn.run_id is None:
-            return 0
+            return Replaced()
         turns = self._turns.c
         same_run = and_(turns.conversation == head.id, turns.run_id == turn.run_id, turns.id != turn.id)
         # SQLite 3.40 returns wrong values for expressions here.
-        returned = turns.first, turns.size, turns.hidden_from
-        deleted = await connection.execute(delete(self._turns).where(same_run).returning(*returned))
-        return sum(row.size if row.hidden_from is None else row.hidden_from - row.first for row in deleted)
+        returned = turns.first, turns.size, turns.hidden_from, turns.details
+        row = (await connection.execute(delete(self._turns).where(same_run).returning(*returned))).first()
+        if row is None:
+            return Replaced()
+        shown = row.size if row.hidden_from is None else row.hidden_from - row.first
+        return Replaced(shown, turn_from_json(row.details).usage)
 
     async def change(self, key: ChatMemoryKey, change: Callable[[Head], Head]) -> Head | None:
         async with self._open_transaction(writing=True) as connection:
