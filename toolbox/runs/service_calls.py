@@ -104,13 +104,8 @@ class RunPlace:
         """The id of the run."""
         return self.session.id
 
-    @property
-    def beans(self) -> StoredBeans | None:
-        """The beans of the run's conversation, whose changes it records."""
-        return self.session.beans
-
-    @beans.setter
-    def beans(self, beans: StoredBeans | None) -> None:
+    def use_beans(self, beans: StoredBeans) -> None:
+        """Record from now on how these beans of the run's conversation change."""
         self.session.beans = beans
 
     @property

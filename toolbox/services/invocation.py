@@ -207,14 +207,15 @@ class Invocation(ModelCall):
     def become_run(self) -> None:
         """Continue as a new run, because a tool that was added may suspend the call."""
         self.place = _find_place_in_new_run(self.plan, self.host, self.arguments)
-        self.place.beans = self.beans
+        if self.beans is not None:
+            self.place.use_beans(self.beans)
         self.plan = self.plan.in_run
 
     def use_beans(self, beans: StoredBeans) -> None:
         """Use the beans of the conversation, which are stored with the turn. A run records how they change."""
         self.beans = beans
         if self.place is not None:
-            self.place.beans = beans
+            self.place.use_beans(beans)
 
     # --- what layers and the driver ask
 

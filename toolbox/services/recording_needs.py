@@ -113,12 +113,11 @@ class StoredInvocation:
 
 
 class PlaceInRun(CallPlace, Protocol):
-    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path "".
+    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
 
-    `beans` are those of the conversation: the run records how they change.
-    """
-
-    beans: StoredBeans | None
+    def use_beans(self, beans: StoredBeans, /) -> None:
+        """Record from now on how these beans of the conversation change."""
+        ...
 
     @property
     def recorded_beans(self) -> Mapping[str, Any]:
