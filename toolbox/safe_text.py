@@ -66,6 +66,11 @@ def brief(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
+def is_text(given: str) -> bool:
+    """Return True for a text that a database can store: without NUL characters and lone surrogates."""
+    return "\0" not in given and not any("\ud800" <= each <= "\udfff" for each in given)
+
+
 def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
     """Return `; did you mean …?` with the most similar of the known names, written in `form`; "" if none is similar."""
     near = get_close_matches(name, tuple(known), n=1)

@@ -5,9 +5,19 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, MemoryId, Result, ToolExecution, compensate_for, register_ai_service, tool
+from toolbox import (
+    ChatMemoryStore,
+    Container,
+    InMemoryChatMemoryStore,
+    MemoryId,
+    Result,
+    ToolExecution,
+    compensate_for,
+    register_ai_service,
+    tool,
+)
 from toolbox.errors import ConversationNotFoundError, ConversationSuspendedError, RunNotFoundError
-from toolbox.runs import Run, approve
+from toolbox.runs import InMemoryRunStore, Run, RunStore, approve
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
@@ -127,6 +137,28 @@ async def test_what_a_waiting_run_did_is_undone_when_its_conversation_is_deleted
             assert counts == {"conversations": 1, "messages": 2, "beans": 0, "runs": 1}
         assert trips.undone == ["Oslo"]
         assert await container.conversations.list() == []
+
+
+@register_ai_service(name="new-desk", tools=refund, former_names=["desk"])
+class NewDesk(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+async def test_a_run_under_a_former_name_is_forgotten_with_its_conversation() -> None:
+    store, runs, models = InMemoryChatMemoryStore(), InMemoryRunStore(), {"default": ScriptedChatModel([answer] * 9)}
+    for service in (Desk, NewDesk):
+        container = Container(models=models).register(service)
+        container.register_instance(store, ChatMemoryStore).register_instance(runs, RunStore)
+        async with container:
+            if service is Desk:
+                await container.get(Desk).chat("room", "hello")
+                await container.get(Desk).chat("room", "refund")
+                continue
+            run = await container.conversations.of(NewDesk, "room").run()
+            assert run.status == "suspended"
+            counts = await container.conversations.forget(service=NewDesk, memory_id="room")
+            assert counts == {"conversations": 1, "messages": 2, "beans": 0, "runs": 1}
+            assert await container.conversations.list() == await container.runs.list() == []
 
 
 async def test_a_conversation_is_listed_by_the_time_of_its_store() -> None:

@@ -115,7 +115,7 @@ async def test_a_conversation_is_read_by_pages_of_its_log(store: Any) -> None:
         assert [each.message.text for each in await room.history(before=earlier[0].id)] == ["1"]
         assert await room.history(limit=0) == []
         assert text_of(await room.messages()) == ["1", "a1", "2", "a2", "3", "a3"]
-        for before in ("", "x", "x.0", f"{newest[0].id}0"):
+        for before in ("", "x", "x.0", f"{newest[0].id}0", "\0.0", "\ud800.0", "x.\u0663", "x" * 10_000 + ".0"):
             with pytest.raises(ValueError, match="unknown entry"):
                 await room.history(before=before)
         with pytest.raises(ValueError, match="limit=-1"):
@@ -208,7 +208,13 @@ async def test_lists_have_the_newest_turns_first_in_pages(store: Any, lists: boo
         assert await conversations.list(owner="") == nothing
         assert await conversations.list(owner=SecurityIdentity.anonymous()) == nothing
         assert await conversations.list(service="") == await conversations.list(limit=0) == nothing
-        for before in ("", "x", "1", "x.y", "9" * 40 + ".x"):
+        assert await conversations.list(service="\0") == await conversations.list(service="\ud800") == nothing
+        assert len(await conversations.list(service=service, limit=10**30)) == 5
+        with pytest.raises(TypeError, match="service=7"):
+            await conversations.list(service=7)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="service="):
+            conversations.of("\0", "room")
+        for before in ("", "x", "1", "x.y", "9" * 40 + ".x", "1.\0", "1.\ud800", "1.x y"):
             with pytest.raises(ValueError, match="before="):
                 await conversations.list(before=before)
 

@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..introspection import is_count
 from ..json_text import whole_characters
+from ..safe_text import is_text
 from ..security import SecurityIdentity
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner, refuse_other
@@ -183,7 +184,7 @@ class Conversations:
         the previous page, or its `cursor`. Raises `ValueError` for a negative limit, an unknown cursor, and for a name
         as `owner` where `run_identity` names attributes. In Redis, raises `IllegalConfigurationError`.
         """
-        _check_limit(limit)
+        limit = _checked_limit(limit)
         position = None if before is None else _position_of(before)
         if (wanted := self._filter_of(owner, service)) is None:
             return []
@@ -244,19 +245,27 @@ class Conversations:
     # --- arguments
 
     def _key_of(self, service: type[Any] | str, memory_id: object) -> ChatMemoryKey:
+        self._check_service(service)
+        if isinstance(service, str) and not is_text(service):
+            raise ValueError(f"invalid service={service!r}; use the class of a service, or its stored name")
+        return _key_with(self._host, service, str(memory_id))
+
+    def _check_service(self, service: object) -> None:
         if not isinstance(service, (type, str)):
             raise TypeError(f"invalid service={service!r}; use the class of a service, or its stored name")
-        return _key_with(self._host, service, str(memory_id))
 
     def _owner(self, owner: str | SecurityIdentity | None) -> Owner | None:
         return Owner.given(owner, self._host.run_identity)
 
     def _filter_of(self, owner: str | SecurityIdentity | None, service: type[Any] | str | None) -> _Filter | None:
         """Return what is wanted; None if nothing can match."""
-        names = None if service is None else self._host.names_of(service)
         belongs_to = self._owner(owner)
         is_nobody = owner is not None and belongs_to is None
-        return None if is_nobody or names == ("",) else _Filter(belongs_to, names)
+        if service is not None:
+            self._check_service(service)
+        if is_nobody or service == "" or (isinstance(service, str) and not is_text(service)):
+            return None
+        return _Filter(belongs_to, None if service is None else self._host.names_of(service))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +319,11 @@ class Conversation:
         `before` is the first entry of a page, or its id. Raises `ValueError` for an unknown one, and for a negative
         limit.
         """
-        _check_limit(limit)
+        limit = _checked_limit(limit)
 
         async def read(store: LogStore, check: _Check) -> list[LogEntry]:
+            if before is not None:  # which is not looked for in the conversation of another
+                check(await find_head(store, self._key))
             log = await store.read_newest(self._key, limit, None if before is None else _id_of(before))
             check(None if log is None else log.head)
             return [] if log is None else [*newest_entries(log.turns, limit)]
@@ -323,8 +334,7 @@ class Conversation:
         """Return what a model would see of the conversation in the next call, without that call's message."""
 
         async def read(store: LogStore, check: _Check) -> list[Message]:
-            if (view := self._host.view_of(self._key.service)) is None:
-                return []
+            view = self._host.view_of(self._key.service)
             excerpt = await (await self._host.memories()).load(self._key, view)
             check(excerpt.head)
             return [*excerpt.messages]
@@ -529,23 +539,29 @@ class _Forgetting:
         if not await self._is_wanted(store, key):
             return
         async with memories.enter(key, self._program):
-            found = [head for each in key.places if (head := await find_head(store, each)) is not None]
-            wanted = [each for each in found if self._wanted.matches(each.key, each.owner)]
-            if len(wanted) == len(found):
+            found = await _heads_under(store, key)
+            is_all = all(self._wanted.matches(each.key, each.owner) for each in found)
+            if is_all:
                 await self._host.cancel_waiting(key, _DELETED)
-            for head in wanted:
-                deleted = await store.delete(head.key)
-                # A run that was cancelled just now has left its turn, which was in no history.
-                self._deleted += replace(deleted, messages=head.messages)
-            if len(wanted) == len(found):
+            # A run that was cancelled just now has left its turn, which was in no history, and may have moved the head.
+            said = {each.id: each.messages for each in found}
+            for head in await _heads_under(store, key):
+                if self._wanted.matches(head.key, head.owner):
+                    deleted = await store.delete(head.key)
+                    self._deleted += replace(deleted, messages=said.get(head.id, head.messages))
+            if is_all:
                 self._runs += await self._host.forget_runs(service=key.service, memory_id=key.memory_id)
 
     async def _is_wanted(self, store: LogStore, key: ChatMemoryKey) -> bool:
         """Return True if something under this key matches; where nothing lies, there may be runs that nobody owns."""
-        found = [head for each in key.places if (head := await find_head(store, each)) is not None]
-        if not found:
+        if not (found := await _heads_under(store, key)):
             return self._wanted.owner is None
         return any(self._wanted.matches(each.key, each.owner) for each in found)
+
+
+async def _heads_under(store: LogStore, key: ChatMemoryKey) -> list[Head]:
+    """Return the heads under all names of the service: several, if an older program has used the same id."""
+    return [head for each in key.places if (head := await find_head(store, each)) is not None]
 
 
 async def _open(host: ConversationsHost) -> LogStore:
@@ -593,7 +609,7 @@ def _position_of(before: ConversationInfo | str) -> tuple[datetime, str]:
     cursor = before.cursor if isinstance(before, ConversationInfo) else before
     at, _, head_id = str(cursor).partition(".")
     try:
-        if head_id:
+        if head_id.isascii() and head_id.isalnum():
             return _EPOCH + int(at) * _MICROSECOND, head_id
     except (ValueError, OverflowError):
         pass
@@ -604,9 +620,10 @@ def _id_of(entry: LogEntry | str) -> str:
     return entry.id if isinstance(entry, LogEntry) else str(entry)
 
 
-def _check_limit(limit: int) -> None:
+def _checked_limit(limit: int) -> int:
     if not is_count(limit, 0):
         raise ValueError(f"invalid limit={limit!r}; use 0 or more")
+    return min(limit, 10**9)  # databases have no larger ones
 
 
 def _checked_title(title: str | None) -> str | None:

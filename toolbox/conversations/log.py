@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from ..chat import Message, TokenUsage, UserMessage
+from ..safe_text import is_text
 from .keys import ChatMemoryKey, Owner
 from .message_fields import AsTranscript
 
@@ -206,7 +207,7 @@ def entry_id(turn: Turn, index: int) -> str:
 def read_entry_id(given: str) -> tuple[str, int]:
     """Return the id of the turn and the index in it. Raises `ValueError` for a text that no entry has."""
     turn_id, _, index = given.rpartition(".")
-    if not turn_id or not (index.isascii() and index.isdigit() and len(index) < 10):
+    if not (turn_id and is_text(turn_id) and index.isascii() and index.isdigit() and len(index) < 10):
         raise ValueError(f"unknown entry {given!r}; use an entry of history(), or its id")
     return turn_id, int(index)
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from ..conversations.keys import Owner
+from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.stores import keeps_logs
 from ..errors import RunNotFoundError
 from .run_execution import STOPPED

@@ -16,6 +16,7 @@ from ..context import ActiveScope, headers_of_current_span
 from ..conversations.keys import ChatMemoryKey
 from ..errors import RunIncompatibleError, TranscriptError
 from ..limits import UsageLimits
+from ..safe_text import is_text
 from ..service_names import stored_name
 from ..services.plans import MethodPlan
 from ..services.templates import Template
@@ -155,11 +156,6 @@ def new_header(
         started_by=_text_or_none(document.started_by),
         memory_id=_text_or_none(document.memory_id),
     )
-
-
-def is_text(given: str) -> bool:
-    """Return True for a text that a database can store."""
-    return "\0" not in given and not any("\ud800" <= each <= "\udfff" for each in given)
 
 
 def _text_or_none(given: str | None) -> str | None:

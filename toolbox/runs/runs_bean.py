@@ -16,11 +16,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunStateError
+from ..safe_text import is_text
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
 from .conversation_runs import ConversationRuns
-from .new_documents import is_text
 from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns

@@ -22,14 +22,14 @@ from ..conversations.keys import ChatMemoryKey
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
 from ..events import Listeners
 from ..execution.threads import await_on
-from ..safe_text import printable
+from ..safe_text import is_text, printable
 from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
 from ..store_clock import clock_of
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, UnreadableDocumentError
-from .new_documents import StoringHost, conversation_key, is_text
+from .new_documents import StoringHost, conversation_key
 from .program_values import read_details, read_value, with_restored_results
 from .run_answers import Run
 from .run_engines import RunEngine
