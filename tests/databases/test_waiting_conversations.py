@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import pytest
+from pydantic import BaseModel
 
 from tests.runs.approved_refunds import REFUND, refund
 from tests.runs.replies import asks, ran, says
@@ -29,6 +30,7 @@ from toolbox import (
     sql,
     tool,
 )
+from toolbox.conversations import conversation_scoped
 from toolbox.conversations.log import LogEntry, entries_of
 from toolbox.conversations.stores import LogStore
 from toolbox.errors import MemoryInUseError
@@ -410,6 +412,44 @@ async def test_cancelling_undoes_the_tools_of_a_run_of_a_conversation(stores: St
             await here.runs.cancel(waiting.run_id)
     assert ran == ["reserve", "release"]
     assert [each for each in await stores.states() if each[1] == "waiting"] == []
+
+
+@conversation_scoped
+class Basket(BaseModel):
+    goods: tuple[str, ...] = ()
+
+    @tool
+    def put(self, goods: str) -> str:
+        """Put something into the basket."""
+        self.goods = (*self.goods, goods)
+        return ", ".join(self.goods)
+
+
+async def test_beans_are_stored_when_a_call_waits_and_a_run_does_not_take_back_later_changes(stores: Stores) -> None:
+    @register_ai_service(tools=[Basket, refund], on_suspended="continue", name=stored_name(Open))
+    class Shop(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    def put(goods: str) -> Any:
+        return tool_call("put", {"goods": goods})
+
+    model = ScriptedChatModel(
+        [asks(put("apples"), REFUND), asks(put("bread")), says("next"), asks(put("cheese")), says("done")]
+    )
+    async with stores.process(model, Shop, Basket) as here:
+        waiting = await here.get(Shop).chat("room", "one")
+        await here.get(Shop).chat("room", "two")
+        done = await here.runs.resume(waiting.run_id, {"1": approve()})
+        assert [each.result for each in done.tool_executions if each.request.name == "put"] == [
+            "apples",
+            "apples, bread, cheese",
+        ]
+        log = await stores.conversations.read_since(ChatMemoryKey.of(Open, "room"), lambda head: 0)
+        assert log is not None
+        assert [[*each.beans.values()] for each in log.turns] == [
+            [{"goods": ["apples", "bread"]}],
+            [{"goods": ["apples", "bread", "cheese"]}],
+        ]
 
 
 class Gated(ScriptedChatModel):

@@ -279,7 +279,7 @@ class ChatMemories:
         turn = await self.read_run(key, run_id)
         if turn is None or turn.state != "waiting" or not turn.counts:
             return False
-        await self.write(key, replace(turn, id=f"{turn.id}:{state}", state=state, note=None))
+        await self.write(key, replace(turn, id=f"{turn.id}:{state}", state=state, note=None, beans={}))
         return True
 
     async def write(self, key: ChatMemoryKey, turn: Turn, owner: Owner | None = None) -> None:

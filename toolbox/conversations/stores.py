@@ -34,6 +34,7 @@ from .log import (
     place_of_user_message,
     read_entry_id,
     state_after,
+    with_beans_of,
 )
 from .queues import queues_of
 
@@ -401,6 +402,7 @@ class InMemoryChatMemoryStore(LogStore):
             if turn is not None and (number := kept.runs.get(turn.run_id or "")) is not None:
                 before = kept.remove(number)
                 replaced = Replaced(len(before.shown), before.usage)
+                turn = with_beans_of(turn, before.beans, kept.head)
             if turn is not None:
                 kept.add(replace(turn, number=kept.head.next_number, at=now))
                 self._move(kept, key)

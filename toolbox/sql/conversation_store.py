@@ -36,6 +36,7 @@ from ..conversations.log import (
     place_of_entry,
     place_of_user_message,
     read_entry_id,
+    with_beans_of,
 )
 from ..conversations.log_forms import (
     beans_from_json,
@@ -250,10 +251,13 @@ class SqlChatMemoryStore(LogStore):
         turns = self._turns.c
         same_run = and_(turns.conversation == head.id, turns.run_id == turn.run_id, turns.id != turn.id)
         # SQLite 3.40 returns wrong values for expressions here.
-        returned = turns.first, turns.size, turns.hidden_from, turns.details
+        returned = turns.first, turns.size, turns.hidden_from, turns.details, turns.beans
         row = (await connection.execute(delete(self._turns).where(same_run).returning(*returned))).first()
         if row is None:
             return Replaced()
+        if (kept := with_beans_of(turn, beans_from_json(row.beans), head)) is not turn:
+            beans = {"beans": beans_to_json(kept.beans)}
+            await connection.execute(update(self._turns).where(turns.id == turn.id).values(beans))
         shown = row.size if row.hidden_from is None else row.hidden_from - row.first
         return Replaced(shown, turn_from_json(row.details).usage)
 
