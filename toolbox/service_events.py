@@ -12,12 +12,7 @@ from .chat import BeforeToolExecution, IntermediateResponse, RunSuspended, Strea
 from .context import InvocationContext
 from .events import ToldEvent
 
-__all__ = ["InnerEvent", "OwnEvent", "ServiceEvent"]
-
-OwnEvent: TypeAlias = (
-    StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended | ToolProgress | ToldEvent
-)
-"""The events of a call itself."""
+__all__ = ["InnerEvent", "ServiceEvent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +28,17 @@ class InnerEvent:
     context: InvocationContext
     service: str
     call_id: str
-    event: OwnEvent
+    event: ServiceEvent
 
 
-ServiceEvent: TypeAlias = OwnEvent | InnerEvent
+ServiceEvent: TypeAlias = (
+    StreamEvent
+    | IntermediateResponse
+    | BeforeToolExecution
+    | ToolExecuted
+    | RunSuspended
+    | ToolProgress
+    | ToldEvent
+    | InnerEvent
+)
 """The events of a service's `TokenStream`."""
