@@ -20,19 +20,7 @@ from .chat import (
 from .context import InvocationContext
 from .events import ToldEvent
 
-__all__ = ["InnerEvent", "OwnEvent", "ServiceEvent"]
-
-OwnEvent: TypeAlias = (
-    StreamEvent
-    | IntermediateResponse
-    | BeforeToolExecution
-    | ToolExecuted
-    | RunSuspended
-    | ToolProgress
-    | Retrieved
-    | ToldEvent
-)
-"""The events of a call itself."""
+__all__ = ["InnerEvent", "ServiceEvent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +36,18 @@ class InnerEvent:
     context: InvocationContext
     service: str
     call_id: str
-    event: OwnEvent
+    event: ServiceEvent
 
 
-ServiceEvent: TypeAlias = OwnEvent | InnerEvent
+ServiceEvent: TypeAlias = (
+    StreamEvent
+    | IntermediateResponse
+    | BeforeToolExecution
+    | ToolExecuted
+    | RunSuspended
+    | ToolProgress
+    | Retrieved
+    | ToldEvent
+    | InnerEvent
+)
 """The events of a service's `TokenStream`."""

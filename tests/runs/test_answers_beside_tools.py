@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.runs.test_crashes import CrashedError, Crashing, Kept
+from tests.runs.crashing import CrashedError, Crashing, Kept
 from toolbox import (
     AiMessage,
     CompleteResponse,

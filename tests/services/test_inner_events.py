@@ -21,8 +21,10 @@ from toolbox import (
     register_ai_service,
     tool,
 )
+from toolbox.cli.terminal import ShowJson
 from toolbox.runs import approve
 from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi.streaming import public_json
 
 pytestmark = pytest.mark.anyio
 
@@ -246,9 +248,19 @@ async def test_a_value_that_is_not_a_bool_is_a_problem_at_start() -> None:
             pass
 
 
-async def test_the_json_for_clients_has_neither_the_context_nor_what_a_tool_returned() -> None:
-    from toolbox_fastapi.streaming import public_json
+async def test_the_terminal_shows_them_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    show = ShowJson()
+    async with program(Guide) as here:
+        async for each in here.get(Guide).stream("Where?"):
+            show.event(each)
 
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    inner = [line for line in lines if line["event"] == "InnerEvent"]
+    assert {line["service"] for line in inner} == {f"{__name__}.Planner", "scout"}
+    assert {"PartialResponse", "ToolExecuted"} <= {line["inner"]["event"] for line in inner}
+
+
+async def test_the_json_for_clients_has_neither_the_context_nor_what_a_tool_returned() -> None:
     async with program(Guide) as here:
         events = [each async for each in here.get(Guide).stream("Where?")]
 

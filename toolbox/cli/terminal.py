@@ -48,7 +48,7 @@ from ..hosts.executors import tool_specification_from, tool_specifications_from
 from ..overview import Node
 from ..safe_text import for_json, for_terminal
 from ..security import Reach, SecurityIdentity
-from ..service_events import ServiceEvent
+from ..service_events import InnerEvent, ServiceEvent
 from ..services.declaration import service_options_of
 from ..services.outputs import Kind
 from ..services.planning import plan_service
@@ -475,7 +475,7 @@ class ShowJson:
         self._out = sys.stdout
 
     def event(self, event: ServiceEvent) -> None:
-        self._print_line(type(event).__name__, {each.name: getattr(event, each.name) for each in fields(event)})
+        self._print_line(type(event).__name__, _facts_of(event))
 
     def value(self, value: object) -> None:
         self._print_line("value", {"value": value})
@@ -488,6 +488,14 @@ class ShowJson:
 
     def _print_line(self, event: str, facts: dict[str, Any]) -> None:
         print(for_json(to_json({"event": event, **facts}, fallback=str).decode()), file=self._out, flush=True)
+
+
+def _facts_of(event: ServiceEvent) -> dict[str, Any]:
+    """Return the fields of an event, without the context of its call."""
+    if isinstance(event, InnerEvent):
+        inner = {"event": type(event.event).__name__, **_facts_of(event.event)}
+        return {"service": event.service, "call_id": event.call_id, "inner": inner}
+    return {each.name: getattr(event, each.name) for each in fields(event) if each.name != "context"}
 
 
 async def converse(container: Container, conversation: TerminalChat, read: Callable[[], str]) -> int:

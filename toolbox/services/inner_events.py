@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from ..context import current_invocation
-from ..service_events import InnerEvent, OwnEvent, ServiceEvent
+from ..service_events import InnerEvent, ServiceEvent
 from ..service_names import stored_name
 from .invocation import Invocation
 
@@ -50,6 +50,6 @@ def sender_of(invocation: Invocation) -> Send | None:
     call_id, service = outer.request.id, stored_name(invocation.plan.service)
 
     async def send(event: ServiceEvent) -> None:
-        await reader.send(InnerEvent(invocation.context, service, call_id, cast("OwnEvent", event)))
+        await reader.send(InnerEvent(invocation.context, service, call_id, event))
 
     return send
