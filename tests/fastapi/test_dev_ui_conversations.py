@@ -55,6 +55,7 @@ class Notes:
 
 @register_ai_service(tools=Notes, chat_memory=MessageWindow(6))
 class Assistant(Protocol):
+    async def answer(self, text: str) -> str: ...
     async def chat(self, room: MemoryId[str], text: str) -> str: ...
 
 
@@ -478,7 +479,7 @@ def test_a_conversation_is_opened_by_its_memory_id(address: str, calm_tab: Any) 
 
 def test_a_call_at_work_is_stopped(address: str, calm_tab: Any) -> None:
     page = calm_tab
-    page.goto(address)
+    page.goto(f"{address}#chat/Assistant.chat")
     page.get_by_label("Memory id").fill("7")
     page.get_by_label("text").fill("wait")
     page.keyboard.press("Enter")
@@ -495,5 +496,5 @@ def test_a_call_at_work_is_stopped(address: str, calm_tab: Any) -> None:
     said = page.get_by_role("region", name="What was said")
     assert said.locator(".mark").all_inner_texts() == ["stopped"]
     assert said.get_by_text("Error of wait").count() == 1
-    page.get_by_role("link", name="Chat").click()
+    page.goto(f"{address}#chat/Assistant.chat")  # the same document
     page.locator("#chat .bad").filter(has_text="ConversationStoppedError").wait_for()

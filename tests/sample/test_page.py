@@ -165,12 +165,15 @@ def test_the_support_desk_lists_conversations_and_goes_on_with_one(blank: Any, w
     rooms.filter(has_text="8 messages").and_(page.locator("[aria-current]")).wait_for()
     assert illegible_texts(page) == []
 
+    page.get_by_role("button", name="I would like a van.").click()
+    page.get_by_text("Your reservation so far: van").wait_for()
     page.get_by_role("button", name="New conversation").click()
+    page.locator("#reservation").wait_for(state="hidden")
     page.locator("#talk li").first.wait_for(state="detached")
     page.locator("[aria-current]").wait_for(state="detached")
     page.get_by_label("Your message").fill("Hello.")
     page.keyboard.press("Enter")
-    rooms.filter(has_text="2 messages").wait_for()
+    rooms.filter(has_text=", 2 messages").wait_for()
     assert rooms.count() == 3
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 

@@ -5,7 +5,7 @@ Not here: the routes (`routes`), the conversations themselves (`toolbox.conversa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict
@@ -17,6 +17,7 @@ from toolbox.conversations import Conversation, LogEntry
 from toolbox.errors import ConversationNotFoundError, IllegalConfigurationError
 from toolbox.security import SecurityIdentity
 from toolbox.service_names import stored_names
+from toolbox.services.plans import MethodPlan
 
 from .journal import Entry, media_entry
 from .program import ProgramView, describe_memory
@@ -61,12 +62,12 @@ async def show_conversation(container: Container, program: ProgramView, query: M
     except IllegalConfigurationError as error:
         return {"unavailable": _describe_problems(error)}
     messages, run = await room.messages(), await room.run()
-    plan = next(iter(program.host.plans_of(room.service).values()), None)
+    plans = program.host.plans_of(room.service).values()
     return {
         "unavailable": None,
         "info": info,
-        "view": None if plan is None else describe_memory(plan),
-        "is_known": plan is not None,
+        "view": _view_of(plans),
+        "is_known": bool(plans),
         "messages": [_describe_message(each) for each in messages[-MAX_MESSAGES:]],
         "left_out": max(0, len(messages) - MAX_MESSAGES),
         "run": None if run is None else {"id": run.id, "status": run.status},
@@ -105,9 +106,13 @@ def conversation_in(container: Container, query: Mapping[str, str]) -> Conversat
 
 def _list_services(program: ProgramView) -> list[Entry]:
     """Return the services that keep conversations."""
-    plans = {cls: [*methods.values()] for cls, methods in program.host.plans.items()}
-    keeping = [cls for cls, methods in plans.items() if any(describe_memory(each) for each in methods)]
+    keeping = [cls for cls, methods in program.host.plans.items() if _view_of(methods.values())]
     return [{"name": each.__name__, "stored": stored_names(each)[0]} for each in keeping]
+
+
+def _view_of(plans: Iterable[MethodPlan]) -> str | None:
+    """Describe what a model sees of the conversations of a service; None if none of its methods keeps any."""
+    return next((view for each in plans if (view := describe_memory(each)) is not None), None)
 
 
 def _describe_problems(error: IllegalConfigurationError) -> str:
