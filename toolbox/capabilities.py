@@ -59,7 +59,6 @@ class Late(Enum):
     RECORDING_OF_RESULTS = "toolbox.runs.run_layers:recording"
     A_NEW_RUN = "toolbox.runs.service_calls:new_place"
     RUNS = "toolbox.runs.runs_bean:Runs"
-    REASON_OF_STOPPED_RUNS = "toolbox.runs.run_execution:STOPPED"
     RUN_STORE = "toolbox.runs.store:RunStore"
     RUN_STORE_IN_MEMORY = "toolbox.runs.store:InMemoryRunStore"
     RUN_ENGINE = "toolbox.runs.run_engines:RunEngine"

@@ -7,6 +7,7 @@ Not here: other processes and killed ones (`tests/databases/test_stopped_convers
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
@@ -31,9 +32,9 @@ from toolbox import (
 from toolbox.conversations.log import NOTES, entries_of
 from toolbox.conversations.stores import InMemoryChatMemoryStore
 from toolbox.errors import RunCancelledError
-from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve, durable
+from toolbox.runs import InMemoryRunStore, Retries, RunId, RunStore, approve, durable
 from toolbox.security import SecurityIdentity
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 from .test_unfinished_turns import PAY, WAIT, Room, Till, result
 
@@ -401,7 +402,7 @@ async def test_a_durable_call_that_is_stopped_ends_and_its_caller_reads_it() -> 
     assert [state for state, _ in await office.turns()] == ["stopped"]
 
 
-async def test_a_failed_run_keeps_its_turn_and_one_that_is_tried_again_does_not_yet() -> None:
+async def test_a_failed_run_keeps_its_turn() -> None:
     office = Office(LOOK, ConnectionError("down"))
     async with office.program() as here:
         run = await here.runs.start(Clerk.chat, "r", "go")
@@ -409,6 +410,35 @@ async def test_a_failed_run_keeps_its_turn_and_one_that_is_tried_again_does_not_
             await here.runs.result(run.id, timeout=30)
     [(state, messages)] = await office.turns()
     assert (state, len(messages)) == ("failed", 3)
+
+
+async def test_a_run_that_is_tried_again_keeps_nothing_until_it_has_failed_for_good() -> None:
+    @register_ai_service(tools=Desk, run_retries=Retries(attempts=2, wait=timedelta(hours=1)))
+    class Patient(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    class Waiting(InMemoryRunStore):
+        """Says when a run waits for its next try."""
+
+        waits = asyncio.Event()
+
+        async def append(self, run_id: str, generation: int, *args: Any, **options: Any) -> None:
+            await super().append(run_id, generation, *args, **options)
+            if (await self.load(run_id)).next_at is not None:  # type: ignore[union-attr]
+                self.waits.set()
+
+    memory, store, down = InMemoryChatMemoryStore(), Waiting(), ConnectionError("down")
+    made = Container(models={"default": ScriptedChatModel([LOOK, down, down])}).register(Patient, Desk)
+    made.register_instance(store, as_type=RunStore)
+    async with made.register_instance(memory, as_type=ChatMemoryStore) as here:
+        run = await here.runs.start(Patient.chat, "r", "go")
+        await soon(store.waits.wait())
+        assert await here.chat_memory(Patient, "r").messages() == []
+        await skip_time(here, timedelta(hours=2))
+        with pytest.raises(Exception, match="down"):
+            await here.runs.result(run.id, timeout=30)
+        log = await memory.read_since(ChatMemoryKey.of(Patient, "r"), lambda head: 0)
+    assert [each.state for each in log.turns] == ["failed"]  # type: ignore[union-attr]
 
 
 async def test_a_run_that_a_stopping_container_interrupts_stores_nothing() -> None:

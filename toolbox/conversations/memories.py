@@ -50,7 +50,7 @@ class Calling(Protocol):
 
     @property
     def stop(self) -> Callable[[str | None], None] | None:
-        """What ends the call for somebody who stops the conversation, on the call's loop; None if nobody may."""
+        """Return what ends the call for one who stops the conversation, on the call's loop; None if nobody may."""
         ...
 
 

@@ -52,7 +52,7 @@ class _CallsOfStore:
         self.at_work: dict[ChatMemoryKey, _CallAtWork] = {}
 
 
-class _Registry:
+class _StoresAtWork:
     """The calls of each store."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class _Registry:
             return calls
 
 
-_registry = _Registry()
+_stores = _StoresAtWork()
 
 
 class Stopping:
@@ -82,7 +82,7 @@ class Stopping:
     def __init__(self, store: ChatMemoryStore) -> None:
         is_shared = keeps_logs(store) and not isinstance(store, InMemoryChatMemoryStore)
         self._others: LogStore | None = store if keeps_logs(store) and is_shared else None
-        self._calls = _registry.calls_of(store)
+        self._calls = _stores.calls_of(store)
         self._own = 0  # calls of this container, for which it looks
         self._idle = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None

@@ -138,18 +138,7 @@ class ServiceHosting(ABC, Generic[Models]):
         memories, name = await self.memories(), by.name if isinstance(by, SecurityIdentity) else by
         if memories.is_entered_here(key):
             return await memories.stop(key, name)
-        before = await self.runs.at_work_in(key.service, key.memory_id)
-        was_at_work = await memories.stop(key, name)
-        run = await self.runs.at_work_in(key.service, key.memory_id)
-        if run is None:
-            return was_at_work
-        was_there = before is not None and (before.id, before.status) == (run.id, run.status)
-        # Who stops a call does not mean a run that has begun since, or one that waits beside the call.
-        if was_at_work and was_there is (run.status == "suspended"):
-            return True
-        # The run has just left the conversation, and is about to end; or its process is gone.
-        await self.runs.cancel(run.id, load(Late.REASON_OF_STOPPED_RUNS), by)
-        return True
+        return bool(await self.runs.stop_in(key, by, lambda: memories.stop(key, name)))
 
     @abstractmethod
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:

@@ -13,6 +13,7 @@ from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.stores import keeps_logs
 from ..errors import RunIncompatibleError, RunNotFoundError
 from .documents import RunDocument
+from .run_execution import STOPPED
 from .store import ENDED, Position, RunStatus, StoredRun, position_of, supports_of
 from .stored_runs import RunsHost, StoredRuns, named_attributes, read_document
 
@@ -31,9 +32,27 @@ class ConversationRuns:
         found += [run async for run in self._find(service, memory_id, "suspended")]
         return max(found, key=position_of, default=None)
 
-    async def oldest_running(self, service: str | type[Any], memory_id: str) -> StoredRun | None:
-        """Return the oldest run of a conversation that is running, or None: further ones wait for its end."""
-        return min([run async for run in self._find(service, memory_id, "running")], key=position_of, default=None)
+    async def stop(self, key: ChatMemoryKey, by: Any, stop_call: Callable[[], Awaitable[bool]]) -> bool:
+        """End the call at work with `stop_call`, or the run; return False if there is neither."""
+        before = await self._find_at_work(key)
+        was_at_work = await stop_call()
+        run = await self._find_at_work(key)
+        if run is None:
+            return was_at_work
+        was_there = before is not None and (before.id, before.status) == (run.id, run.status)
+        # Who stops a call does not mean a run that has begun since, or one that waits beside the call.
+        if was_at_work and was_there is (run.status == "suspended"):
+            return True
+        # The run has just left the conversation, and is about to end; or its process is gone.
+        await self._cancel(run.id, STOPPED, by)
+        return True
+
+    async def _find_at_work(self, key: ChatMemoryKey) -> StoredRun | None:
+        """Return the run that has a conversation, or waits for it longest; without one, the newest suspended one."""
+        running = [run async for run in self._find(key.service, key.memory_id, "running")]
+        if running:
+            return min(running, key=position_of)
+        return await self.newest_unended(key.service, key.memory_id)
 
     async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any) -> int:
         """Cancel the runs of a conversation that wait for an answer, or for their next try; return their number.

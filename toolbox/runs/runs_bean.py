@@ -299,10 +299,12 @@ class Runs:
         found = await self._conversations.newest_unended(service, memory_id)
         return None if found is None else self._stored.show(found)
 
-    async def at_work_in(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
-        """Return the run that has a conversation, or waits for it longest; without one, the newest suspended one."""
-        found = await self._conversations.oldest_running(service, memory_id)
-        return await self.run_of(service, memory_id) if found is None else self._stored.show(found)
+    async def stop_in(self, key: ChatMemoryKey, by: Any, stop_call: Callable[[], Awaitable[bool]]) -> bool:
+        """End what is at work in a conversation: a call, which `stop_call` stops, or a run, which may be suspended.
+
+        Returns False if nothing is, as `stop_call` does for calls. Takes no lock.
+        """
+        return await self._conversations.stop(key, by, stop_call)
 
     async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any = None) -> int:
         """Cancel the runs of a conversation that wait, for an answer or their next try; return their number.

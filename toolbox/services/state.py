@@ -218,14 +218,17 @@ class State:
         for index, message in enumerate(self.messages):
             if not isinstance(message, AiMessage) or index in self.unremembered:
                 continue
-            for offset, request in enumerate(message.tool_execution_requests, start=1):
-                at = index + offset
-                if at >= len(self.messages) or not isinstance(self.messages[at], ToolExecutionResultMessage):
+            at = index + 1
+            for request in message.tool_execution_requests:
+                if at >= len(self.messages) or not isinstance(result := self.messages[at], ToolExecutionResultMessage):
                     break
+                if (result.id, result.tool_name) != (request.id, request.name):
+                    continue  # an answer that was refused for the last time has no result
                 for position, execution in enumerate(self.executions):
                     if position not in found and identity_of(execution.request) == identity_of(request):
                         found[position] = at
                         break
+                at += 1
         return found
 
     @property

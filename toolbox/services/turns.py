@@ -99,8 +99,8 @@ def unfinished_messages(state: State, said: str = "", undone: Mapping[int, bool]
     result `INTERRUPTED`. `undone` are the positions of the executions that were undone; False if that failed. An
     answer that was refused, or that nobody got, is left out.
     """
-    told = state.changed(messages=_with_undone(state, undone or {}))
-    messages = [_without_answer_calls(each, state) for each in told.remembered]
+    shown = state.changed(messages=_with_undone(state, undone or {}))
+    messages = [_without_answer_calls(each, state) for each in shown.remembered]
     results = _results_of_pending(state, undone or {})
     if state.pending and not isinstance(state.last_message, AiMessage):  # they began before their reply was complete
         begun = AiMessage(said or None, [each.request for each in state.pending])
@@ -122,12 +122,13 @@ def _without_answer_calls(message: Message, state: State) -> Message:
 
 def _results_of_pending(state: State, undone: Mapping[int, bool]) -> list[ToolExecutionResultMessage]:
     """Return a result for each call of the current round."""
-    results = []
-    for index, each in enumerate(state.pending):
+    results, position = [], len(state.executions)  # as in `all_executions`, without calls that have no result
+    for each in state.pending:
         if each.outcome is None:
             results.append(_interrupted(each.request))
         else:
-            results.append(_result_if_undone(each.outcome.message, undone.get(state.position_of(index))))
+            results.append(_result_if_undone(each.outcome.message, undone.get(position)))
+            position += 1
     return results
 
 
