@@ -697,7 +697,7 @@ class ConversationSuspendedError(_WithFacts, FrameworkError):
     run_id: str
     template = (
         "this conversation of {service} has the suspended run {run_id}; resume or cancel that run, "
-        'or use on_suspended="cancel"'
+        'or use on_suspended="cancel" or "continue"'
     )
 
 

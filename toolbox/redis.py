@@ -45,6 +45,7 @@ from .conversations.log import (
     place_of_entry,
     place_of_user_message,
     read_entry_id,
+    with_beans_of,
 )
 from .conversations.log_forms import (
     beans_from_json,
@@ -241,6 +242,12 @@ class RedisChatMemoryStore(LogStore):
         first = choose_newest(((each.number, len(each.shown)) for each in reversed(read)), messages)
         return Log(found.head, () if first is None else tuple(each for each in read if each.number >= first))
 
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        found = await self._find(key, f"r:{run_id}")
+        number = found.asked[0]
+        turns = () if number is None else await self._read_turns(found, [int(number)])
+        return turns[0] if turns else None
+
     async def find_heads(
         self,
         *,
@@ -297,8 +304,8 @@ class RedisChatMemoryStore(LogStore):
     # --- writing
 
     async def write(self, key: ChatMemoryKey, write: LogWrite) -> None:
-        turn = write.turn
         while True:
+            turn = write.turn
             asked = () if turn is None else (f"i:{turn.id}", f"r:{turn.run_id}")
             found = await self._find_to_write(key, *asked)
             if turn is None and found.head is None:
@@ -310,7 +317,7 @@ class RedisChatMemoryStore(LogStore):
             if turn is not None:
                 if turn.run_id is not None and found.asked[1] is not None:
                     for each in await self._read_turns(found, [int(found.asked[1])]):
-                        replaced = Replaced(len(each.shown), each.usage)
+                        replaced, turn = Replaced(len(each.shown), each.usage), with_beans_of(turn, each.beans, head)
                         fields.deleted += _names_of_turn(each)
                 _set_turn(fields, replace(turn, number=head.next_number))
             _set_head(fields, head_after(head, write, head.updated_at, replaced))

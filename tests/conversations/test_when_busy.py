@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import Context
 from typing import Any, Protocol
 
 import pytest
@@ -100,7 +101,8 @@ async def test_a_run_that_goes_on_waits_for_its_turn() -> None:
         holding = container.chat_memory(Desk, "room")
         memories = await container._internals.host.memories()
         async with memories.enter(holding._key):
-            resuming = tasks.create_task(container.runs.resume(suspended.run_id or "", {"0": approve()}))
+            resume = container.runs.resume(suspended.run_id or "", {"0": approve()})
+            resuming = tasks.create_task(resume, context=Context())  # not by the one who has the conversation
             await asyncio.sleep(0.05)
             assert not resuming.done()
         assert (await resuming).content == "ok"

@@ -126,6 +126,36 @@ async def a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end(new
     assert (await read(store, key)).head.messages == 4
 
 
+async def a_turn_that_replaces_another_keeps_its_beans_as_they_are_now(new_store: NewStore) -> None:
+    store, key, run_id = await new_store(), new_key(), uuid4().hex
+    waiting = Turn(run_id=run_id, messages=(UserMessage("pay"),), state="waiting", beans={"a": {"n": 1}, "b": {"n": 1}})
+    await store.write(key, LogWrite(turn=waiting))
+    await store.write(key, LogWrite(turn=say(2, beans={"a": {"n": 2}})))
+    await store.write(key, LogWrite(turn=say("pay", run_id=run_id, beans={"b": {"n": 3}})))
+    await append(store, key, 4)
+
+    log = await read(store, key)
+    assert log.head.beans == {"a": {"n": 2}, "b": {"n": 3}}
+    assert [dict(each.beans) for each in log.turns] == [{"a": {"n": 2}}, {"a": {"n": 2}, "b": {"n": 3}}, {}]
+    [*_, last] = [each for each in entries_of(log.turns) if isinstance(each.message, UserMessage)]
+    await store.rewind(key, last.id)
+    assert (await read(store, key)).head.beans == {"a": {"n": 2}, "b": {"n": 3}}
+
+
+async def what_a_run_has_stored_is_found_also_under_a_former_name(new_store: NewStore) -> None:
+    store, other, key = await new_store(), await new_store(), new_key()
+    assert await other.read_run(key, "run") is None
+    await store.write(key, LogWrite(turn=say(1, id=f"{key.service}:1", run_id="run", state="waiting", note="waits")))
+    await append(store, key, 2)
+    found = await other.read_run(key, "run")
+    assert found is not None
+    assert (found.id, found.state, found.note, found.number) == (f"{key.service}:1", "waiting", "waits", 1)
+    renamed = ChatMemoryKey(f"{key.service}.New", key.memory_id, (key.service,))
+    assert await other.read_run(renamed, "run") == found
+    assert await other.read_run(key, "another") is None
+    assert await other.read_run(new_key(), "run") is None
+
+
 async def another_run_with_an_equal_turn_replaces_nothing(new_store: NewStore) -> None:
     store, key = await new_store(), new_key()
     for _ in range(2):
@@ -468,6 +498,8 @@ CHECKS: tuple[Check, ...] = (
     a_turn_comes_back_as_it_was,
     a_turn_that_is_appended_again_is_there_once,
     a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end,
+    a_turn_that_replaces_another_keeps_its_beans_as_they_are_now,
+    what_a_run_has_stored_is_found_also_under_a_former_name,
     another_run_with_an_equal_turn_replaces_nothing,
     notes_are_stored_with_a_turn_and_without,
     beans_are_kept_with_a_turn_without_messages,

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, field_serializer
 
 from toolbox import Container, application_scoped, produces, register_ai_service, tool
-from toolbox.errors import RunIncompatibleError
+from toolbox.errors import RunIncompatibleError, RunStoreError
 from toolbox.runs import IdentityLoader, InMemoryRunStore, RunEngine, RunId, RunStore, durable
 from toolbox.security import ForbiddenError, SecurityIdentity
 from toolbox.testing import ScriptedChatModel, skip_time, tool_call
@@ -112,7 +112,7 @@ async def test_a_run_whose_records_cannot_be_read_is_released_and_its_caller_get
     store = Away()
     await started(store)
     async with container(store, take_over_runs=False) as here:
-        with pytest.raises(ConnectionError):
+        with pytest.raises(RunStoreError, match="the database is away"):
             await here.runs.execute("r")
     stored = await store.load("r")
     assert stored is not None

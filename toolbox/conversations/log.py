@@ -291,6 +291,15 @@ def _beyond(usage: TokenUsage, counted: TokenUsage) -> TokenUsage:
     return TokenUsage(*(max(now - before, 0) for now, before in numbers))
 
 
+def with_beans_of(turn: Turn, replaced: Mapping[str, Any], head: Head) -> Turn:
+    """Return a turn with the beans of the turn that it replaces, as they are now: a rewind reads them from the turns.
+
+    The head is not changed for that: others may have changed the beans since then.
+    """
+    names = [each for each in replaced if each in head.beans and each not in turn.beans]
+    return replace(turn, beans={**{each: head.beans[each] for each in names}, **turn.beans}) if names else turn
+
+
 def place_of_entry(turn: Turn | None, given: str) -> Position:
     """Return the position of an entry. Raises `ValueError` if `given` is not the id of a shown one in `turn`."""
     _, index = read_entry_id(given)

@@ -23,7 +23,7 @@ from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, LogWrite, Turn, ViewNotes, begin_head, claimed, only_beans
+from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed, only_beans
 from .queues import CallQueues, queues_of
 from .stopping import Stopping
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
@@ -213,9 +213,14 @@ class ChatMemories:
 
     # --- the port of services
 
-    async def load(self, key: ChatMemoryKey, view: ChosenView | None) -> Excerpt:
-        """Return what a view sends of a conversation; without a view, only its head."""
-        return await self._port.load(key, as_view(view))
+    @property
+    def has_entered(self) -> bool:
+        """True in code that a call of any conversation waits for, such as that of its tools."""
+        return any(not each.ended for each in _held.get())
+
+    async def load(self, key: ChatMemoryKey, view: ChosenView | None, *, without_run: str | None = None) -> Excerpt:
+        """Return what a view sends of a conversation, but for what a run has stored; without a view, only its head."""
+        return await self._port.load(key, as_view(view), without_run)
 
     async def append(
         self,
@@ -257,7 +262,21 @@ class ChatMemories:
         """Append messages of the program, as one turn."""
         await self._port.add(key, messages)
 
-    async def write(self, key: ChatMemoryKey, turn: Turn, owner: Owner | None) -> None:
+    # --- turns that wait
+
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        """Return what a run has stored in a conversation; None for nothing, and on a store without logs."""
+        return await self.store.read_run(key, run_id) if keeps_logs(self.store) else None
+
+    async def end_waiting(self, key: ChatMemoryKey, run_id: str, state: TurnState) -> bool:
+        """Let the turn of a run that waits end in this state; return False if it does not wait. Takes no lock."""
+        turn = await self.read_run(key, run_id)
+        if turn is None or turn.state != "waiting" or not turn.counts:
+            return False
+        await self.write(key, replace(turn, id=f"{turn.id}:{state}", state=state, note=None, beans={}))
+        return True
+
+    async def write(self, key: ChatMemoryKey, turn: Turn, owner: Owner | None = None) -> None:
         """Append a turn of a run that nobody executes, or replace it; without the lock, so notes of views stay."""
         assert keeps_logs(self.store)
         if turn.messages or turn.beans:
@@ -286,8 +305,8 @@ class AppendedTurn:
 class MemoryPort(Protocol):
     """What services need of a store: load what a view sends, append one turn, with its id."""
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
-        """Return what a view sends."""
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
+        """Return what a view sends, without what a run has stored."""
         ...
 
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
@@ -309,7 +328,7 @@ class StoredLogs:
     def __init__(self, store: LogStore) -> None:
         self._store = store
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
         """Read the turns that the view needs."""
         if isinstance(view, View):
             log = await self._store.read_since(key, view.first_turn)
@@ -317,7 +336,11 @@ class StoredLogs:
             log = await self._store.read_newest(key, NEWEST)
         if log is not None and isinstance(view, Window):
             log = await self._fill(key, log, view)
-        return Excerpt() if log is None else view.excerpt(log)
+        if log is None:
+            return Excerpt()
+        if without_run is not None:
+            log = replace(log, turns=tuple(each for each in log.turns if each.run_id != without_run))
+        return view.excerpt(log)
 
     async def _fill(self, key: ChatMemoryKey, log: Log, window: Window) -> Log | None:
         """Read backwards, more each time, until there is enough for a window that has not been cut yet."""
@@ -359,7 +382,7 @@ class StoredMessages:
     def __init__(self, store: ChatMemoryStore) -> None:
         self._store = store
 
-    async def load(self, key: ChatMemoryKey, view: View | OwnView) -> Excerpt:
+    async def load(self, key: ChatMemoryKey, view: View | OwnView, without_run: str | None = None) -> Excerpt:
         """Return what the view sends of the stored messages."""
         summary, messages = _split_summary(await self._store.get_messages(key))
         return view.excerpt(_log_of(key, messages, summary))

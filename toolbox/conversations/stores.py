@@ -34,6 +34,7 @@ from .log import (
     place_of_user_message,
     read_entry_id,
     state_after,
+    with_beans_of,
 )
 from .queues import queues_of
 
@@ -110,6 +111,11 @@ class LogStore(ChatMemoryStore):
 
         With `before`, only what stands before this entry counts. Raises `ValueError` for an unknown entry.
         """
+        ...
+
+    @abstractmethod
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        """Return what a run has stored in a conversation, also if a rewind has hidden it; None for nothing."""
         ...
 
     @abstractmethod
@@ -355,6 +361,11 @@ class InMemoryChatMemoryStore(LogStore):
             first = choose_newest(((each.number, len(each.shown)) for each in reversed(turns)), messages)
             return Log(kept.head, () if first is None else tuple(each for each in turns if each.number >= first))
 
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        with self._guard:
+            kept = self._find(key)
+            return None if kept is None else kept.turns.get(kept.runs.get(run_id, 0))
+
     async def find_heads(
         self,
         *,
@@ -391,6 +402,7 @@ class InMemoryChatMemoryStore(LogStore):
             if turn is not None and (number := kept.runs.get(turn.run_id or "")) is not None:
                 before = kept.remove(number)
                 replaced = Replaced(len(before.shown), before.usage)
+                turn = with_beans_of(turn, before.beans, kept.head)
             if turn is not None:
                 kept.add(replace(turn, number=kept.head.next_number, at=now))
                 self._move(kept, key)

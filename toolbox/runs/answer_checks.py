@@ -152,8 +152,8 @@ class AnswerChecks:
 
     async def _ask_providers(self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall) -> Tool | None:
         """Ask the tool providers of the call that waits for a tool. Returns None if they do not offer it now."""
-        store = await self._runs.open()
-        session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
+        records, store = await self._runs.records(stored.id), await self._runs.open()
+        session = RunSession.of(stored, prepared.document, records, store)
         plan, body = prepared.plan, ServiceCall(session)
         place = body.root
         arguments: Mapping[str, Any] = prepared.arguments

@@ -19,6 +19,7 @@ from .prepared_runs import PreparedRuns
 from .recorded_turns import RecordedTurns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution
+from .run_session import store_errors_of
 from .store import ENDED, RunChanges, RunLook, StoredRun, supports_of
 from .stored_runs import StoredRuns, read_document
 
@@ -61,7 +62,9 @@ class Cancelling:
         """Ask the owner of a run to end it, and wait at most one lease until nobody executes it."""
         store, run_id = await self._runs.open(), stored.id
         if "wishes" in supports_of(store):
-            if not await store.add_wish(run_id, cancellation_to_json(entry)):
+            with store_errors_of(run_id):
+                has_owner = await store.add_wish(run_id, cancellation_to_json(entry))
+            if not has_owner:
                 return
         elif stored.owner != self._runs.owner:
             if document.follows:
@@ -86,12 +89,12 @@ class Cancelling:
             changes = RunChanges(status="running", document=text, owner=self._runs.owner)
         else:
             changes = RunChanges(status="cancelled", document=changed.to_json())
-        changes = self._runs.moved(stored, document, changes)
-        taken = await (await self._runs.open()).change(stored.id, stored.version, changes)
-        if taken is None:
+        if (taken := await self._runs.change(stored, document, changes)) is None:
             return
         self._execution.leases.lose(stored.id)
         self._runs.looks.announce(stored.id)
+        if taken.status == "cancelled":
+            await self._execution.waiting_entries.end(self._runs.conversation_of(taken), taken.id, taken.status)
         if must_undo:
             await asyncio.shield(self._execution.spawn(stored.id, self._undo(taken, by)))
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.stores import keeps_logs
-from ..errors import RunIncompatibleError, RunNotFoundError
-from .documents import RunDocument
+from ..errors import RunNotFoundError
 from .run_execution import STOPPED
 from .store import ENDED, Position, RunStatus, StoredRun, position_of, supports_of
-from .stored_runs import RunsHost, StoredRuns, named_attributes, read_document
+from .stored_runs import RunsHost, StoredRuns, document_or_empty, memory_id_of, named_attributes
 
 _PAGE = 100
 
@@ -63,7 +62,7 @@ class ConversationRuns:
         between_tries = [run async for run in self._find(service, memory_id, "running") if _has_memory(run)]
         waiting += [run for run in between_tries if run.owner is None and run.next_at is not None]
         for run in waiting:
-            with suppress(RunNotFoundError):  # deleted meanwhile
+            with suppress(RunNotFoundError):  # deleted in between
                 await self._cancel(run.id, reason, by)
         return len(waiting)
 
@@ -89,7 +88,7 @@ class ConversationRuns:
         status: RunStatus,
         started_by: str | None = None,
     ) -> AsyncIterator[StoredRun]:
-        """Yield headers, newest first under each name of the service; they may be deleted meanwhile."""
+        """Yield headers, newest first under each name of the service; they may be deleted in between."""
         store = await self._runs.open()
         names: tuple[str | None, ...] = (None,) if service is None else self._runs.names_of(service)
         room: dict[str, Any] = {}
@@ -102,7 +101,7 @@ class ConversationRuns:
                     status=status, service=name, limit=_PAGE, before=before, started_by=started_by, **room
                 )
                 for run in page:
-                    if memory_id is None or _memory_id_of(run) == memory_id:
+                    if memory_id is None or memory_id_of(run) == memory_id:
                         yield run
                 if len(page) < _PAGE:
                     break
@@ -110,32 +109,13 @@ class ConversationRuns:
 
     async def _is_left_by(self, run: StoredRun, owner: Owner) -> bool:
         """Return True if a run of this person belongs to no conversation that exists."""
-        document = _document_of(run)
-        if dict(named_attributes(document, self._host.run_identity)) != dict(owner.attributes):
+        if dict(named_attributes(document_or_empty(run), self._host.run_identity)) != dict(owner.attributes):
             return False
-        memory_id = _memory_id_of(run)
-        if run.conversation is None or memory_id is None:
+        if (key := self._runs.conversation_of(run)) is None:
             return True
         store = (await self._host.memories()).store
-        if not keeps_logs(store):
-            return False
-        name, *former = self._runs.names_of(run.service)
-        key = ChatMemoryKey(name, memory_id, tuple(former))
-        return await store.read_since(key, lambda head: head.next_number) is None
+        return keeps_logs(store) and await store.read_since(key, lambda head: head.next_number) is None
 
 
 def _has_memory(run: StoredRun) -> bool:
-    return _memory_id_of(run) is not None
-
-
-def _memory_id_of(run: StoredRun) -> str | None:
-    """Return the memory id of a run; runs of earlier releases, and stores of programs, have it in the document."""
-    return run.memory_id if run.memory_id is not None else _document_of(run).memory_id
-
-
-def _document_of(run: StoredRun) -> RunDocument:
-    """Return the document of a run; an empty one for a run of another version of the program."""
-    try:
-        return read_document(run)
-    except RunIncompatibleError:
-        return RunDocument()
+    return memory_id_of(run) is not None

@@ -48,7 +48,7 @@ class NewRuns:
         plan, arguments = self._host.bound_call(method, args, kwargs)
         await self._refuse_without_role(plan, arguments)
         new = await self._make_run(plan, arguments, follows=True)
-        account, store = current_account.get(), await self._runs.open()
+        account = current_account.get()
         if not await self._exists(new):
             await self._check_conversation(plan, arguments)
             if account is not None:
@@ -56,10 +56,12 @@ class NewRuns:
             new = await self._with_checked_input(new, arguments)
         wanted = new.stored
         while True:
-            if is_new := await store.create(wanted):
+            async with self._runs.using(wanted.id) as store:
+                is_new = await store.create(wanted)
+            if is_new:
                 self._execution.remember_starter(wanted.id, new.prepared.identity)
                 await self._submit(wanted)
-            found = await store.load(wanted.id)
+            found = await self._runs.find(wanted.id)
             if found is None:  # deleted in between
                 continue
             if not is_new:
@@ -95,7 +97,7 @@ class NewRuns:
         """Return True if there is a run with the id that the caller gave."""
         if new.prepared.plan.run_id_parameter is None:
             return False
-        return await (await self._runs.open()).load(new.stored.id) is not None
+        return await self._runs.find(new.stored.id) is not None
 
     async def _check_conversation(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
         """Raise `AccessDeniedError` or `ConversationBusyError` if the run would have to."""

@@ -25,7 +25,7 @@ from .persons import read_identity
 from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
-from .run_session import RunSession
+from .run_session import RunSession, describe_store_error
 from .service_calls import ServiceCall
 from .store import StoredRun
 from .stored_runs import RunsHost, StoredRuns, read_document
@@ -51,7 +51,7 @@ class RecordedTurns:
                 kept = turn if plan.window is not None else only_beans(turn)
                 await memories.write(key, kept, self._owner_of(document))
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
+            what = describe_store_error(error)
             logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
 
     def _owner_of(self, document: RunDocument) -> Owner | None:
@@ -60,8 +60,8 @@ class RecordedTurns:
 
     async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
         """Return the turn of a run until now. Raises `RunIncompatibleError`."""
-        store, document = await self._runs.open(), read_document(stored)
-        session = RunSession.of(stored, document, await store.records(stored.id), store)
+        document, records = read_document(stored), await self._runs.records(stored.id)
+        session = RunSession.of(stored, document, records, await self._runs.open())
         state = state_until_now(session)
         if state is not None:
             messages, usage = unfinished_messages(state), state.token_usage or NO_USAGE

@@ -49,6 +49,7 @@ class Resuming:
         if not isinstance(answers, Mapping):
             got = type(answers).__name__
             raise TypeError(f"resume(run_id, answers): expected a dictionary of answers by the ids of calls, got {got}")
+        await self._execution.refuse_inside_conversation(run_id)
         request = copy_context()
 
         def tell(*answered: Any) -> None:  # the answers, unlike the run, belong to this request
@@ -94,8 +95,7 @@ class Resuming:
     async def _take(self, stored: StoredRun, document: RunDocument) -> StoredRun | None:
         """Store the answers in this document and take the run, in one step; None if it has changed."""
         changes = RunChanges(status="running", document=document.to_json(), owner=self._runs.owner)
-        store = await self._runs.open()
-        return await store.change(stored.id, stored.version, self._runs.moved(stored, document, changes))
+        return await self._runs.change(stored, document, changes)
 
     # --- calls that nobody has answered in time
 

@@ -38,6 +38,7 @@ class Retrying:
 
     async def retry_run(self, run_id: str, by: Any) -> Result[Any]:
         """Let a run go on, and wait for it; cancelling this ends the waiting, not the run."""
+        await self._execution.refuse_inside_conversation(run_id)
         async with self._execution.within_time_limit(run_id):
             task = self._execution.spawn(run_id, self._go_on(run_id, by))
             if (result := await wait_unless_lost(task, run_id)) is not None:
@@ -46,9 +47,8 @@ class Retrying:
 
     async def _go_on(self, run_id: str, by: Any) -> Result[Any] | None:
         """Take a run and execute it; return None if it waits for an answer, or for its next try."""
-        store = await self._runs.open()
         stored = await self._runs.load(run_id)
-        document = await self._read_ended(stored)
+        document, suspensions = await self._read_ended(stored)
         prepared = await self._preparing.admit_to_method(run_id, self._preparing.prepare(stored), by)
         await self._refuse_beside_suspended(stored, prepared)
 
@@ -65,30 +65,35 @@ class Retrying:
             failures = document.failures + (1 if stored.status == "failed" else 0)
             document = document.changed(attempts=document.attempts + 1, failures=failures)
             changes = RunChanges(status="running", owner=self._runs.owner)
-        changes = self._runs.moved(stored, document, replace(changes, document=document.to_json()))
-        if (taken := await store.change(run_id, stored.version, changes)) is None:
+        changes = replace(changes, document=document.to_json())
+        if (taken := await self._runs.change(stored, document, changes)) is None:
             raise RunStateError(run_id, "it has changed just now; read it again with runs.get(run_id)")
         self._runs.looks.announce(run_id)
         if document.waiting:
+            if prepared.plan.options.on_suspended == "continue":
+                key = self._runs.conversation_of(taken)
+                await self._execution.waiting_entries.wait_again(key, run_id, suspensions - 1, document)
             await self._watch_times()
             return None
         return await self._execution.continue_run(taken, None, replace(prepared, document=document))
 
-    async def _read_ended(self, stored: StoredRun) -> RunDocument:
-        """Return the document of a run that can go on. Raises `RunStateError`."""
+    async def _read_ended(self, stored: StoredRun) -> tuple[RunDocument, int]:
+        """Return the document of a run that can go on, and how often it was suspended. Raises `RunStateError`."""
         if stored.status not in ("failed", "cancelled"):
             raise RunStateError(stored.id, f"it is {stored.status}; only a failed or cancelled run can be retried")
-        document, store = read_document(stored), await self._runs.open()
+        document = read_document(stored)
         if document.is_reduced:
             raise RunStateError(stored.id, "its store deletes the records of ended runs, so it cannot be retried")
-        session = RunSession.of(stored, document, await store.records(stored.id), store)
+        session = RunSession.of(stored, document, await self._runs.records(stored.id), await self._runs.open())
         if were_tools_undone(session):
             raise RunStateError(stored.id, "its tools were undone, so it cannot be retried; start a new run")
-        return document
+        return document, session.suspensions
 
     async def _refuse_beside_suspended(self, stored: StoredRun, prepared: PreparedRun) -> None:
         """Raise `ConversationSuspendedError` if another run of the conversation waits for an answer."""
         plan = prepared.plan
+        if plan.options.on_suspended == "continue":
+            return
         key = plan.find_conversation(plan.find_memory_id(prepared.arguments))
         if key is not None and (other := await self._runs.suspended_in(key)) is not None:
             raise ConversationSuspendedError(plan.service.__name__, other)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -47,8 +48,8 @@ class FollowedRuns(Protocol):
 
     looks: RunLooks
 
-    async def open(self) -> RunStore:
-        """Return the opened store."""
+    def using(self, run_id: str) -> AbstractAsyncContextManager[RunStore]:
+        """Use the opened store for a run inside the block. Raises `RunStoreError` for errors of the store."""
         ...
 
     async def load(self, run_id: str) -> StoredRun:
@@ -121,7 +122,8 @@ class RunEvents(AsyncIterator[RunEvent]):
                 self._is_over = True
 
     async def _read(self, after: int) -> list[RunEvent]:
-        found = await (await self._runs.open()).events(self.run_id, after, _AT_ONCE)
+        async with self._runs.using(self.run_id) as store:
+            found = await store.events(self.run_id, after, _AT_ONCE)
         return [RunEvent(each.number, each.at, event_from_json(each.data)) for each in found]
 
     async def _read_end(self, look: RunLook) -> RunEvent:

@@ -23,6 +23,7 @@ from ..context import context_of_a_run, current_invocation, current_limit
 from ..errors import (
     InvocationTimeoutError,
     LeaseLostError,
+    MemoryInUseError,
     RunBusyError,
     RunCancelledError,
     leaves_run_unchanged,
@@ -41,6 +42,7 @@ from .run_session import RunSession
 from .service_calls import PreparedRun, execute
 from .store import RunChanges, RunLook, RunStore, StoredRecord, StoredRun
 from .stored_runs import RunsHost, StoredRuns
+from .waiting_entries import WaitingEntries
 
 logger = logging.getLogger("toolbox.runs")
 
@@ -79,7 +81,7 @@ class RunExecution:
         watch_times: Callable[[], Awaitable[None]],
     ) -> None:
         self._host, self._runs, self._preparing, self._watch_times = host, runs, preparing, watch_times
-        self.leases = RunLeases(runs)
+        self.leases, self.waiting_entries = RunLeases(runs), WaitingEntries(host, runs)
         self.report_to: Callable[[str, StoredRun], None] | None = None
         self.when_one_ends: Callable[[], None] = lambda: None
         self._tasks: dict[asyncio.Task[Any], str] = {}
@@ -225,12 +227,12 @@ class RunExecution:
 
     async def _is_still_running(self, owned: StoredRun) -> bool:
         """Return True if an error came before or after the method, so that no end of the run is written."""
-        now = await (await self._runs.open()).load(owned.id)
+        now = await self._runs.find(owned.id)
         return now is not None and (now.status, now.generation) == ("running", owned.generation)
 
     async def _report_end(self, report_to: Callable[[str, StoredRun], None], owned: StoredRun) -> None:
         with suppress(Exception):  # the database is away
-            now = await (await self._runs.open()).load(owned.id)
+            now = await self._runs.find(owned.id)
             report_to(now.status if now is not None else "deleted", owned)
 
     @asynccontextmanager
@@ -250,6 +252,14 @@ class RunExecution:
             stored = await self._runs.load(run_id)
             raise InvocationTimeoutError(self._runs.label_of(stored.service), stored.method, around.seconds) from None
 
+    async def refuse_inside_conversation(self, run_id: str) -> None:
+        """Raise `MemoryInUseError` in code that a call of the run's conversation waits for: the run takes its turn."""
+        memories = await self._host.memories()
+        if memories.has_entered:
+            key = self._runs.conversation_of(await self._runs.load(run_id))
+            if key is not None and memories.is_entered_here(key):
+                raise MemoryInUseError(key.service, key.memory_id)
+
     # --- one execution
 
     async def create_and_execute(self, new: NewRun) -> Result[Any] | None:
@@ -257,7 +267,9 @@ class RunExecution:
 
         What was encoded a moment ago is not read again.
         """
-        if not await (await self._runs.open()).create(new.stored, owner=self._runs.owner):
+        async with self._runs.using(new.stored.id) as store:
+            is_new = await store.create(new.stored, owner=self._runs.owner)
+        if not is_new:
             return None
         owned = replace(new.stored, generation=1, owner=self._runs.owner)
         async with self.leases.hold(owned) as held:
@@ -292,15 +304,14 @@ class RunExecution:
         document = prepared.document
         document = document.changed(attempts=document.attempts + 1, error_type=None, error_text=None)
         changes = self._runs.moved(owned, document, RunChanges(document=document.to_json()))
-        # Through a session: logs would show the values of the statement in an error of the database.
-        with RunSession.of(owned, document, (), await self._runs.open()).using_store() as store:
+        async with self._runs.using(owned.id) as store:
             await store.append(owned.id, owned.generation, [], changes)
         return replace(prepared, document=document)
 
     async def _continue_held(self, held: HeldRun, prepared: PreparedRun, put: PutEvent | None) -> Result[Any] | None:
         if put is not None:
             await put(None)
-        records = await (await self._runs.open()).records(held.run.id)
+        records = await self._runs.records(held.run.id)
         return await self._execute_held(held, prepared, records, put)
 
     async def _execute_held(
@@ -342,6 +353,9 @@ class RunExecution:
             prepared = await self._cancel(session, prepared, wish)
         finally:
             held.has_left = session.has_left
+            if session.ended is not None and prepared.plan.options.on_suspended == "continue":
+                key = prepared.plan.find_conversation(prepared.plan.find_memory_id(prepared.arguments))
+                await self.waiting_entries.end(key, session.id, session.ended)
             if log is not None:
                 await log.close()
         return await self._continue_held(held, prepared, None)

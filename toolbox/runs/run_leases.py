@@ -18,6 +18,7 @@ from ..errors import LeaseLostError
 from ..execution.cancellation import CancellationsHere
 from .documents import cancellation_from_json
 from .run_answers import HistoryEntry
+from .run_session import describe_store_error
 from .store import RenewsApart, RunStore, StoredRun, supports_of
 from .stored_runs import StoredRuns
 
@@ -183,7 +184,7 @@ class RunLeases:
             try:
                 wishes = await store.wishes(self.held_ids())
             except Exception as error:  # the caller of `cancel` takes the run when its lease has ended
-                logger.warning("cannot look for the wishes for runs: %s: %s", type(error).__name__, error)
+                logger.warning("cannot look for the wishes for runs: %s", describe_store_error(error))
                 continue
             for run_id, text in wishes.items():
                 if (wish := cancellation_from_json(text)) is not None:
@@ -219,7 +220,7 @@ class RunLeases:
                 found = await store.load(run.id)
                 is_ours = found is not None and found.generation == run.generation
         except Exception as error:  # another try follows; if the lease is lost until then, writes are refused
-            logger.warning("cannot renew the lease of run %s: %s: %s", run.id, type(error).__name__, error)
+            logger.warning("cannot renew the lease of run %s: %s", run.id, describe_store_error(error))
             return
         if not is_ours and held in self._held:
             held.lose()

@@ -54,7 +54,8 @@ class RunSession:
     after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted,
     and `stop` is the wish of one who stops its conversation. `has_new_records` is True after the first record that this
     process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that
-    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`.
+    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `ended` is the status
+    with which the run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -68,6 +69,7 @@ class RunSession:
         self.is_wished: Callable[[], bool] = lambda: False
         self.stop: Callable[[str | None], None] = lambda by: None
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
+        self.ended: RunStatus | None = None
         self.unstored: dict[str, StoredRecord] = {}
         self._store: RunStore | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
@@ -150,6 +152,11 @@ class RunSession:
         self._forgotten.add(key)
         if key in self._counted:
             self._counted.remove(key)
+
+    @property
+    def suspensions(self) -> int:
+        """The number of suspensions so far: the outermost invocation has a state of each."""
+        return len(self.numbered("", "s"))
 
     def numbered(self, place: str, fact: RecordedFact) -> dict[int, Recorded]:
         """Return all records of one fact about a place, by their numbers."""
@@ -239,14 +246,8 @@ class RunSession:
         There is no other way to the store of a session: after any other error the run would be written as failed.
         """
         assert self._store is not None
-        try:
+        with store_errors_of(self.id):
             yield self._store
-        except LeaseLostError:
-            raise
-        except Exception as error:
-            # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
-            cause = None if _error_of_database(error) is not None else error
-            raise RunStoreError(self.id, describe_store_error(error)) from cause
 
     def keeps(self, key: RecordKey) -> bool:
         """Return True if a record with this key is written, or remembered until the run is suspended."""
@@ -310,6 +311,13 @@ class RunSession:
                 return await store.now()
         raise IllegalConfigurationError([unsupported_problem(f"the tool {tool_name}", "approval_expires", store)])
 
+    async def refuse_known_id(self) -> None:
+        """Raise `RunConflictError` if a run has the id of this one, which is not stored so far."""
+        with self.using_store() as store:
+            found = await store.load(self.id)
+        if found is not None:
+            raise RunConflictError(self.id, "another call")
+
     async def create_suspended(self, run: StoredRun, records: Sequence[StoredRecord]) -> None:
         """Store a run that was not stored so far, and waits. Raises `RunConflictError` if its id exists."""
         assert self.document is not None
@@ -355,7 +363,20 @@ class RunSession:
         changes = RunChanges(status=status, document=document.to_json())
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)
-        self.has_left = True
+        self.has_left, self.ended = True, status
+
+
+@contextmanager
+def store_errors_of(run_id: str) -> Iterator[None]:
+    """Raise `RunStoreError` for an error of a store inside the block, which may contain what was to be stored."""
+    try:
+        yield
+    except (LeaseLostError, RunStoreError):
+        raise
+    except Exception as error:
+        # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
+        cause = None if _error_of_database(error) is not None else error
+        raise RunStoreError(run_id, describe_store_error(error)) from cause
 
 
 def describe_store_error(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..conversations.keys import ChatMemoryKey, Owner
+from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunStateError
 from ..safe_text import is_text
 from ..services.outputs import Result
@@ -254,7 +255,8 @@ class Runs:
             stored = await self._stored.load(run_id)
             if stored.status not in ENDED:
                 raise RunStateError(run_id, f"it is {stored.status}; cancel it before you delete it")
-            await (await self._stored.open()).delete(run_id)
+            async with self._stored.using(run_id) as store:
+                await store.delete(run_id)
 
         await self._host.on_own_loop(delete)
 
@@ -293,6 +295,10 @@ class Runs:
     async def suspended_in(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
         return await self._stored.suspended_in(key)
+
+    async def turn_state_after(self, run_id: str) -> TurnState | None:
+        """Return the state in which the turn of a run ends that has stored no other; None while the run goes on."""
+        return await self._execution.waiting_entries.state_after(run_id)
 
     async def run_of(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
         """Return the newest run of a conversation that has not ended, or None; also under former names."""

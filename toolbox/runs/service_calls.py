@@ -168,6 +168,11 @@ class RunPlace:
         return self.session.has_new_records
 
     @property
+    def suspensions(self) -> int:
+        """The number of suspensions so far."""
+        return self.session.suspensions
+
+    @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""
         document = self.session.document
@@ -523,6 +528,8 @@ class ServiceCall:
             await session.scope.settle()
         if session.is_stored:
             await self._note_waiting()
+            if invocation.before_suspension is not None:
+                await invocation.before_suspension()
             await session.write_suspension(self._snapshots(), event_to_json(self.suspension))
         else:
             await self._create_run(invocation)
@@ -546,6 +553,10 @@ class ServiceCall:
         await self._note_waiting()
         now = clock_of(store).now()
         run = new_header(session.id, plan, invocation.memory_key, session.document, now)
+        if invocation.before_suspension is not None:
+            if plan.run_id_parameter is not None:  # nothing may be stored for the run of another call
+                await session.refuse_known_id()
+            await invocation.before_suspension()
         await session.create_suspended(run, [*self._unstored_results(), *self._snapshots()])
 
     async def _note_waiting(self) -> None:

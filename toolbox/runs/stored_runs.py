@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -34,9 +34,9 @@ from .program_values import read_details, read_value, with_restored_results
 from .run_answers import Run
 from .run_engines import RunEngine
 from .run_looks import RunLooks
-from .run_session import RunSession
+from .run_session import RunSession, store_errors_of
 from .service_calls import ServiceCall
-from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRun, supports_of
+from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRecord, StoredRun, supports_of
 
 T = TypeVar("T")
 
@@ -110,6 +110,13 @@ class StoredRuns:
         """Return the opened store."""
         return await self._host.run_store()
 
+    @asynccontextmanager
+    async def using(self, run_id: str) -> AsyncIterator[RunStore]:
+        """Use the opened store for a run inside the block. Raises `RunStoreError` for errors of the store."""
+        store = await self.open()
+        with store_errors_of(run_id):
+            yield store
+
     async def now(self) -> datetime:
         """Return the time by the clock of the store, or of this process if the store's is on a server."""
         return clock_of(await self.open()).now()
@@ -120,22 +127,47 @@ class StoredRuns:
         return await store.now() if supports_of(store) else await self.now()
 
     async def load(self, run_id: str) -> StoredRun:
-        """Return a run. Raises `RunNotFoundError`."""
+        """Return a run. Raises `RunNotFoundError` and `RunStoreError`."""
         # No run has another id, and databases refuse some of them with other errors.
-        stored = await (await self.open()).load(run_id) if is_storable(run_id) else None
-        if stored is None:
+        if (stored := await self.find(run_id)) is None:
             raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))
         return stored
 
+    async def find(self, run_id: str) -> StoredRun | None:
+        """Return a run, or None for an unknown one. Raises `RunStoreError`."""
+        if not is_storable(run_id):
+            return None
+        async with self.using(run_id) as store:
+            return await store.load(run_id)
+
     async def acquire(self, run_id: str) -> StoredRun | None:
         """Take a run, and return it with a new generation; None if it is unknown, or not runnable."""
-        return await (await self.open()).acquire(run_id, self.owner) if is_storable(run_id) else None
+        if not is_storable(run_id):
+            return None
+        async with self.using(run_id) as store:
+            return await store.acquire(run_id, self.owner)
+
+    async def records(self, run_id: str) -> list[StoredRecord]:
+        """Return all records of a run."""
+        async with self.using(run_id) as store:
+            return await store.records(run_id)
+
+    async def change(self, stored: StoredRun, document: RunDocument, changes: RunChanges) -> StoredRun | None:
+        """Change a run that has not changed since it was read, and let it lie under the present name of its service.
+
+        `document` is the new one. Returns the new header; None if the run has changed.
+        """
+        async with self.using(stored.id) as store:
+            return await store.change(stored.id, stored.version, self.moved(stored, document, changes))
 
     async def look(self, run_id: str) -> RunLook:
         """Return what changes of a run. Raises `RunNotFoundError`."""
-        found = await (await self.open()).look(run_id) if is_storable(run_id) else None
+        if not is_storable(run_id):
+            raise RunNotFoundError(shortened(run_id))
+        async with self.using(run_id) as store:
+            found = await store.look(run_id)
         if found is None:
-            raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))
+            raise RunNotFoundError(run_id)
         return found
 
     async def wait_for_end(self, run_id: str) -> StoredRun:
@@ -193,6 +225,14 @@ class StoredRuns:
         """Return the present stored name of a service with this name, also a former one; an unknown one stays."""
         return self.names_of(service)[0]
 
+    def conversation_of(self, stored: StoredRun) -> ChatMemoryKey | None:
+        """Return the conversation of a run, also of one that this program cannot read; None without one."""
+        memory_id = memory_id_of(stored)
+        if stored.conversation is None or memory_id is None:
+            return None
+        name, *former = self.names_of(stored.service)
+        return ChatMemoryKey(name, memory_id, tuple(former))
+
     async def suspended_in(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, also under a former name of its service, or None."""
         store = await self.open()
@@ -232,8 +272,7 @@ class StoredRuns:
         if plan is None:
             raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
         if stored.status == "suspended":
-            store = await self.open()
-            session = RunSession.of(stored, document, await store.records(stored.id), store)
+            session = RunSession.of(stored, document, await self.records(stored.id), await self.open())
             restored = ServiceCall(session).root.restored()
             if restored is None:  # the run has ended since the header was read, and its store has deleted the records
                 changed = await self.load(stored.id)
@@ -252,6 +291,19 @@ def read_document(stored: StoredRun) -> RunDocument:
         return RunDocument.from_json(stored.document)
     except UnreadableDocumentError as error:
         raise RunIncompatibleError(stored.id, str(error)) from error
+
+
+def memory_id_of(stored: StoredRun) -> str | None:
+    """Return the memory id of a run; runs of earlier releases, and stores of programs, have it in the document."""
+    return stored.memory_id if stored.memory_id is not None else document_or_empty(stored).memory_id
+
+
+def document_or_empty(stored: StoredRun) -> RunDocument:
+    """Return the document of a run; an empty one for a run of another version of the program."""
+    try:
+        return RunDocument.from_json(stored.document)
+    except UnreadableDocumentError:
+        return RunDocument()
 
 
 def named_attributes(document: RunDocument, run_identity: Iterable[str]) -> Mapping[str, Any]:

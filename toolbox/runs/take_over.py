@@ -20,6 +20,7 @@ from ..services.plans import MethodPlan
 from ..store_clock import StoreClock, clock_of
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
+from .run_session import describe_store_error
 from .store import ENDED, RunStore, StoredRun
 from .stored_runs import RunsHost, StoredRuns
 
@@ -190,7 +191,7 @@ class TakeOver:
                 self._has_more = await self._take_over(store)
             except Exception as error:
                 pause = min(_AFTER_ERRORS, pause)
-                logger.warning("cannot look for runs with expired leases: %s: %s", type(error).__name__, error)
+                logger.warning("cannot look for runs with expired leases: %s", describe_store_error(error))
             for each in asked:
                 if not each.done():  # its caller may have left
                     each.set_result(None)

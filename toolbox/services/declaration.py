@@ -51,7 +51,7 @@ UnfinishedTurns: TypeAlias = Literal["keep", "discard"]
 """What a conversation keeps of a call that ends without an answer, after a tool had begun."""
 
 OnSuspended: TypeAlias = Literal["raise", "cancel", "continue"]
-"""A new call in a conversation with a suspended run: raise an error, or cancel that run."""
+"""A new call in a conversation with a suspended run: raise an error, cancel that run, or go on beside it."""
 
 
 class Default:
@@ -261,8 +261,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `strict`: True asks the server to enforce the schemas of tools and replies, False not to, where it can. A tool's
       own `strict=` wins; None leaves it to the model's settings.
     - `durable`: True records every effect of a call in the `RunStore`, so that it continues after a crash.
-    - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
-      `"cancel"` cancels that run.
+    - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, with
+      `"cancel"` cancels that run, or with `"continue"` goes on beside it.
     - `when_busy`: a call of a conversation in which another call is at work waits for its turn, or with `"raise"`
       raises `ConversationBusyError` at once.
     - `shared_conversations`: True lets everyone use each conversation. Otherwise it belongs to the identity of its

@@ -82,6 +82,8 @@ class Invocation(ModelCall):
     """In a stream, passes on a piece of the model's reply, and returns when the next one is requested."""
     before_end: Callable[[Finish], None] | None = None
     """Called before the invocation ends with an answer; may raise."""
+    before_suspension: Callable[[], Awaitable[None]] | None = None
+    """Called before the write that suspends the run."""
     history: tuple[Message, ...] = ()
     added: Sequence[Tool] = ()
     """Tools that enclosing blocks add to this call."""

@@ -18,6 +18,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -53,6 +54,7 @@ from .model_calls import reported
 from .plans import MethodPlan
 from .turns import answered_turn, state_after, unfinished_turn
 from .usage_layers import in_account
+from .waiting_turns import load_conversation, waiting_turn_of
 
 logger = logging.getLogger("toolbox.memory")
 
@@ -85,13 +87,15 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
 async def _load(invocation: Invocation, key: ChatMemoryKey, memories: ChatMemories) -> Excerpt:
     """Load the messages of the conversation. Raises `AccessDeniedError` and `ConversationSuspendedError`."""
     plan = invocation.plan
-    excerpt = await memories.load(key, plan.window)
+    excerpt = await load_conversation(invocation, key, memories)
     invocation.owner = await _refuse_other(invocation, memories, excerpt.head)
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
     checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
     if checks and await _refuse_suspended(key, invocation):
-        excerpt = await memories.load(key, plan.window)
+        excerpt = await load_conversation(invocation, key, memories)
     invocation.excerpt, invocation.history = excerpt, excerpt.messages
+    if plan.options.on_suspended == "continue":
+        invocation.before_suspension = partial(_append_waiting, invocation)
     return excerpt
 
 
@@ -114,6 +118,12 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
         await _append(answered_turn(invocation), invocation)
     elif await _keeps_unfinished(invocation) and (turn := unfinished_turn(invocation, "failed")) is not None:
         await _append(turn, invocation)  # no model has given the answer, so it is not in the conversation
+
+
+async def _append_waiting(invocation: Invocation) -> None:
+    """Store what waits of a call that is suspended, so that the conversation goes on."""
+    if (turn := waiting_turn_of(invocation)) is not None:
+        await _append(turn, invocation)
 
 
 async def _append(turn: Turn, invocation: Invocation) -> None:

@@ -92,6 +92,8 @@ def options_with_logs(options: ServiceOptions) -> Iterator[str]:
         yield "shared_conversations=True"
     if options.when_busy == "raise":
         yield 'when_busy="raise"'
+    if options.on_suspended == "continue":
+        yield 'on_suspended="continue"'
     if options.former_names:
         yield "former_names="
 

@@ -171,6 +171,11 @@ class PlaceInRun(CallPlace, Protocol):
         """The calls of this invocation, and of services within, that wait for an answer."""
         ...
 
+    @property
+    def suspensions(self) -> int:
+        """The number of suspensions so far."""
+        ...
+
     def enter(self) -> PlaceInRun | None:
         """Return the place of a service that runs as the tool here; None if one already does."""
         ...

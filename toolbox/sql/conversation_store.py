@@ -36,6 +36,7 @@ from ..conversations.log import (
     place_of_entry,
     place_of_user_message,
     read_entry_id,
+    with_beans_of,
 )
 from ..conversations.log_forms import (
     beans_from_json,
@@ -139,6 +140,15 @@ class SqlChatMemoryStore(LogStore):
             earlier = read if place is None else before_entry(read, place)
             return Log(head, tuple(each for each in earlier if each.shown))
 
+    async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
+        async with self._open_transaction() as connection:
+            if (head := await self._find(connection, key)) is None:
+                return None
+            turns = self._turns.c
+            found = select(self._turns).where(turns.conversation == head.id, turns.run_id == run_id)
+            row = (await connection.execute(found)).first()
+            return None if row is None else _read_turn(row)
+
     async def find_heads(
         self,
         *,
@@ -241,10 +251,13 @@ class SqlChatMemoryStore(LogStore):
         turns = self._turns.c
         same_run = and_(turns.conversation == head.id, turns.run_id == turn.run_id, turns.id != turn.id)
         # SQLite 3.40 returns wrong values for expressions here.
-        returned = turns.first, turns.size, turns.hidden_from, turns.details
+        returned = turns.first, turns.size, turns.hidden_from, turns.details, turns.beans
         row = (await connection.execute(delete(self._turns).where(same_run).returning(*returned))).first()
         if row is None:
             return Replaced()
+        if (kept := with_beans_of(turn, beans_from_json(row.beans), head)) is not turn:
+            beans = {"beans": beans_to_json(kept.beans)}
+            await connection.execute(update(self._turns).where(turns.id == turn.id).values(beans))
         shown = row.size if row.hidden_from is None else row.hidden_from - row.first
         return Replaced(shown, turn_from_json(row.details).usage)
 
