@@ -243,6 +243,26 @@ async def test_a_conversation_with_a_suspended_run_is_refused_to_calls_and_block
     assert await conversations.get_messages(ChatMemoryKey("till", "7")) == ()
 
 
+async def test_a_run_that_waits_beside_other_calls_never_overwrites_what_they_change() -> None:
+    @register_ai_service(name="shop", tools=Cart, on_suspended="continue")
+    class Going(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    runs, conversations, services = LastingRunStore(), InMemoryChatMemoryStore(), (Going,)
+    replies = asks(add("soup")), asks(PAY), asks(add("bread")), says("here it is")
+    async with process(runs, conversations, *replies, services=services) as here:
+        run_id = (await here.get(Going).chat("7", "soup, please")).run_id
+        assert run_id is not None
+        assert await items(conversations) == ["soup"]
+        await here.get(Going).chat("7", "bread, please")
+        async with here.conversation_scope(Going, "7"):
+            (await here.aget(Cart)).items.append("cake")
+    async with process(runs, conversations, says("done"), services=services) as here:
+        await here.runs.resume(run_id, {"1": approve()})
+
+    assert await items(conversations) == ["soup", "bread", "cake", "paid"]
+
+
 async def test_a_durable_call_inside_a_block_joins_it() -> None:
     runs, conversations = LastingRunStore(), InMemoryChatMemoryStore()
     here = process(runs, conversations, asks(add("bread")), says("done"))
