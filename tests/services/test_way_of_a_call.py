@@ -27,14 +27,11 @@ NOT_NEEDED = {
     "services/streamed_call.py",
     "services/streams.py",
     "services/abandoned_runs.py",
-<<<<<<< HEAD
     "services/retrieving.py",
     "tools/retrievers.py",
     "retrieval.py",
     "passages.py",
-=======
     "services/inner_events.py",
->>>>>>> w/steering
     "events.py",
     "limits.py",
     "security.py",
