@@ -37,7 +37,7 @@ from toolbox import (
 from . import results
 
 PAGE = 50
-NEEDS = {"openai-agents": "agents", "LangGraph": "langgraph.checkpoint.postgres"}
+NEEDS = {"openai-agents": "agents", "LangGraph": "langgraph"}
 TEXT = "What is the price of a table for four people, and when can it be delivered to Rome? " * 2
 
 

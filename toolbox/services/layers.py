@@ -70,14 +70,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     If the invocation ends without an answer, stores what it did until then.
     """
     async with AsyncExitStack() as turn:
-        try:
-            joined = await _begin_turn(turn, invocation)
-        except BaseException:
-            # A run that continues has tools to undo. What undoes them is inside of this block.
-            async with AsyncExitStack() as undoing:
-                for layer in invocation.plan.layers.around_turn:
-                    await undoing.enter_async_context(layer(invocation))
-                raise
+        joined = await _begin_turn(turn, invocation)
         try:
             async with with_beans(invocation, joined) if invocation.plan.keeps_beans else NOTHING:
                 yield  # also the compensation of a failure, so that what is stored says what was undone
