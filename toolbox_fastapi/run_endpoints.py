@@ -304,6 +304,7 @@ def run_view(run: Run[Any]) -> RunView:
                 tool_name=each.tool_name,
                 answer=each.answer,
                 reason=each.reason,
+                remembered=each.remembered,
             )
             for each in run.history
         ],
