@@ -206,7 +206,7 @@ async def test_people_with_one_name_are_told_apart_by_their_tenants() -> None:
 
 
 async def test_a_remembered_approval_counts_at_once_for_later_calls_of_the_same_run() -> None:
-    replies = [tool_call("refund", {"order": 1}), tool_call("refund", {"order": 2}), "both"]
+    replies: list[Any] = [tool_call("refund", {"order": 1}), tool_call("refund", {"order": 2}), "both"]
     container = Container(models={"default": ScriptedChatModel(replies)}, seeds=[SecurityIdentity]).register(Desk)
     async with container:
         done = await remember_refunds(container, "please")
@@ -298,8 +298,8 @@ async def test_a_tool_of_a_service_that_is_a_tool_is_approved_in_the_conversatio
     class Front(Protocol):
         async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
 
-    inner = [tool_call("clerk", {"text": "refund 1"}), tool_call("refund", {"order": 1}), "inner", "outer"]
-    outer = [tool_call("refund", {"order": 2}), "no"]
+    inner: list[Any] = [tool_call("clerk", {"text": "refund 1"}), tool_call("refund", {"order": 1}), "inner", "outer"]
+    outer: list[Any] = [tool_call("refund", {"order": 2}), "no"]
     model = ScriptedChatModel([*inner, *inner, *outer])
     container = Container(models={"default": model}, seeds=[SecurityIdentity]).register(Clerk, Front)
     async with container:

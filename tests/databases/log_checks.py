@@ -301,9 +301,9 @@ async def approvals_are_kept_until_a_rewind_to_before_their_call(new_store: NewS
     assert [each.place for each in (await read(other, key)).head.approvals] == [Position(2), Position(2)]
 
     await append(store, key, 2)  # such as that of a call that did not wait for the run
-    asked = [UserMessage("pay"), AiMessage(None, [ToolExecutionRequest("c1", "refund", "{}")]), UserMessage("and")]
-    answered = [AiMessage(None, [ToolExecutionRequest("c2", "refund", "{}")]), AiMessage("done")]
-    await store.write(key, LogWrite(turn=Turn(id=f"{run_id}:1", messages=(*asked, *answered), run_id=run_id)))
+    calls = [AiMessage(None, [ToolExecutionRequest(each, "refund", "{}")]) for each in ("c1", "c2")]
+    said = (UserMessage("pay"), calls[0], UserMessage("and"), calls[1], AiMessage("done"))
+    await store.write(key, LogWrite(turn=Turn(id=f"{run_id}:1", messages=said, run_id=run_id)))
     await append(store, key, 4)
     first, second = replace(first, place=Position(3, 1)), replace(second, place=Position(3, 3))
     assert (await read(other, key)).head.approvals == (first, second)
