@@ -327,6 +327,50 @@ async def test_it_counts_while_the_conversation_goes_on() -> None:
         assert await room.approvals() == []
 
 
+class CutOff(InMemoryChatMemoryStore):
+    """A store whose reads or changes fail while they are in `fails`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails: set[str] = set()
+
+    async def read_since(self, key: Any, first: Any) -> Any:
+        if "reads" in self.fails:
+            raise ConnectionError("gone")
+        return await super().read_since(key, first)
+
+    async def change(self, key: Any, change: Any) -> Any:
+        if "changes" in self.fails:
+            raise ConnectionError("gone")
+        return await super().change(key, change)
+
+
+async def test_a_person_is_asked_while_the_conversation_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    store = CutOff()
+
+    def cut_off(request: Any) -> Any:
+        store.fails = {"reads"}
+        return tool_call("refund", {"order": 2})
+
+    replies: list[Any] = [answer, answer, cut_off]
+    container = Container(models={"default": ScriptedChatModel(replies)}, seeds=[SecurityIdentity]).register(Desk)
+    async with container.register_instance(store, ChatMemoryStore) as container:
+        await remember_refunds(container)
+        waiting = await say(container, "please")
+        assert [each.tool_name for each in waiting.pending] == ["refund"]
+        assert "'refund' needs approval, because its conversation cannot be read: ConnectionError: gone" in caplog.text
+
+
+async def test_the_approved_call_runs_if_the_approval_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
+    store = CutOff()
+    async with container_of(store) as container:
+        waiting = await say(container, "refund 1")
+        store.fails = {"changes"}
+        assert (await approve_all(container, waiting, approve(remember="conversation"))).content == "done: refunded 1"
+        assert "does not remember an approval: ConnectionError: gone" in caplog.text
+        assert await asks(container)
+
+
 # --- forgetting
 
 

@@ -44,7 +44,7 @@ from .places import RecordKey, is_compensation, place_of_attempt
 from .record_contents import has_run_in, result_from_dict, result_to_json
 from .recorder import recorder_of
 from .run_answers import Answer, HistoryEntry
-from .run_session import Recorded, RunSession
+from .run_session import Recorded, RunSession, describe_store_error
 from .stored_calls import json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")
@@ -477,13 +477,20 @@ class ToolRecords:
     async def find_remembered(self, call: ToolCall) -> KeptApproval | None:
         """Return an approval of an earlier call of this tool that the conversation remembers, and that counts now.
 
-        The present rules of the tool count: a person who lacks a role that is required now has approved nothing.
+        The present rules of the tool count: a person who lacks a role that is required now has approved nothing. If the
+        store of the conversation fails, a person is asked.
         """
         tool, find = call.tool, self._session.find_approvals
         if not tool.may_remember or find is None:
             return None
+        try:
+            found = await find()
+        except Exception as error:
+            what = describe_store_error(error)
+            logger.warning("tool %r needs approval, because its conversation cannot be read: %s", tool.name, what)
+            return None
         services, names = stored_names(call.context.service), {tool.name, call.request.name, *tool.former_names}
-        for each in reversed(await find()):
+        for each in reversed(found):
             admits = not tool.approvers or has_role(each.person, tool.approvers)
             if each.service in services and each.shown.tool_name in names and admits:
                 return each
