@@ -507,6 +507,8 @@ class PendingCall:
     - `started_by`: the name of the identity that asked for the run; None for an anonymous one.
     - `call_id`: the model's own id of the call, as in its `ToolExecutionRequest`. A model may repeat it.
     - `expires_at`: the time at which the call is rejected if nobody has answered it; None without `approval_expires`.
+    - `may_remember`: the tool says `may_remember=True`, so that `approve(remember="conversation")` is possible for a
+      call in a conversation that was started by a known user.
     """
 
     id: str
@@ -519,6 +521,7 @@ class PendingCall:
     started_by: str | None = None
     call_id: str = ""
     expires_at: datetime | None = None
+    may_remember: bool = False
 
 
 @dataclass(frozen=True, slots=True)

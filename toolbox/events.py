@@ -293,6 +293,7 @@ class RunAnsweredEvent(InvocationEvent):
     """A pending call of a run was answered. `answer` is `"approve"`, `"reject"`, `"respond"`, `"fail"` or `"retry"`.
 
     `by` is the name of the person, or None. `trace` has the headers of the span in which the run was suspended.
+    `remembered` is True for `approve(remember="conversation")`.
     """
 
     run_id: str
@@ -300,6 +301,7 @@ class RunAnsweredEvent(InvocationEvent):
     answer: str
     by: str | None
     trace: Mapping[str, str] = field(default_factory=dict, hash=False)
+    remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

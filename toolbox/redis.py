@@ -31,7 +31,6 @@ except ModuleNotFoundError as _error:
 from .conversations.keys import ChatMemoryKey, Owner
 from .conversations.leases import LEASE, Leases
 from .conversations.log import (
-    NO_NOTES,
     Head,
     Log,
     LogWrite,
@@ -40,6 +39,7 @@ from .conversations.log import (
     before_entry,
     begin_head,
     choose_newest,
+    emptied,
     head_after,
     head_before,
     place_of_entry,
@@ -381,9 +381,7 @@ class RedisChatMemoryStore(LogStore):
             for each in await self._read_turns(found, range(1, head.next_number)):
                 fields.deleted += _names_of_turn(each)
             _set_turn(fields, replace(turn, number=head.next_number))
-            _set_head(
-                fields, head_after(replace(head, messages=0, notes=NO_NOTES), LogWrite(turn=turn), head.updated_at)
-            )
+            _set_head(fields, head_after(emptied(head), LogWrite(turn=turn), head.updated_at))
             fields.stamped += ["updated_at"] if found.head is not None else ["created_at", "updated_at"]
             if await self._store(found, key, fields, self._lifetime or ""):
                 return

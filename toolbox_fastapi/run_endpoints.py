@@ -49,6 +49,7 @@ class PendingCallView(BaseModel):
     started_by: str | None
     call_id: str
     expires_at: datetime | None
+    may_remember: bool
 
 
 class HistoryEntryView(BaseModel):
@@ -60,6 +61,7 @@ class HistoryEntryView(BaseModel):
     tool_name: str | None
     answer: str
     reason: str | None
+    remembered: bool
 
 
 class RunView(BaseModel):
@@ -79,6 +81,10 @@ class RunView(BaseModel):
     attempts: int
 
 
+_FIELDS = {"approve": ("arguments", "remember"), "respond": ("value",), "reject": ("reason",), "fail": ("reason",)}
+"""The fields that each kind of answer has."""
+
+
 class AnswerBody(BaseModel):
     """The answer to one pending call: `kind` is the name of the function in `toolbox.runs` that creates it."""
 
@@ -88,15 +94,17 @@ class AnswerBody(BaseModel):
     arguments: dict[str, Any] | None = Field(None, description="For approve: replaces all arguments.")
     value: Any = Field(None, description="For respond: the result of the call.")
     reason: str | None = Field(None, max_length=_MAX_TEXT, description="For reject and fail: the model reads it.")
+    remember: Literal["conversation"] | None = Field(
+        None, description="For approve: further calls of the tool in the conversation need no approval."
+    )
 
     def answer(self) -> Answer:
         """Return the answer. Raises `ValueError` for a field that its kind does not have."""
-        allowed = {"approve": "arguments", "respond": "value", "reject": "reason", "fail": "reason"}.get(self.kind)
-        if extra := sorted(self.model_fields_set - {"kind", allowed}):
+        if extra := sorted(self.model_fields_set - {"kind", *_FIELDS.get(self.kind, ())}):
             raise ValueError(f"{self.kind} has no {extra[0]}")
         match self.kind:
             case "approve":
-                return approve(self.arguments) if self.arguments is not None else approve()
+                return approve(self.arguments, remember=self.remember)
             case "reject":
                 return reject(self.reason) if self.reason is not None else reject()
             case "respond":
@@ -296,6 +304,7 @@ def run_view(run: Run[Any]) -> RunView:
                 tool_name=each.tool_name,
                 answer=each.answer,
                 reason=each.reason,
+                remembered=each.remembered,
             )
             for each in run.history
         ],

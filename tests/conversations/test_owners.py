@@ -247,6 +247,8 @@ async def test_all_operations_of_a_room_are_for_its_owner() -> None:
             "export": lambda room: room.export(),
             "run": lambda room: room.run(),
             "stop": lambda room: room.stop(),
+            "approvals": lambda room: room.approvals(),
+            "forget_approvals": lambda room: room.forget_approvals(),
             "rename": lambda room: room.rename("mine"),
             "fork": lambda room: room.fork("copy"),
             "rewind": lambda room: room.rewind(entry.id),

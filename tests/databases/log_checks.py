@@ -7,23 +7,35 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
 
-from toolbox import AiMessage, ChatMemoryKey, ConversationBusyError, Message, MessageWindow, UserMessage
+from toolbox import (
+    AiMessage,
+    ChatMemoryKey,
+    ConversationBusyError,
+    Message,
+    MessageWindow,
+    ToolExecutionRequest,
+    UserMessage,
+)
 from toolbox.chat import TokenUsage
 from toolbox.conversations.keys import Owner
 from toolbox.conversations.log import (
+    KeptApproval,
     Log,
     LogWrite,
     Position,
+    RememberedApproval,
     Turn,
     ViewNotes,
     entries_of,
     fork_log,
     newest_entries,
+    with_approval,
 )
 from toolbox.conversations.log_forms import export_log, restore_log
 from toolbox.conversations.memories import ChatMemories
@@ -274,6 +286,49 @@ async def a_rewind_forgets_notes_of_what_it_hides(new_store: NewStore) -> None:
     assert await texts(store, key) == []
 
 
+def approval(run_id: str, call_id: str = "c1", **fields: Any) -> KeptApproval:
+    shown = RememberedApproval("refund", "boss \x00", datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC))
+    person = {"name": "boss \x00", "roles": ["manager"], "attributes": {"text": "\ud800"}}
+    about: dict[str, Any] = {"shown": shown, "service": "desk", "owner": BOB, "person": person}
+    return KeptApproval(**{**about, "run_id": run_id, "call_id": call_id, **fields})
+
+
+async def approvals_are_kept_until_a_rewind_to_before_their_call(new_store: NewStore) -> None:
+    store, other, key, run_id = await new_store(), await new_store(), new_key(), uuid4().hex
+    await append(store, key, 1)
+    first, second = approval(run_id, "c1", owner=ANN), approval(run_id, "c2")
+    await store.change(key, lambda head: with_approval(with_approval(head, first), second))
+    assert [each.place for each in (await read(other, key)).head.approvals] == [Position(2), Position(2)]
+
+    await append(store, key, 2)  # such as that of a call that did not wait for the run
+    calls = [AiMessage(None, [ToolExecutionRequest(each, "refund", "{}")]) for each in ("c1", "c2")]
+    said = (UserMessage("pay"), calls[0], UserMessage("and"), calls[1], AiMessage("done"))
+    await store.write(key, LogWrite(turn=Turn(id=f"{run_id}:1", messages=said, run_id=run_id)))
+    await append(store, key, 4)
+    first, second = replace(first, place=Position(3, 1)), replace(second, place=Position(3, 3))
+    assert (await read(other, key)).head.approvals == (first, second)
+
+    entries = [*entries_of((await read(store, key)).turns)]
+    for entry, kept in ((entries[-2], (first, second)), (entries[6], (first,)), (entries[4], ())):
+        await store.rewind(key, entry.id)
+        assert (await read(other, key)).head.approvals == kept
+
+
+async def approvals_are_gone_with_the_log_and_in_its_copy(new_store: NewStore) -> None:
+    store, key, copy = await new_store(), new_key(), new_key("copy")
+    await append(store, key, 1)
+    await store.change(key, lambda head: with_approval(head, approval("1")))
+    log = await read(store, key)
+    copied = fork_log(log, replace(copy, service=key.service), None, clock_of(store).now())
+    assert await store.create(copied.head.key, copied)
+    assert (await read(store, copied.head.key)).head.approvals == ()
+    await store.replace(key, say("new"))
+    assert (await read(store, key)).head.approvals == ()
+    await store.delete(key)
+    await append(store, key, 1)
+    assert (await read(store, key)).head.approvals == ()
+
+
 async def a_rewind_can_cut_a_turn_with_several_questions(new_store: NewStore) -> None:
     store, key = await new_store(), new_key()
     asked = [UserMessage("q1"), AiMessage("a1"), UserMessage("q2"), AiMessage("a2")]
@@ -507,6 +562,8 @@ CHECKS: tuple[Check, ...] = (
     unknown_entries_are_value_errors,
     a_rewind_hides_what_follows,
     a_rewind_forgets_notes_of_what_it_hides,
+    approvals_are_kept_until_a_rewind_to_before_their_call,
+    approvals_are_gone_with_the_log_and_in_its_copy,
     a_rewind_can_cut_a_turn_with_several_questions,
     update_messages_appends_what_is_new_or_replaces_the_log,
     a_whole_log_is_created_once,

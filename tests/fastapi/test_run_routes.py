@@ -122,6 +122,43 @@ async def test_a_pending_call_is_shown_and_approved(running: Callable[..., Any])
         assert (entry["by"], entry["answer"], entry["call_id"]) == ("mia", "approve", "0")
 
 
+@tool(requires_approval=True, may_remember=True)
+async def ship(order: int) -> str:
+    """Ship an order."""
+    return f"shipped {order}"
+
+
+@register_ai_service(tools=ship)
+class Shop(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+
+async def test_an_approval_can_be_remembered(running: Callable[..., Any]) -> None:
+    calls = [reply for order in (1, 2) for reply in (asks(tool_call("ship", {"order": order})), "done")]
+    container = Container(models={"default": ScriptedChatModel(calls)}).register(Shop)
+    app = FastAPI()
+    install(app, container, identity=current_user)
+    app.include_router(runs_router(container))
+
+    @app.post("/chat")
+    async def chat(shop: Inject[Shop]) -> str:
+        return await shop.chat("room", "ship it")
+
+    async with running(app) as client:
+        waiting = (await client.post("/chat", headers=MIA)).json()
+        assert [each["may_remember"] for each in waiting["pending"]] == [True]
+        path, answer = f"/runs/{waiting['run_id']}", {"kind": "approve", "remember": "conversation"}
+        for wrong in ({**answer, "remember": "always"}, {"kind": "reject", "remember": "conversation"}):
+            refused = await client.post(f"{path}/answers", json={"answers": {"0": wrong}}, headers=MIA)
+            assert refused.status_code == 422
+        answered = await client.post(f"{path}/answers", json={"answers": {"0": answer}}, headers=MIA)
+        assert answered.json()["content"] == "done"
+        [entry] = (await client.get(path, headers=MIA)).json()["history"]
+        assert (entry["answer"], entry["remembered"]) == ("approve", True)
+        again = await client.post("/chat", headers=MIA)
+        assert (again.status_code, again.json()) == (200, "done")
+
+
 async def test_a_person_who_may_not_approve_is_refused(running: Callable[..., Any]) -> None:
     app, container = made(asks(tool_call("refund", {"order": 7})))
     async with running(app) as client:

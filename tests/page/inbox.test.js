@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 
-import {answerFrom, expiryOf, inOrder, startOf, stateOf} from "../../toolbox_fastapi/dev_ui/page/inbox.js";
+import {answerFrom, canRemember, expiryOf, inOrder, startOf, stateOf} from "../../toolbox_fastapi/dev_ui/page/inbox.js";
 
 test("suspended runs come first, then the newest", () => {
   const run = (id, status, updated_at) => ({id, status, updated_at});
@@ -46,6 +46,22 @@ test("unchanged arguments are not sent back", () => {
 test("changed arguments replace all arguments", () => {
   const values = {original: '{"order": 7}', typed: '{"order": 8}', reason: ""};
   assert.deepEqual(answerFrom("approve", values), {kind: "approve", text: '{"order": 8}'});
+});
+
+test("an approval is remembered only if the person asks for it", () => {
+  const values = {original: '{"order": 7}', typed: '{"order": 7}', reason: "", remember: true};
+  assert.deepEqual(answerFrom("approve", values), {kind: "approve", remember: "conversation"});
+  const typed = '{"order": 8}';
+  assert.deepEqual(answerFrom("approve", {...values, typed}), {kind: "approve", text: typed, remember: "conversation"});
+  assert.deepEqual(answerFrom("reject", values), {kind: "reject"});
+});
+
+test("only a known user's conversation remembers an approval", () => {
+  const run = {memory_id: "room", started_by: "ann"};
+  assert.equal(canRemember(run, {may_remember: true}), true);
+  assert.equal(canRemember(run, {may_remember: false}), false);
+  assert.equal(canRemember({...run, memory_id: null}, {may_remember: true}), false);
+  assert.equal(canRemember({...run, started_by: null}, {may_remember: true}), false);
 });
 
 test("large numbers keep all their digits", () => {

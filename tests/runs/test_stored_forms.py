@@ -383,6 +383,20 @@ def test_the_result_of_a_tool_of_an_earlier_release_says_if_it_has_run() -> None
     assert not result.failed
 
 
+def test_what_is_remembered_is_written_only_where_something_is() -> None:
+    call = replace(CALL, may_remember=True)
+    event = RunSuspended("run", (CALL, replace(call, id="1")))
+    entry = HistoryEntry(AT, "ann", "1", "pay", "approve", remembered=True)
+    document = RunDocument(identity=DOCUMENTS["full"].identity, waiting=(WaitingCall(call=call, method="buy"),))
+    document = document.changed(history=(entry, replace(entry, remembered=False)))
+
+    assert event_from_json(event_to_json(event)) == event
+    assert RunDocument.from_json(document.to_json()) == document
+    for written in (DOCUMENTS["full"].to_json(), event_to_json(EVENTS["RunSuspended"])):
+        assert "may_remember" not in written
+        assert '"remembered"' not in written
+
+
 def test_a_document_of_an_earlier_release_is_read() -> None:
     written = without(stored("documents")["full"], ADDED_TO_DOCUMENTS)
     for waiting in written["waiting"]:

@@ -49,7 +49,8 @@ def problems_of(source: Any) -> list[Problem]:
 # --- the mark
 
 
-def test_each_option_that_a_call_needs_reaches_the_tool() -> None:
+@pytest.mark.parametrize("exclusive", ["not_self", "may_remember"])
+def test_each_option_that_a_call_needs_reaches_the_tool(exclusive: str) -> None:
     given: dict[str, Any] = {
         "return_behavior": ReturnBehavior.IMMEDIATE,
         "search_behavior": SearchBehavior.ALWAYS_VISIBLE,
@@ -57,7 +58,7 @@ def test_each_option_that_a_call_needs_reaches_the_tool() -> None:
         "max_result_chars": 3,
         "requires_approval": True,
         "approvers": ("manager",),
-        "not_self": True,
+        exclusive: True,
         "approval_expires": timedelta(hours=1),
         "deferred": True,
         "on_unknown_outcome": "ask",
@@ -70,7 +71,8 @@ def test_each_option_that_a_call_needs_reaches_the_tool() -> None:
 
     [read], problems = read_tools([add], "here")
     assert problems == ()
-    assert {each.name for each in fields(ToolMark)} & {each.name for each in fields(Tool)} == given.keys()
+    both = {each.name for each in fields(ToolMark)} & {each.name for each in fields(Tool)}
+    assert both == {*given, "not_self", "may_remember"}
     assert {name: getattr(read, name) for name in given} == given
 
 

@@ -11,7 +11,7 @@ from ..first_use import names_on_first_use
 _LISTED = {
     ".conversations_bean": "Conversation ConversationInfo Conversations",
     "..di.stored_beans": "conversation_scoped",
-    ".log": "LogEntry",
+    ".log": "LogEntry RememberedApproval",
     ".views": "FullHistory Summary",
 }
 

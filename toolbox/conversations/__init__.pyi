@@ -9,6 +9,7 @@ from ..di.stored_beans import (
 )
 from .log import (
     LogEntry,
+    RememberedApproval,
 )
 from .views import (
     FullHistory,
@@ -21,6 +22,7 @@ __all__ = [
     "Conversations",
     "FullHistory",
     "LogEntry",
+    "RememberedApproval",
     "Summary",
     "conversation_scoped",
 ]

@@ -25,7 +25,7 @@ from ..safe_text import is_text
 from ..security import SecurityIdentity
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner, refuse_other
-from .log import Head, Log, LogEntry, begin_head, fork_log, newest_entries
+from .log import Head, Log, LogEntry, RememberedApproval, begin_head, fork_log, newest_entries, without_approvals
 from .log_forms import export_log, restore_log
 from .memories import ChatMemories, MemoryHost, Program
 from .stores import Deleted, LogStore, find_head, keeps_logs
@@ -286,8 +286,8 @@ class Conversation:
 
     In a request with another identity than that of the owner, or with none, all methods raise `AccessDeniedError`.
     Where there is no such conversation, `history` and `messages` return `[]`, `run` None and `stop` False; all others
-    raise `ConversationNotFoundError`. Reading, `rename`, `adopt` and `stop` do not wait for a call that is at work;
-    `rewind` and `delete` do, and inside that call they raise `MemoryInUseError`.
+    raise `ConversationNotFoundError`. Reading, `rename`, `adopt`, `forget_approvals` and `stop` do not wait for a call
+    that is at work; `rewind` and `delete` do, and inside that call they raise `MemoryInUseError`.
     """
 
     def __init__(self, host: ConversationsHost, key: ChatMemoryKey, *, operator: bool = False) -> None:
@@ -364,7 +364,26 @@ class Conversation:
 
         return await self._with(read)
 
+    async def approvals(self) -> list[RememberedApproval]:
+        """Return the approvals that count for further calls in the conversation, oldest first.
+
+        Raises `ConversationNotFoundError`.
+        """
+
+        async def read(store: LogStore, check: _Check) -> list[RememberedApproval]:
+            head = self._known(check(await find_head(store, self._key)))
+            return [each.shown for each in head.approvals]
+
+        return await self._with(read)
+
     # --- changing
+
+    async def forget_approvals(self, tool_name: str | None = None) -> None:
+        """Let further calls of this tool need an approval again; without a name, those of all tools.
+
+        It holds at once, also for a call that is at work. Raises `ConversationNotFoundError`.
+        """
+        await self._change(lambda head: without_approvals(head, tool_name))
 
     async def rename(self, title: str | None) -> None:
         """Set the title; None removes it. Raises `ConversationNotFoundError`."""

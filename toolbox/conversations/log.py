@@ -14,7 +14,7 @@ from itertools import count
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
-from ..chat import Message, TokenUsage, UserMessage
+from ..chat import AiMessage, Message, TokenUsage, UserMessage
 from ..passages import Passage, source_from_dict
 from ..safe_text import is_text
 from .keys import ChatMemoryKey, Owner
@@ -138,6 +138,46 @@ class ViewNotes:
 NO_NOTES = ViewNotes()
 
 
+@dataclass(frozen=True, slots=True)
+class RememberedApproval:
+    """An approval that counts for further calls of a tool in its conversation: `approve(remember="conversation")`.
+
+    `by` is the name of the person who gave it, or None. `at` is the time, in UTC.
+    """
+
+    tool_name: str
+    by: str | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptApproval:
+    """What a conversation keeps of a remembered approval.
+
+    - `service`: the stored name of the service whose model called the tool. `owner`: in whose name.
+    - `person`: who gave it, as JSON values.
+    - `run_id`, `call_id`: the run of the approved call, and the model's own id of the call.
+    - `place`: that of the approved call in the log; before its turn is stored, the place that the next turn has.
+    """
+
+    shown: RememberedApproval
+    service: str
+    owner: Owner
+    person: Any = None
+    run_id: str
+    call_id: str
+    place: Position = Position(0)
+
+    def replaces(self, other: KeptApproval) -> bool:
+        """Return True if the other one says nothing else, but for its time and its place."""
+        return (self.service, self.owner, self.shown.tool_name, self.person) == (
+            other.service,
+            other.owner,
+            other.shown.tool_name,
+            other.person,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """What is known of a conversation besides its turns.
@@ -159,6 +199,7 @@ class Head:
     notes: ViewNotes = NO_NOTES
     beans: Mapping[str, Any] = field(default_factory=dict)
     in_charge: str | None = None
+    approvals: tuple[KeptApproval, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +321,13 @@ def head_after(head: Head, write: LogWrite, now: datetime, replaced: Replaced = 
         notes=head.notes if write.notes is None else write.notes,
         beans={**head.beans, **turn.beans},
         in_charge=head.in_charge if turn.in_charge is None else turn.in_charge,
+        approvals=tuple(_placed(each, turn, head.next_number) for each in head.approvals),
     )
+
+
+def emptied(head: Head) -> Head:
+    """Return the head of a conversation that begins again: without what belongs to its turns."""
+    return replace(head, messages=0, notes=NO_NOTES, approvals=())
 
 
 def claimed(head: Head, owner: Owner | None) -> Head:
@@ -332,7 +379,14 @@ def head_before(head: Head, place: Position, hidden: int, before: Sequence[Turn]
     if notes.summarized is not None and notes.summarized > place:
         notes = replace(notes, summary=None, summarized=None)
     beans, in_charge = state_after(before)
-    return replace(head, messages=head.messages - hidden, notes=notes, beans=beans, in_charge=in_charge)
+    return replace(
+        head,
+        messages=head.messages - hidden,
+        notes=notes,
+        beans=beans,
+        in_charge=in_charge,
+        approvals=tuple(each for each in head.approvals if each.place < place),
+    )
 
 
 def state_after(turns: Iterable[Turn]) -> tuple[dict[str, Any], str | None]:
@@ -343,6 +397,38 @@ def state_after(turns: Iterable[Turn]) -> tuple[dict[str, Any], str | None]:
         beans.update(each.beans)
         in_charge = in_charge if each.in_charge is None else each.in_charge
     return beans, in_charge
+
+
+def with_approval(head: Head, given: KeptApproval) -> Head:
+    """Return the head of a conversation that remembers one more approval, whose turn is not stored yet."""
+    others = (each for each in head.approvals if not given.replaces(each))
+    return replace(head, approvals=(*others, replace(given, place=Position(head.next_number))))
+
+
+def without_approvals(head: Head, tool_name: str | None) -> Head:
+    """Return the head without the approvals of a tool; without a name, without any."""
+    return replace(
+        head, approvals=tuple(each for each in head.approvals if tool_name not in (None, each.shown.tool_name))
+    )
+
+
+def _placed(kept: KeptApproval, turn: Turn, number: int) -> KeptApproval:
+    """Return an approval with the place of its call, if the turn is that of its run.
+
+    A call of a service within the run is not in the turn. Then any rewind into the turn forgets the approval.
+    """
+    if turn.run_id != kept.run_id:
+        return kept
+    found = [
+        index
+        for index, each in enumerate(turn.messages, turn.start)
+        if isinstance(each, AiMessage)
+        and any(
+            request.id == kept.call_id and request.name == kept.shown.tool_name
+            for request in each.tool_execution_requests
+        )
+    ]
+    return replace(kept, place=Position(number, found[-1] if found else turn.start + len(turn.messages)))
 
 
 def fork_log(log: Log, key: ChatMemoryKey, upto: str | None, now: datetime) -> Log:

@@ -15,7 +15,19 @@ from ..errors import TranscriptError
 from ..safe_text import brief
 from ..transcripts import message_from_dict, message_to_dict, read_field, read_json, write_json
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, Position, Turn, TurnState, ViewNotes, begin_head, number_turns
+from .log import (
+    NO_USAGE,
+    Head,
+    KeptApproval,
+    Log,
+    Position,
+    RememberedApproval,
+    Turn,
+    TurnState,
+    ViewNotes,
+    begin_head,
+    number_turns,
+)
 
 VERSION = 1
 
@@ -72,7 +84,7 @@ def head_to_json(head: Head) -> tuple[str, str]:
     """Return what lists show of a head, and what only its calls need: notes and beans."""
     owner, notes = head.owner, head.notes
     shown = {
-        "owner": None if owner is None else {"name": owner.name, "attributes": dict(owner.attributes)},
+        "owner": None if owner is None else _owner_to_dict(owner),
         "title": head.title,
         "usage": _usage_to_list(head.usage),
         "in_charge": head.in_charge,
@@ -83,7 +95,9 @@ def head_to_json(head: Head) -> tuple[str, str]:
         "summary": notes.summary,
         "summarized": _position_to_list(notes.summarized),
     }
-    kept = {"notes": _without_empty(written_notes), "beans": dict(head.beans)}
+    kept: dict[str, Any] = {"notes": _without_empty(written_notes), "beans": dict(head.beans)}
+    if head.approvals:
+        kept["approvals"] = [_approval_to_dict(each) for each in head.approvals]
     versioned = {"version": VERSION}
     return write_json({**versioned, **_without_empty(shown)}), write_json({**versioned, **_without_empty(kept)})
 
@@ -98,7 +112,7 @@ def head_from_json(shown: str, kept: str | None, **fields: Any) -> Head:
     notes = read_field(more, "notes", dict, "", {})
     owner = read_field(written, "owner", (dict, type(None)), "", None)
     return Head(
-        owner=None if owner is None else Owner(owner["name"], owner["attributes"]),
+        owner=None if owner is None else _owner_from(owner),
         title=read_field(written, "title", (str, type(None)), "", None),
         usage=_usage_from(read_field(written, "usage", list, "", [])),
         in_charge=read_field(written, "in_charge", (str, type(None)), "", None),
@@ -109,7 +123,43 @@ def head_from_json(shown: str, kept: str | None, **fields: Any) -> Head:
             _position_from(notes.get("summarized")),
         ),
         beans=read_field(more, "beans", dict, "", {}),
+        approvals=tuple(map(_approval_from, read_field(more, "approvals", list, "", []))),
         **fields,
+    )
+
+
+def _owner_to_dict(owner: Owner) -> dict[str, Any]:
+    return {"name": owner.name, "attributes": dict(owner.attributes)}
+
+
+def _owner_from(written: Mapping[str, Any]) -> Owner:
+    return Owner(written["name"], written["attributes"])
+
+
+def _approval_to_dict(kept: KeptApproval) -> dict[str, Any]:
+    return {
+        "tool_name": kept.shown.tool_name,
+        "by": kept.shown.by,
+        "at": kept.shown.at.isoformat(),
+        "service": kept.service,
+        "owner": _owner_to_dict(kept.owner),
+        "person": kept.person,
+        "run_id": kept.run_id,
+        "call_id": kept.call_id,
+        "place": [kept.place.turn, kept.place.index],
+    }
+
+
+def _approval_from(written: Mapping[str, Any]) -> KeptApproval:
+    at = datetime.fromisoformat(written["at"])
+    return KeptApproval(
+        shown=RememberedApproval(written["tool_name"], written["by"], at),
+        service=written["service"],
+        owner=_owner_from(written["owner"]),
+        person=written["person"],
+        run_id=written["run_id"],
+        call_id=written["call_id"],
+        place=Position(*written["place"]),
     )
 
 

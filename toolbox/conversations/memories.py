@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, reduce
 from threading import current_thread
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
@@ -23,7 +23,20 @@ from ..errors import MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, LogWrite, Turn, TurnState, ViewNotes, begin_head, claimed, only_beans
+from .log import (
+    NO_USAGE,
+    Head,
+    KeptApproval,
+    Log,
+    LogWrite,
+    Turn,
+    TurnState,
+    ViewNotes,
+    begin_head,
+    claimed,
+    only_beans,
+    with_approval,
+)
 from .queues import CallQueues, queues_of
 from .stopping import Stopping
 from .stores import ChatMemoryStore, LogStore, find_head, keeps_logs
@@ -188,6 +201,20 @@ class ChatMemories:
                 "%s keeps no owners: everyone who knows the id of a conversation can use it; check that the caller may",
                 type(self.store).__name__,
             )
+
+    async def remember(self, key: ChatMemoryKey, given: Sequence[KeptApproval]) -> None:
+        """Remember approvals in a conversation, which must exist, on a store with logs. Takes no lock."""
+
+        def remembering(head: Head) -> Head:
+            return reduce(with_approval, given, head)
+
+        if keeps_logs(self.store):
+            await self.store.change(key, remembering)
+
+    async def approvals(self, key: ChatMemoryKey, owner: Owner) -> Sequence[KeptApproval]:
+        """Return the approvals that a conversation remembers, now, for calls in the name of this person."""
+        head = await self.head(key)
+        return () if head is None else [each for each in head.approvals if each.owner == owner]
 
     async def head(self, key: ChatMemoryKey) -> Head | None:
         """Return the head of a conversation; None for an unknown one, and on a store without logs."""

@@ -19,7 +19,6 @@ from ..execution.threads import register_for_fork
 from ..store_clock import StoreClock
 from .keys import ChatMemoryKey, Owner
 from .log import (
-    NO_NOTES,
     Head,
     Log,
     LogWrite,
@@ -28,6 +27,7 @@ from .log import (
     before_entry,
     begin_head,
     choose_newest,
+    emptied,
     head_after,
     head_before,
     place_of_entry,
@@ -451,7 +451,7 @@ class InMemoryChatMemoryStore(LogStore):
             if (kept := self._find(key)) is not None:
                 for number in [*kept.turns]:
                     kept.remove(number)
-                kept.head = replace(kept.head, messages=0, notes=NO_NOTES)
+                kept.head = emptied(kept.head)
         await self.write(key, LogWrite(turn=turn))
 
     async def delete(self, key: ChatMemoryKey) -> Deleted:

@@ -23,7 +23,7 @@ from ..services.plans import MethodPlan
 from ..tools.tool_calls import Tool
 from ..tools.written_arguments import change_arguments
 from .documents import WaitingCall
-from .persons import person_name
+from .persons import person_name, starter_of
 from .places import invocation_of
 from .prepared_runs import PreparedRuns
 from .program_values import json_value, reason_of
@@ -66,6 +66,8 @@ class AnswerChecks:
                 f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() is not a valid answer; use {allowed}",
             )
         self.check_person(run_id, waiting, prepared, answer.kind, by)
+        if answer.remember is not None:
+            await self._check_remembering(stored, prepared, waiting, answer)
         if answer.kind == "approve" and answer.arguments is not None:
             answer = replace(answer, arguments=_write_replaced_arguments(run_id, call, answer.arguments))
             await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
@@ -101,6 +103,27 @@ class AnswerChecks:
             faults = [*faults_of(error)]
             what = f"call {call.id}: the value is not what {call.tool_name} returns, {type_name(tool.returns)}"
             raise RunAnswerError(stored.id, f"{what}: {reason_of(error)}", faults) from None
+
+    async def _check_remembering(
+        self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall, answer: Answer
+    ) -> None:
+        """Raise `RunAnswerError` if the conversation cannot remember this answer. The tool as it is now counts."""
+        run_id, call = stored.id, waiting.call
+        tool = self._preparing.find_tool(run_id, waiting, prepared.added)
+        may_remember = call.may_remember if tool is None else tool.may_remember
+        key, fact = prepared.conversation, None
+        if answer.kind != "approve" or answer.remember != "conversation":
+            fact = f'invalid remember={answer.remember!r}; use approve(remember="conversation")'
+        elif not may_remember:
+            fact = f"an approval of {call.tool_name} cannot be remembered; it needs @tool(may_remember=True)"
+        elif key is None:
+            fact = f"the approval cannot be remembered: {stored.method} keeps no conversation; it needs a MemoryId"
+        elif starter_of(prepared.document.identity, self._host.run_identity) is None:
+            fact = "the approval cannot be remembered: an anonymous caller started the run"
+        elif not (await self._host.memories()).keeps_logs:
+            fact = "the approval cannot be remembered: the store of the conversation has only the three methods"
+        if fact is not None:
+            raise RunAnswerError(run_id, f"call {call.id}: {fact}")
 
     def find_rules(self, run_id: str, waiting: WaitingCall, prepared: PreparedRun) -> tuple[tuple[str, ...], bool]:
         """Return the roles of a call's `approvers=`, and its `not_self=`: those of its tool now, else as stored."""

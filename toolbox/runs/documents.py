@@ -134,14 +134,13 @@ class GivenAnswer:
 
 def stored_call_to_dict(call: PendingCall) -> dict[str, Any]:
     """Return a pending call as JSON values for a store. Older programs refuse fields that they do not know."""
-    newer = ("started_by", "call_id", "expires_at")
+    newer = ("started_by", "call_id", "expires_at", "may_remember")
     return {name: value for name, value in fields_to_dict(call).items() if name not in newer}
 
 
-def call_from_dict(written: Mapping[str, Any], started_by: str | None, call_id: str, expires_at: Any) -> PendingCall:
-    """Return a pending call that `stored_call_to_dict` wrote, without fields of newer programs."""
-    about = {"started_by": started_by, "call_id": call_id, "expires_at": expires_at}
-    return fields_from_dict(PendingCall, {**written, **about})
+def call_from_dict(written: Mapping[str, Any], **newer: Any) -> PendingCall:
+    """Return a pending call that `stored_call_to_dict` wrote, with the fields that it left out."""
+    return fields_from_dict(PendingCall, {**written, **newer})
 
 
 def write_expiry(call: PendingCall) -> str | None:
@@ -153,6 +152,8 @@ def _waiting_to_dict(waiting: WaitingCall, to_dict: SerializerFunctionWrapHandle
     written: dict[str, Any] = to_dict(waiting)
     del written["call"]["started_by"]  # the name in the document's `identity`
     del written["call"]["expires_at"]
+    if written["call"].pop("may_remember"):
+        written["may_remember"] = True
     return {**written, "call_id": written["call"].pop("call_id"), "expires_at": write_expiry(waiting.call)}
 
 
@@ -161,13 +162,16 @@ def _waiting_from_dict(written: Any, document: ValidationInfo) -> dict[str, Any]
         "call_id": read_field(written, "call_id", str, "", ""),  # runs of earlier versions have none
         "started_by": _name_of(document.data.get("identity")),
         "expires_at": read_field(written, "expires_at", (str, type(None)), "", None),
+        "may_remember": read_field(written, "may_remember", bool, "", False),
     }
     return {**written, "call": {**read_field(written, "call", dict, ""), **about}}
 
 
 def _answer_to_dict(given: GivenAnswer, to_dict: SerializerFunctionWrapHandler) -> dict[str, Any]:
     written: dict[str, Any] = to_dict(given)
-    return {**written.pop("answer"), **written}
+    answer = written.pop("answer")
+    del answer["remember"]  # the conversation has it
+    return {**answer, **written}
 
 
 def _answer_from_dict(written: Any) -> Any:
@@ -175,7 +179,10 @@ def _answer_from_dict(written: Any) -> Any:
 
 
 def _entry_to_dict(entry: HistoryEntry, to_dict: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    return {**to_dict(entry), "at": entry.at.isoformat()}
+    written = to_dict(entry)
+    if not entry.remembered:
+        del written["remembered"]
+    return {**written, "at": entry.at.isoformat()}
 
 
 def _limits_to_dict(limits: UsageLimits, to_dict: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -87,6 +87,8 @@ def _event_to_dict(event: ServiceEvent) -> Json:
         written["call_ids"] = [each.call_id for each in event.pending]
         if any(each.expires_at is not None for each in event.pending):
             written["expire_at"] = [write_expiry(each) for each in event.pending]
+        if any(each.may_remember for each in event.pending):
+            written["may_remember"] = [each.may_remember for each in event.pending]
         return written
     for each in fields(event):
         value = getattr(event, each.name)
@@ -131,8 +133,12 @@ def _event_from_dict(written: Json, find_service: FindService) -> ServiceEvent:
             pending, started_by = written["pending"], written.get("started_by")  # earlier versions have none
             ids = written.get("call_ids", [""] * len(pending))
             times = written.get("expire_at", [None] * len(pending))
-            about = zip(pending, ids, times, strict=True)
-            calls = (call_from_dict(each, started_by, id_, expires_at) for each, id_, expires_at in about)
+            may_remember = written.get("may_remember", [False] * len(pending))
+            newer = (
+                {"started_by": started_by, "call_id": id_, "expires_at": expires_at, "may_remember": remembers}
+                for id_, expires_at, remembers in zip(ids, times, may_remember, strict=True)
+            )
+            calls = (call_from_dict(each, **about) for each, about in zip(pending, newer, strict=True))
             return RunSuspended(written["run_id"], tuple(calls))
         # Other fields are of a later release.
         values = {each.name: written[each.name] for each in fields(kind) if each.name in written}

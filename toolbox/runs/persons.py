@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from ..context import ActiveScope
+from ..conversations.keys import Owner
 from ..errors import RunAnswerError
 from ..safe_text import printable
 from ..security import TOKEN, SecurityIdentity, identity_in, without_token
@@ -53,6 +54,14 @@ def read_identity(written: Mapping[str, Any] | None) -> Any:
     return SecurityIdentity(written["name"], frozenset(written["roles"]), written["attributes"])
 
 
+def starter_of(identity: Mapping[str, Any] | None, names: Iterable[str]) -> Owner | None:
+    """Return the person of a stored identity as the owner of conversations; None for an anonymous one.
+
+    `names` are those of `run_identity`.
+    """
+    return Owner.of(read_identity(identity), names)
+
+
 def is_person(by: Any) -> bool:
     """Return True for what `by=` accepts: a name, an identity, or None."""
     return by is None or isinstance(by, (str, SecurityIdentity))
@@ -72,6 +81,11 @@ def write_person(run_id: str, by: Any) -> Any:
 def read_person(written: Any) -> Any:
     """Return the person that `write_person` wrote."""
     return read_identity(written) if isinstance(written, dict) else written
+
+
+def has_role(written: Any, roles: Iterable[str]) -> bool:
+    """Return True if the person that `write_person` wrote has one of these roles."""
+    return isinstance(written, dict) and bool(set(roles) & set(written["roles"]))
 
 
 def person_name(by: Any) -> str | None:

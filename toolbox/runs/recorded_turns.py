@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ..chat import Message, ToolExecution
-from ..conversations.keys import Owner
 from ..conversations.log import NO_USAGE, Turn, only_beans
 from ..services.outputs import ANSWER_TOOL
 from ..services.plans import MethodPlan
@@ -19,9 +18,8 @@ from ..services.state import PendingToolCall, State
 from ..services.turns import unfinished_messages
 from ..tools.failures import message_of
 from ..tools.tool_calls import ToolOutcome
-from .documents import RunDocument
 from .new_documents import read_user_message
-from .persons import read_identity
+from .persons import starter_of
 from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
@@ -49,14 +47,10 @@ class RecordedTurns:
             key, memories = plan.find_conversation(document.memory_id), await self._host.memories()
             if key is not None and memories.keeps_logs and (turn := await self._read_turn(stored, plan)) is not None:
                 turn = turn if plan.window is not None else only_beans(turn)
-                await memories.write(key, turn, self._owner_of(document))
+                await memories.write(key, turn, starter_of(document.identity, self._host.run_identity))
         except Exception as error:
             what = describe_store_error(error)
             logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
-
-    def _owner_of(self, document: RunDocument) -> Owner | None:
-        """Return the person who asked for a run, as the owner of a conversation that begins with it."""
-        return Owner.of(read_identity(document.identity), self._host.run_identity)
 
     async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
         """Return the turn of a run until now. Raises `RunIncompatibleError`."""

@@ -6,6 +6,7 @@ Not here: whether an answer is valid (`answer_checks`), executing the run (`run_
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
@@ -13,19 +14,23 @@ from datetime import datetime
 from typing import Any, cast
 
 from ..context import InvocationContext
+from ..conversations.log import KeptApproval, RememberedApproval
 from ..errors import RunAnswerError
 from ..events import RunAnsweredEvent
 from ..service_events import ServiceEvent
 from ..services.outputs import Result
 from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall, find_expired, next_expiry
-from .persons import history_name, person_name, write_person
+from .persons import history_name, person_name, starter_of, write_person
 from .prepared_runs import PreparedRuns
 from .run_answers import Answer, HistoryEntry, reject
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
+from .run_session import describe_store_error
 from .service_calls import PreparedRun
 from .store import RunChanges, StoredRun
 from .stored_runs import RunsHost, StoredRuns
+
+logger = logging.getLogger("toolbox.runs")
 
 EXPIRED = "expired"
 """What the model and the history read about a call that nobody has answered in time."""
@@ -90,7 +95,42 @@ class Resuming:
         if taken is None:
             raise RunAnswerError(run_id, "someone else answered this run first; reload it with runs.get(run_id)")
         tell(prepared, run_id, given, name)
+        await self._remember(prepared, run_id, given, person, document.history[-len(given) :])
         return await self._execution.continue_run(taken, put, replace(prepared, document=document))
+
+    async def _remember(
+        self,
+        prepared: PreparedRun,
+        run_id: str,
+        given: Sequence[tuple[WaitingCall, Answer]],
+        person: Any,
+        entries: Sequence[HistoryEntry],
+    ) -> None:
+        """Let the conversation of a run that was taken remember approvals; log what keeps them from being stored.
+
+        After the answers: an approval that another person was faster to reject must not count for other calls. If the
+        process ends in between, or the store fails, further calls ask again.
+        """
+        key, owner = prepared.conversation, starter_of(prepared.document.identity, self._host.run_identity)
+        kept = [
+            KeptApproval(
+                shown=RememberedApproval(each.call.tool_name, entry.by, entry.at),
+                service=each.call.service,
+                owner=owner,
+                person=person,
+                run_id=run_id,
+                call_id=each.call.call_id,
+            )
+            for (each, answer), entry in zip(given, entries, strict=True)
+            if answer.remember is not None and owner is not None
+        ]
+        if not kept or key is None:
+            return
+        try:
+            await (await self._host.memories()).remember(key, kept)
+        except Exception as error:
+            what = describe_store_error(error)
+            logger.error("the conversation of run %s does not remember an approval: %s", run_id, what)
 
     async def _take(self, stored: StoredRun, document: RunDocument) -> StoredRun | None:
         """Store the answers in this document and take the run, in one step; None if it has changed."""
@@ -134,7 +174,8 @@ class Resuming:
             return
         context, trace = InvocationContext(prepared.plan.service, prepared.plan.name), prepared.document.trace
         for each, answer in given:
-            self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by, trace))
+            remembered = answer.remember is not None
+            self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by, trace, remembered))
 
     async def stream_events(
         self, run_id: str, answers: Mapping[str, Answer], by: Any
@@ -191,7 +232,10 @@ def _with_answers(
         for each, answer in given
     ]
     history = [
-        HistoryEntry(now, name, each.call.id, each.call.tool_name, answer.kind, answer.reason) for each, answer in given
+        HistoryEntry(
+            now, name, each.call.id, each.call.tool_name, answer.kind, answer.reason, answer.remember is not None
+        )
+        for each, answer in given
     ]
     return document.changed(
         waiting=tuple(

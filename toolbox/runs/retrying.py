@@ -94,6 +94,5 @@ class Retrying:
         plan = prepared.plan
         if plan.options.on_suspended == "continue":
             return
-        key = plan.find_conversation(plan.find_memory_id(prepared.arguments))
-        if key is not None and (other := await self._runs.suspended_in(key)) is not None:
+        if (key := prepared.conversation) is not None and (other := await self._runs.suspended_in(key)) is not None:
             raise ConversationSuspendedError(plan.service.__name__, other)

@@ -30,26 +30,32 @@ class Answer:
     """An answer to one pending call; create it with `approve`, `reject`, `respond`, `fail` or `retry`.
 
     `arguments` replaces the arguments of an approved call. `value` is the result of a `respond`. `reason` is what the
-    model reads after a `reject` or `fail`.
+    model reads after a `reject` or `fail`. `remember` is that of `approve`.
     """
 
     kind: AnswerKind
     arguments: Mapping[str, Any] | None = field(default=None, hash=False)
     value: Any = field(default=None, hash=False)
     reason: str | None = None
+    remember: Literal["conversation"] | None = None
 
 
-def approve(arguments: Mapping[str, Any] | None = None) -> Answer:
+def approve(arguments: Mapping[str, Any] | None = None, *, remember: Literal["conversation"] | None = None) -> Answer:
     """Let the call run. `arguments` are all of its arguments, of which those that differ from the shown ones change.
 
-    These are validated, and guardrails run again; the others keep the values that were shown. Raises `TypeError` if
-    `arguments` is not a mapping.
+    These are validated, and guardrails run again; the others keep the values that were shown.
+
+    With `remember="conversation"`, further calls of the tool in the same conversation, for the user who started this
+    one, need no approval. The tool must have `may_remember=True`. Raises `TypeError` if `arguments` is not a mapping,
+    and `ValueError` for any other `remember`.
     """
+    if remember not in (None, "conversation"):
+        raise ValueError(f'approve(remember={remember!r}): use "conversation", or None')
     if arguments is None:
-        return Answer("approve")
+        return Answer("approve", remember=remember)
     if not isinstance(arguments, Mapping):
         raise TypeError(f"approve(arguments=…): expected a dictionary of all arguments, got {type(arguments).__name__}")
-    return Answer("approve", dict(arguments))
+    return Answer("approve", dict(arguments), remember=remember)
 
 
 def reject(reason: str = "The call was rejected.") -> Answer:
@@ -91,6 +97,8 @@ class HistoryEntry:
     """One answer that a run received; or, without a call, that it was cancelled or retried (`"cancel"`, `"retry"`).
 
     `at` is in UTC. `by` is the name of the person, or None. `answer` is the name of the function that created it.
+    `remembered` is True for an approval with `remember="conversation"`, and for a call that needed no answer because of
+    such an approval: then `by` is the person who gave it.
     """
 
     at: datetime
@@ -99,6 +107,7 @@ class HistoryEntry:
     tool_name: str | None
     answer: str
     reason: str | None = None
+    remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,8 +358,7 @@ class RunExecution:
         finally:
             held.has_left = session.has_left
             if session.ended is not None and prepared.plan.options.on_suspended == "continue":
-                key = prepared.plan.find_conversation(prepared.plan.find_memory_id(prepared.arguments))
-                await self.waiting_entries.end(key, session.id, session.ended)
+                await self.waiting_entries.end(prepared.conversation, session.id, session.ended)
             if log is not None:
                 await log.close()
         return await self._continue_held(held, prepared, None)

@@ -115,6 +115,7 @@ def without_approval(step: ToolStep, tool: Tool) -> ToolStep:
 def approval(step: ToolStep, tool: Tool, guardrails: ToolLayer) -> ToolStep:
     """Return the layer of tool input guardrails and, after them, of approval: it suspends calls that need one.
 
+    A call needs none if the conversation remembers an approval of its tool.
     A tool that needs no approval has it too: it may have needed one when a person changed its arguments.
     """
     # What a person has changed is applied to exactly the arguments that the person saw. They are those of the model;
@@ -140,7 +141,10 @@ def approval(step: ToolStep, tool: Tool, guardrails: ToolLayer) -> ToolStep:
             complete_context(call.context, approved_by=read_person(given.by))
             return await step(seen)
         if (asked := await _ask_rule(tool, call)) is not None:
-            raise tools.suspend(call, place.call, "approval", asked.reason)
+            if (remembered := await tools.find_remembered(call)) is None:
+                raise tools.suspend(call, place.call, "approval", asked.reason)
+            tools.note_remembered(call, remembered)
+            complete_context(call.context, approved_by=read_person(remembered.person))
         return await step(call)
 
     guarded = guardrails(run_if_approved, tool)

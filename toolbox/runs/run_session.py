@@ -27,9 +27,10 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..security import UnauthenticatedError
-from ..services.recording_needs import ToldMessage
+from ..services.recording_needs import FindApprovals, ToldMessage
 from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json, told_from_json
 from .places import RecordedFact, RecordKey, is_attempt_of
+from .run_answers import HistoryEntry
 from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supports_of, unsupported_problem
 
 
@@ -51,12 +52,12 @@ class RunSession:
 
     `generation` is the token of this process, None until the run is stored. `scope` is the request scope of the run;
     None while the run is part of another request. `beans` are those of its conversation, if it has one and the program
-    has such beans. `leave` is called before the write that suspends or ends the stored run, and `has_left` is True
-    after it: it has also ended the lease. `is_wished` returns True once somebody's wish to cancel the run was granted,
-    and `stop` is the wish of one who stops its conversation. `has_new_records` is True after the first record that this
-    process has written. `has_failed_before` is True if the run goes on after a failure. `unstored` are the results that
-    are stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `ended` is the status with which the
-    run has ended.
+    has such beans. `find_approvals` reads what that conversation remembers. `leave` is called before the write that
+    suspends or ends the stored run, and `has_left` is True after it: it has also ended the lease. `is_wished` returns
+    True once somebody's wish to cancel the run was granted, and `stop` is the wish of one who stops its conversation.
+    `has_new_records` is True after the first record that this process has written. `has_failed_before` is True if the
+    run goes on after a failure. `unstored` are the results that are stored if the run is suspended. `is_without_user`
+    is that of `PreparedRun`. `ended` is the status with which the run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -65,6 +66,8 @@ class RunSession:
         self.document: RunDocument | None = None
         self.scope: RequestScope | None = None
         self.beans: StoredBeans | None = None
+        self.find_approvals: FindApprovals | None = None
+        self._noted: list[HistoryEntry] = []
         self.write_events: Callable[[], Awaitable[None]] | None = None
         self.leave: Callable[[], None] = lambda: None
         self.is_wished: Callable[[], bool] = lambda: False
@@ -136,6 +139,18 @@ class RunSession:
     def answers_to(self, call: str) -> list[GivenAnswer]:
         """Return the answers to a call and its attempts, oldest first."""
         return [each for each in self.answers if is_attempt_of(each.call_id, call)]
+
+    # --- history
+
+    def note(self, entry: HistoryEntry) -> None:
+        """Add an entry about a call to the history; it is stored with the next suspension, or the end of the run."""
+        known = (*self._noted, *(() if self.document is None else self.document.history))
+        if not any((each.call_id, each.remembered) == (entry.call_id, entry.remembered) for each in known):
+            self._noted.append(entry)
+
+    def with_noted(self, document: RunDocument) -> RunDocument:
+        """Return a document that is about to be stored, with these entries."""
+        return document.changed(history=(*document.history, *self._noted)) if self._noted else document
 
     # --- messages that the user adds
 
@@ -376,6 +391,7 @@ class RunSession:
         self.leave()
         await self.flush_events()
         document = self._note_stored_beans(self.document).changed(failures=self.document.failures + 1, **facts)
+        document = self.with_noted(document)
         with self.using_store() as store:
             next_at = await store.now() + wait
             changes = RunChanges(document=document.to_json(), owner=None, next_at=next_at)
@@ -391,7 +407,7 @@ class RunSession:
         assert not self.has_left
         self.leave()
         await self.flush_events()
-        document = self._note_stored_beans(self.document).changed(waiting=(), **facts)
+        document = self.with_noted(self._note_stored_beans(self.document).changed(waiting=(), **facts))
         changes = RunChanges(status=status, document=document.to_json())
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)

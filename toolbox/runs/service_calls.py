@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
+from ..conversations.keys import ChatMemoryKey
 from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
@@ -28,7 +29,7 @@ from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage
+from ..services.recording_needs import FAILURE, EffectForm, FindApprovals, StoredInvocation, ToldMessage
 from ..services.state import PendingToolCall, State
 from ..services.stored_forms import usage_from_dict, usage_to_dict
 from ..settings import settings_key
@@ -107,6 +108,10 @@ class RunPlace:
     def use_beans(self, beans: StoredBeans) -> None:
         """Record from now on how these beans of the run's conversation change."""
         self.session.beans = beans
+
+    def use_approvals(self, find: FindApprovals) -> None:
+        """Let tools run with the approvals that the run's conversation remembers."""
+        self.session.find_approvals = find
 
     @property
     def recorded_beans(self) -> Mapping[str, Any]:
@@ -587,7 +592,7 @@ class ServiceCall:
         can_expire = next((each for each in waiting if each.expires_after is not None), None)
         if can_expire is not None:
             waiting = with_expiries(waiting, await session.time_for_expiry(can_expire.call.tool_name))
-        session.document = session.document.changed(waiting=waiting, trace=current_trace())
+        session.document = session.with_noted(session.document.changed(waiting=waiting, trace=current_trace()))
 
     def _waiting(self) -> dict[str, WaitingCall]:
         """Return the calls that wait, those of earlier suspensions too, in the order in which they were made."""
@@ -699,6 +704,11 @@ class PreparedRun:
     added: Sequence[Tool] = ()
     identity: Any = None
     is_without_user: bool = False
+
+    @property
+    def conversation(self) -> ChatMemoryKey | None:
+        """The conversation of the run; None without one."""
+        return self.plan.find_conversation(self.plan.find_memory_id(self.arguments))
 
 
 # --- before a run is stored, and before it continues

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from ..chat import PendingCall
 from ..context import CallPlace
+from ..conversations.log import KeptApproval
 from ..deferred_answers import TAKES_ANSWERS, DeferredAnswer, current_answer
 from ..errors import (
     EndsInvocation,
@@ -29,7 +31,7 @@ from ..errors import (
     ToolDeferred,
 )
 from ..safe_text import printable
-from ..service_names import stored_name
+from ..service_names import stored_name, stored_names
 from ..services.answers import restored_result, supplied_result
 from ..tools.codec import decode_request
 from ..tools.results import Encoded, EncodedInFull
@@ -37,11 +39,12 @@ from ..tools.tool_calls import Tool, ToolAttempt, ToolCall, ToolStep, ToolSuspen
 from ..tools.written_arguments import change_arguments, with_recorded_arguments
 from .documents import GivenAnswer, WaitingCall
 from .effects import Start, effect
+from .persons import has_role
 from .places import RecordKey, is_compensation, place_of_attempt
 from .record_contents import has_run_in, result_from_dict, result_to_json
 from .recorder import recorder_of
-from .run_answers import Answer
-from .run_session import Recorded, RunSession
+from .run_answers import Answer, HistoryEntry
+from .run_session import Recorded, RunSession, describe_store_error
 from .stored_calls import json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")
@@ -471,6 +474,35 @@ class ToolRecords:
             raise RunIncompatibleError(self._session.id, reason) from error
         return EditedCall(given, call.with_arguments(edited), names)
 
+    async def find_remembered(self, call: ToolCall) -> KeptApproval | None:
+        """Return an approval of an earlier call of this tool that the conversation remembers, and that counts now.
+
+        The present rules of the tool count: a person who lacks a role that is required now has approved nothing. If the
+        store of the conversation fails, a person is asked.
+        """
+        tool, find = call.tool, self._session.find_approvals
+        if not tool.may_remember or find is None:
+            return None
+        try:
+            found = await find()
+        except Exception as error:
+            what = describe_store_error(error)
+            logger.warning("tool %r needs approval, because its conversation cannot be read: %s", tool.name, what)
+            return None
+        services, names = stored_names(call.context.service), {tool.name, call.request.name, *tool.former_names}
+        for each in reversed(found):
+            admits = not tool.approvers or has_role(each.person, tool.approvers)
+            if each.service in services and each.shown.tool_name in names and admits:
+                return each
+        return None
+
+    def note_remembered(self, call: ToolCall, kept: KeptApproval) -> None:
+        """Note in the history of the run that a call has the approval of an earlier one."""
+        entry = HistoryEntry(
+            datetime.now(UTC), kept.shown.by, place_of(call).call, call.request.name, "approve", remembered=True
+        )
+        self._session.note(entry)
+
     def suspend(
         self,
         call: ToolCall,
@@ -493,6 +525,7 @@ class ToolRecords:
             reason,
             attributes,
             call_id=call.request.id,
+            may_remember=tool.may_remember and kind == "approval",
         )
         self.waiting[place] = WaitingCall(
             call=pending,

@@ -47,7 +47,7 @@ from .loop import (
 )
 from .outputs import Result, Shape
 from .plans import MethodPlan
-from .recording_needs import PlaceInRun, StoredInvocation
+from .recording_needs import FindApprovals, PlaceInRun, StoredInvocation
 from .state import ReachedLimit, State
 from .tools_of_blocks import current_additional_tools
 from .toolsets import Provider, Toolset
@@ -106,6 +106,7 @@ class Invocation(ModelCall):
     """True if the input guardrails have judged the user message, before the run was stored."""
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
+    find_approvals: FindApprovals | None = None
     owner: Owner | None = None
     """The owner of the conversation, if its first turn is that of this call."""
     is_ending = False
@@ -218,6 +219,8 @@ class Invocation(ModelCall):
         self.place = _find_place_in_new_run(self.plan, self.host, self.arguments)
         if self.beans is not None:
             self.place.use_beans(self.beans)
+        if self.find_approvals is not None:
+            self.place.use_approvals(self.find_approvals)
         self.plan = self.plan.in_run
 
     def use_beans(self, beans: StoredBeans) -> None:
@@ -225,6 +228,12 @@ class Invocation(ModelCall):
         self.beans = beans
         if self.place is not None:
             self.place.use_beans(beans)
+
+    def use_approvals(self, find: FindApprovals) -> None:
+        """Use the approvals that the conversation remembers, as a run or as soon as this is one."""
+        self.find_approvals = find
+        if self.place is not None:
+            self.place.use_approvals(find)
 
     # --- what layers and the driver ask
 

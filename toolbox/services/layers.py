@@ -90,6 +90,8 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     joined = await _take_turn(turn, memories, key, invocation)
     invocation.excerpt = await _load(invocation, key, memories)
     invocation.owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
+    if invocation.owner is not None and memories.keeps_logs:
+        invocation.use_approvals(partial(memories.approvals, key, invocation.owner))
     checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
     checks = checks and plan.options.on_suspended != "continue" and not invocation.is_resumed
     if checks and await _refuse_suspended(key, invocation):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ..chat import ChatResponse, PendingCall, UserMessage
 from ..context import CallPlace
+from ..conversations.log import KeptApproval
 from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation
 from ..limits import Usage, UsageLimits
@@ -143,11 +144,19 @@ class ToldMessage:
     by: str | None = None
 
 
+FindApprovals: TypeAlias = Callable[[], Awaitable[Sequence[KeptApproval]]]
+"""Reads what a conversation remembers for calls in the name of its caller."""
+
+
 class PlaceInRun(CallPlace, Protocol):
     """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
 
     def use_beans(self, beans: StoredBeans, /) -> None:
         """Record from now on how these beans of the conversation change."""
+        ...
+
+    def use_approvals(self, find: FindApprovals, /) -> None:
+        """Let tools run with the approvals that the conversation remembers; `find` reads those of now."""
         ...
 
     @property

@@ -21,7 +21,6 @@ from sqlalchemy.sql.elements import ColumnElement
 from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.leases import LEASE, Leases
 from ..conversations.log import (
-    NO_NOTES,
     Head,
     Log,
     LogWrite,
@@ -31,6 +30,7 @@ from ..conversations.log import (
     before_entry,
     begin_head,
     choose_newest,
+    emptied,
     head_after,
     head_before,
     place_of_entry,
@@ -318,7 +318,7 @@ class SqlChatMemoryStore(LogStore):
                 head = await self._begin(connection, begin_head(key, time_from_number(0)))
             await connection.execute(delete(self._turns).where(self._turns.c.conversation == head.id))
             await self._insert_turn(connection, head, turn)
-            changed = head_after(replace(head, messages=0, notes=NO_NOTES), LogWrite(turn=turn), head.updated_at)
+            changed = head_after(emptied(head), LogWrite(turn=turn), head.updated_at)
             values: dict[str, Any] = self._values_of(changed)
             values |= {"expires_at": self._expires_at(), "updated_at": DatabaseNow(self.clock)}
             await connection.execute(update(self._heads).where(self._heads.c.id == head.id).values(values))

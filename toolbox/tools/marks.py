@@ -70,6 +70,7 @@ class ToolOptions:
     on_unknown_outcome: UnknownOutcome | None = None
     former_names: tuple[str, ...] = ()
     approval_expires: timedelta | None = None
+    may_remember: bool = False
 
 
 OPTIONS = tuple(each.name for each in fields(ToolOptions))
@@ -116,6 +117,7 @@ def tool(
     strict: bool | None = None,
     former_names: Sequence[str] = (),
     approval_expires: timedelta | None = None,
+    may_remember: bool = False,
 ) -> Callable[[F], F]: ...
 
 
@@ -140,6 +142,8 @@ def tool(*lines: Any, **options: Any) -> Any:
       needs approval.
     - `approvers`: roles; only a `SecurityIdentity` with one of them may answer a call that waits. `not_self`: the
       identity that asked may not answer, and anonymous callers do not see the tool.
+    - `may_remember`: True lets a person answer `approve(remember="conversation")`: then further calls of the tool, in
+      the same conversation and for the same user, need no approval.
     - `approval_expires`: a `timedelta` after which a call that waits for approval is rejected with "expired".
     - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
     - `on_unknown_outcome`: in a durable run, after a crash during the call: `"tell"` the model that the outcome is
@@ -197,7 +201,8 @@ def _check_run_options(mark: ToolMark) -> None:
             raise ValueError(f"@tool: invalid approval_expires={mark.approval_expires!r}; use a duration above 0")
         if mark.requires_approval is False:
             raise TypeError("@tool: approval_expires= has no effect without requires_approval=")
-    for option, given in (("not_self", mark.not_self), ("deferred", mark.deferred)):
+    flags = {"not_self": mark.not_self, "deferred": mark.deferred, "may_remember": mark.may_remember}
+    for option, given in flags.items():
         if not isinstance(given, bool):
             raise TypeError(f"@tool: invalid {option}={given!r}; use True or False")
     if mark.on_unknown_outcome not in (None, *get_args(UnknownOutcome)):

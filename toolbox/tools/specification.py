@@ -307,7 +307,18 @@ def limit_problems(where: str, timeout: float | None, max_result_chars: int | No
 
 
 def _mark_problems(name: str, mark: ToolMark, where: str) -> list[Problem]:
-    return [*name_problems(name, where), *limit_problems(where, mark.timeout, mark.max_result_chars)]
+    limits = limit_problems(where, mark.timeout, mark.max_result_chars)
+    return [*name_problems(name, where), *limits, *_remembering_problems(mark, where)]
+
+
+def _remembering_problems(mark: ToolMark, where: str) -> Iterator[Problem]:
+    if not mark.may_remember:
+        return
+    if mark.requires_approval is False:
+        yield Problem(where, "may_remember=True has no effect without an approval", "add requires_approval=")
+    if mark.not_self:
+        fact = "may_remember=True contradicts not_self=True, by which another person must approve each call"
+        yield Problem(where, fact, "remove one of them")
 
 
 # --- names and defaults of parameters

@@ -181,7 +181,8 @@ class TypedAnswerBody(AnswerBody):
         typed = parse_json(self.text)
         if name == "arguments" and not isinstance(typed, dict):
             raise ValueError("the arguments must be a JSON object")
-        return AnswerBody.model_validate({"kind": self.kind, name: typed}).answer()
+        given = self.model_dump(exclude={"text"}, exclude_unset=True)
+        return AnswerBody.model_validate({**given, name: typed}).answer()
 
 
 class RunAnswersBody(BaseModel):

@@ -15,7 +15,7 @@ const compact = json => json.replace(/("(?:[^"\\]|\\.)*")|\s+/g, "$1");
 
 // Returns the body of an answer. `original` and `typed` are JSON texts, and are sent as texts, because a browser rounds
 // integers above 2^53. Throws an Error for arguments or a value that is not JSON.
-export function answerFrom(kind, {original, typed, reason}) {
+export function answerFrom(kind, {original, typed, reason, remember = false}) {
   const checked = what => {
     try {
       JSON.parse(typed);
@@ -24,7 +24,10 @@ export function answerFrom(kind, {original, typed, reason}) {
       throw new Error(`${what} must be JSON.`);
     }
   };
-  if (kind === "approve") return compact(typed) === compact(original) ? {kind} : {kind, text: checked("The arguments")};
+  if (kind === "approve") {
+    const changed = compact(typed) === compact(original) ? {} : {text: checked("The arguments")};
+    return {kind, ...changed, ...(remember ? {remember: "conversation"} : {})};
+  }
   if (kind === "respond") return {kind, text: checked("The result")};
   if (kind === "retry") return {kind};
   return reason ? {kind, reason} : {kind};
@@ -126,7 +129,9 @@ function detailsOf(run) {
     make("h2", {}, `${run.service.split(":").pop()}.${run.method}`),
     make("p", {class: "about"}, stateOf(run)),
     make("p", {class: "about"}, startOf(run)),
-    run.pending.map(call => pendingForm(call, (answer, button) => send({run_id: run.id, answers: answer}, button))),
+    run.pending.map(call =>
+      pendingForm(call, canRemember(run, call), (answer, button) => send({run_id: run.id, answers: answer}, button)),
+    ),
     run.status === "suspended" || run.status === "running" ? make("p", {class: "buttons"}, cancel) : null,
     outcome,
     run.history.length
@@ -157,16 +162,22 @@ export function expiryOf(call) {
   return call.expires_at ? `, until ${when(call.expires_at)}` : "";
 }
 
+// Says if the approval of a call can count for further calls of the conversation.
+export function canRemember(run, call) {
+  return call.may_remember && run.memory_id !== null && run.started_by !== null;
+}
+
 const textOf = value => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
 function historyItem(entry) {
   const call = entry.tool_name ? ` ${entry.tool_name}` : "";
   const who = entry.by ? ` by ${entry.by}` : "";
   const why = entry.reason ? `: ${entry.reason}` : "";
-  return make("li", {}, `${when(entry.at)} · ${entry.answer}${call}${who}${why}`);
+  const remembered = entry.remembered ? ", remembered" : "";
+  return make("li", {}, `${when(entry.at)} · ${entry.answer}${call}${who}${remembered}${why}`);
 }
 
-function pendingForm(call, send) {
+function pendingForm(call, asksToRemember, send) {
   const asksForResult = call.kind !== "approval";
   const label = asksForResult ? "Result, as JSON" : "Arguments";
   const original = escaped(call.text);
@@ -177,6 +188,7 @@ function pendingForm(call, send) {
     asksForResult ? "null" : original,
   );
   const reason = make("input", {id: `reason of ${call.id}`, autocomplete: "off"});
+  const remember = make("input", {type: "checkbox", id: `remember ${call.id}`});
   const trouble = make("p", {class: "bad", role: "alert", hidden: true});
   const buttons = ACTIONS[call.kind].map(([kind, title]) =>
     make(
@@ -186,7 +198,7 @@ function pendingForm(call, send) {
         class: kind === "approve" || kind === "respond" ? null : "quiet",
         onclick(event) {
           try {
-            const values = {original, typed: typed.value, reason: reason.value.trim()};
+            const values = {original, typed: typed.value, reason: reason.value.trim(), remember: remember.checked};
             trouble.hidden = true;
             send({[call.id]: answerFrom(kind, values)}, event.currentTarget);
           } catch (error) {
@@ -211,6 +223,9 @@ function pendingForm(call, send) {
     asksForResult || original !== call.text ? block(call.text, `Arguments of ${call.tool_name}`) : null,
     make("div", {class: "field"}, make("label", {for: typed.id}, label), typed),
     make("div", {class: "field"}, make("label", {for: reason.id}, "Reason (for the model)"), reason),
+    asksToRemember
+      ? make("label", {for: remember.id}, remember, ` Approve further calls of ${call.tool_name} in this conversation`)
+      : null,
     make("div", {class: "buttons"}, buttons),
     trouble,
   );
