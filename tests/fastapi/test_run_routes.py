@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -427,7 +428,7 @@ async def test_tenants_see_their_own_runs(running: Callable[..., Any], persisten
 
     @app.post("/chat")
     async def chat() -> str:
-        run = await container.runs.start(Chats.chat, "s", "hello")
+        run = await container.runs.start(Chats.chat, uuid4().hex, "hello")
         await container.runs.result(run)
         return run.id
 
