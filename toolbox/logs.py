@@ -34,6 +34,7 @@ from .events import (
     ServiceFailedEvent,
     ServiceStartedEvent,
     ServiceSuspendedEvent,
+    ToldEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolProgressEvent,
@@ -209,6 +210,8 @@ def _collect_facts(event: InvocationEvent) -> tuple[str, Facts]:
             return "tool_suspended", {"duration": duration, "kind": kind}
         case RunAnsweredEvent(run_id=run_id, answer=answer):
             return "run_answered", {"run_id": run_id, "answer": answer}
+        case ToldEvent():
+            return "message_added", {}
         case RunStartedEvent(run_id=run_id):
             return "run_started", {"run_id": run_id}
         case RunResumedEvent(run_id=run_id):

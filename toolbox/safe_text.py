@@ -239,6 +239,7 @@ LOGGERS = tuple(
         ".models",
         ".openapi",
         ".rest",
+        ".retrieval",
         ".runs",
         ".services",
         ".sql",

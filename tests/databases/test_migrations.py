@@ -148,7 +148,7 @@ def test_the_command_creates_all_tables_and_then_has_nothing_to_do(folder: Path,
     created, again = run_migrate(folder, database_url), run_migrate(folder, database_url)
 
     assert (created.returncode, again.returncode) == (0, 0), created.stderr + again.stderr
-    assert "toolbox_runs created, version 5" in created.stdout
+    assert "toolbox_runs created, version 6" in created.stdout
     assert "toolbox_conversations created" in created.stdout
     assert "nothing to do" in again.stdout
     assert "password" not in created.stdout
@@ -157,13 +157,13 @@ def test_the_command_creates_all_tables_and_then_has_nothing_to_do(folder: Path,
 
 async def test_the_command_migrates_a_database_of_an_earlier_release(folder: Path, database_url: str) -> None:
     await create_version_1(database_url)
-    with pytest.raises(IllegalConfigurationError, match="version 1, but this release needs version 5"):
+    with pytest.raises(IllegalConfigurationError, match="version 1, but this release needs version 6"):
         await start(container_at(database_url, *sql.stores, migrate=False))
 
     done = await asyncio.to_thread(run_migrate, folder, database_url)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "toolbox_runs migrated from 1, version 5" in done.stdout
+    assert "toolbox_runs migrated from 1, version 6" in done.stdout
     await start(container_at(database_url, *sql.stores, migrate=False))
 
 
@@ -346,7 +346,8 @@ async def test_a_missing_right_is_named_at_start(
 ) -> None:
     await asyncio.to_thread(run_migrate, folder, postgres_url)
     grants = [each for number, each in enumerate(ROWS_ONLY) if number != missing]
-    names = ("toolbox_schemas", "SELECT on toolbox_runs", "SELECT on toolbox_conversations", "sequence")
+    runs, conversations = "SELECT on toolbox_runs", "SELECT on toolbox_conversations"
+    names = ("toolbox_schemas", runs, f"{runs}_messages", conversations, "sequence")
 
     with pytest.raises(IllegalConfigurationError, match=names[missing]):
         await start(container_at(new_user(*grants), *sql.stores, migrate=False))

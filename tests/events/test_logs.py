@@ -212,8 +212,19 @@ PROVIDED: list[tuple[Any, dict[Any, Any], str | None]] = [
     (loaded, {}, "ann"),
     (found_each_time, {}, None),
     (unknown, {}, None),
-    (refused, {}, None),
 ]
+
+
+async def test_an_identity_that_cannot_be_made_is_the_error_of_a_conversation_and_logged_without_a_user(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    container = Container(models={"default": ScriptedChatModel([])}).register(Tutor, LoggingListener, refused)
+    with caplog.at_level(logging.INFO):
+        async with container, container.request_scope({}):
+            with pytest.raises(PermissionError):
+                await container.get(Tutor).ask(7, "?")
+
+    assert [vars(each)["user"] for each in caplog.records if each.name == "toolbox.invocations"] == [None, None]
 
 
 @pytest.mark.parametrize(("producer", "seeds", "user"), PROVIDED)
