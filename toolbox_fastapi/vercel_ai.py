@@ -19,7 +19,7 @@ from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 
 from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
-from .front_ends.chats import Chat, ClientReply, RefusedError, StreamPlace, invalid, shown_value
+from .front_ends.chats import Chat, ClientReply, RefusedError, StreamPlace, invalid, shown_value, stop_chat
 from .front_ends.part_streams import PartStream
 from .front_ends.run_reading import find_passed, follow_run
 from .front_ends.stream_parts import (
@@ -319,11 +319,12 @@ async def reconnect(
 
 
 async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
-    """Stop the answer that is not complete yet, also one that waits. Return False if there is none.
+    """Stop the answer that is under way in a conversation, also one that waits. Return False if there is none.
 
-    Its stream ends with `abort`. Raises `RunNotFoundError` if it is another's.
+    It is what `Conversation.stop` does, as the identity of the request: also for a call that is not a run. The stream
+    ends with `abort`. Raises `ConversationNotFoundError` if the conversation is another's.
     """
-    return await (await Chat.open(runs, method, room)).stop()
+    return await stop_chat(runs, method, room)
 
 
 def _stream(chat: Chat, position: StreamPlace, message_id: str, *, continues: bool = False) -> Response:

@@ -364,6 +364,14 @@ class Conversation:
 
         return await self._with(read)
 
+    async def check_access(self) -> None:
+        """Raise `AccessDeniedError` if the conversation is another's, as all other methods do."""
+
+        async def read(store: LogStore, check: _Check) -> None:
+            check(await find_head(store, self._key))
+
+        await self._with(read)
+
     # --- changing
 
     async def rename(self, title: str | None) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
@@ -37,6 +37,9 @@ from .store import ENDED, RunStatus, RunStore, StoredRun, position_of, supports_
 from .stored_runs import RunsHost, StoredRuns
 from .take_over import TakeOver
 from .telling import Telling
+
+if TYPE_CHECKING:
+    from ..conversations.conversations_bean import Conversation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -364,8 +367,24 @@ class Runs:
 
     async def run_of(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
         """Return the newest run of a conversation that has not ended, or None; also under former names."""
-        found = await self._conversations.newest_unended(service, memory_id)
-        return None if found is None else self._stored.show(found)
+        return next(iter(await self.unended_in(service, memory_id)), None)
+
+    async def unended_in(self, service: str | type[Any], memory_id: str) -> builtins.list[Run[Any]]:
+        """Return the runs of a conversation that have not ended, newest first; also under former names."""
+
+        async def find() -> builtins.list[Run[Any]]:
+            return [self._stored.show(each) for each in await self._conversations.unended(service, memory_id)]
+
+        return await self._host.on_own_loop(find)
+
+    async def room_of(self, service: type[Any], memory_id: object) -> Conversation | None:
+        """Return a conversation of a service; None if its store keeps no logs."""
+
+        async def find() -> Conversation | None:
+            keeps_logs = (await self._host.memories()).keeps_logs
+            return self._host.conversations.of(service, memory_id) if keeps_logs else None
+
+        return await self._host.on_own_loop(find)
 
     async def stop_in(self, key: ChatMemoryKey, by: Any, stop_call: Callable[[], Awaitable[bool]]) -> bool:
         """End what is at work in a conversation: a call, which `stop_call` stops, or a run, which may be suspended.

@@ -7,7 +7,8 @@ runs. Not here: what the protocols send (`vercel_ai`, `ag_ui`), reading the even
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 from uuid import uuid4
@@ -17,13 +18,19 @@ from starlette.responses import Response
 
 from toolbox.chat import PendingCall, RunSuspended, ToolExecution, ToolSpecification, UserMessage
 from toolbox.contents import media_in
-from toolbox.errors import AnswerForbiddenError, RunAnswerError, RunNotFoundError
+from toolbox.conversations.conversations_bean import Conversation
+from toolbox.conversations.stopping import STOPPED
+from toolbox.errors import (
+    AnswerForbiddenError,
+    ConversationNotFoundError,
+    RunAnswerError,
+    RunNotFoundError,
+)
 from toolbox.introspection import unwrapped
-from toolbox.runs.program_values import qualified
 from toolbox.runs.run_answers import Answer, Run
 from toolbox.runs.runs_bean import Runs
-from toolbox.runs.store import RunStatus
-from toolbox.security import SecurityIdentity
+from toolbox.security import AccessDeniedError, SecurityIdentity
+from toolbox.service_names import stored_name
 from toolbox.services.outputs import ANSWER_TOOL
 from toolbox.services.plans import MethodPlan
 from toolbox.services.stored_forms import adapter_of
@@ -32,7 +39,6 @@ from ..problems import describe_problem
 from ..run_endpoints import refusal_response
 from .run_reading import look_at, read_so_far, split_wire_id
 
-_PAGE, _MAX_LOOKED_AT = 500, 10_000  # runs that are looked at to find that of a chat
 _MAX_RUNS = 10  # to which the answers in one request may refer; those of a client are for one
 _TRIES = 5  # how often answers are sorted again, because others answered at the same time
 
@@ -75,6 +81,15 @@ def waits_for_others() -> RefusedError:
     return RefusedError(409, "The conversation waits for answers to pending calls.", "waiting")
 
 
+@contextmanager
+def refusing_others() -> Iterator[None]:
+    """Raise `RefusedError` for another's conversation: it does not exist for those who may not use it."""
+    try:
+        yield
+    except AccessDeniedError:
+        raise unknown_run() from None
+
+
 @dataclass(frozen=True, slots=True)
 class ClientReply:
     """What a client says about one call. `call_id` is that of the wire.
@@ -110,6 +125,7 @@ class Chat:
         self.runs, self.plan, self.identity = runs, plan, identity
         self.client_tools = frozenset(client_tools)
         self._memory_id = self._read_memory_id(chat_id)
+        self.room: Conversation | None = None  # with a memory id, and a store that keeps logs
 
     @classmethod
     async def open(
@@ -118,7 +134,10 @@ class Chat:
         """Return the chat with this id. Raises `TypeError` for a method that cannot be a run."""
         if isinstance(client_tools, str):
             raise TypeError('client_tools= must be a collection of names, such as ("pick_date",)')
-        return cls(runs, runs.plan_of(method), chat_id, await runs.caller(), client_tools)
+        chat = cls(runs, runs.plan_of(method), chat_id, await runs.caller(), client_tools)
+        if chat.plan.memory_parameter is not None:
+            chat.room = await runs.room_of(chat.plan.service, chat._memory_id)
+        return chat
 
     @property
     def holds_text(self) -> bool:
@@ -138,43 +157,40 @@ class Chat:
 
     def has_run(self, run: Run[Any]) -> bool:
         """Return True if a run belongs to this conversation."""
-        if run.service != qualified(self.plan.service):
+        if run.service != stored_name(self.plan.service):
             return False
         return self._memory_id is None or run.memory_id == str(self._memory_id)
 
+    async def find_open_runs(self) -> list[Run[Any]]:
+        """Return the runs of the conversation that have not ended, newest first. Raises `RefusedError` for another's.
+
+        Also if only the conversation is another's.
+        """
+        if self._memory_id is None:
+            return []
+        if self.room is not None:
+            with refusing_others():
+                await self.room.check_access()
+        runs = await self.runs.unended_in(self.plan.service, str(self._memory_id))
+        if not (self.plan.options.shared_conversations or all(self.runs.is_of(run, self.identity) for run in runs)):
+            raise unknown_run()
+        return runs
+
     async def find_open_run(self) -> Run[Any] | None:
         """Return the newest run of the conversation that has not ended. Raises `RefusedError` for another's."""
-        if self._memory_id is None:
-            return None
-        # Twice "running": a run may go on while the suspended ones are read.
-        statuses: tuple[RunStatus, ...] = ("running", "suspended", "running")
-        found = [run for status in statuses if (run := await self._find_newest(status)) is not None]
-        run = max(found, key=lambda each: (each.created_at, each.id), default=None)
-        if run is not None and not self.runs.is_of(run, self.identity):
-            raise unknown_run()
-        return run
-
-    async def _find_newest(self, status: RunStatus) -> Run[Any] | None:
-        last: Run[Any] | None = None
-        for _ in range(0, _MAX_LOOKED_AT, _PAGE):
-            page = await self.runs.list(status=status, service=self.plan.service, limit=_PAGE, before=last)
-            if (run := next(filter(self.has_run, page), None)) is not None:
-                return run
-            if len(page) < _PAGE:
-                break
-            last = page[-1]
-        return None
+        return next(iter(await self.find_open_runs()), None)
 
     async def stop(self) -> bool:
-        """Cancel the run that has not ended; False if there is none. Raises `RunNotFoundError` for another's."""
-        try:
-            run = await self.find_open_run()
-        except RefusedError:
-            raise RunNotFoundError(str(self._memory_id)) from None
-        if run is None:
-            return False
-        by = None if self.identity.is_anonymous else self.identity
-        return (await self.runs.cancel(run.id, by=by)).status == "cancelled"
+        """Stop what is at work in the conversation, or waits. Return False if nothing is. Raises `RefusedError`."""
+        runs = await self.find_open_runs()
+        if self.room is not None:
+            return await self.room.stop(self.person)
+        return bool(runs) and (await self.runs.cancel(runs[0].id, STOPPED, self.person)).status == "cancelled"
+
+    @property
+    def person(self) -> SecurityIdentity | None:
+        """The identity of the request; None for an anonymous one."""
+        return None if self.identity.is_anonymous else self.identity
 
     # --- a new message
 
@@ -250,8 +266,7 @@ class Chat:
                 return await self._find_answered(sorted_replies)
             run_id = sorted_replies.run_id
             position = (await look_at(self.runs, run_id)).events
-            by = None if self.identity.is_anonymous else self.identity
-            resumed = self.runs.resume_stream(run_id, sorted_replies.answers, by=by)
+            resumed = self.runs.resume_stream(run_id, sorted_replies.answers, by=self.person)
             try:
                 await resumed.begin()
             except RunAnswerError as error:
@@ -354,6 +369,15 @@ class Chat:
             for number, event in await read_so_far(self.runs, run_id)
             if isinstance(event, RunSuspended)
         ]
+
+
+async def stop_chat(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
+    """Stop what is at work in a conversation. Raises `ConversationNotFoundError` for another's, and an invalid id."""
+    try:
+        return await (await Chat.open(runs, method, room)).stop()
+    except RefusedError:
+        service = stored_name(runs.plan_of(method).service)
+        raise ConversationNotFoundError(service, str(room)) from None
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from toolbox.chat import (
     ToolExecutionRequest,
     ToolProgress,
 )
+from toolbox.conversations.stopping import STOPPED
 from toolbox.errors import RunNotFoundError, ToolboxError
 from toolbox.runs.run_answers import HistoryEntry
 from toolbox.runs.run_events import RunEnded, RunEvent
@@ -357,7 +358,7 @@ class RunReading:
     def _end_run(self, status: str, error: str | None) -> Iterator[Part]:
         yield from self._close_round()
         if status == "cancelled":
-            yield Stopped(error)
+            yield Stopped(None if error == STOPPED else error)
         elif status == "failed":
             code = (error or "").partition(":")[0]
             yield Broken(problem_of_type(code), code)
