@@ -366,7 +366,7 @@ async def respond(
         if isinstance(found, Response):
             return found
         if last is not None and last.role == "user" and not body.resume:
-            return _stream(chat, await chat.start(_read_user_message(last), arguments or {}, offered), body)
+            return _stream(chat, await chat.start(_read_user_message(last), arguments or {}, offered, last.id), body)
         if found is None:
             found = await _find_stream(chat)
         return _stream(chat, found, body)

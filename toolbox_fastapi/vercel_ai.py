@@ -291,7 +291,7 @@ async def respond(
             raise invalid(f"The last message has the role {message.role!r}; expected user.")
         if body.message_id is not None or body.trigger == "regenerate-message":
             raise RefusedError(409, "The conversation has no message with this id.")
-        position = await chat.start(_read_user_message(message), arguments or {})
+        position = await chat.start(_read_user_message(message), arguments or {}, client_id=message.id)
         return _stream(chat, position, position.run_id)
     except RefusedError as error:
         return error.response()

@@ -16,7 +16,7 @@ from ..conversations.log import NO_USAGE, Turn, only_beans
 from ..services.outputs import ANSWER_TOOL
 from ..services.plans import MethodPlan
 from ..services.state import PendingToolCall, State
-from ..services.turns import unfinished_messages
+from ..services.turns import client_ids_in, unfinished_messages
 from ..tools.failures import message_of
 from ..tools.tool_calls import ToolOutcome
 from .documents import RunDocument
@@ -63,14 +63,19 @@ class RecordedTurns:
         document, records = read_document(stored), await self._runs.records(stored.id)
         session = RunSession.of(stored, document, records, await self._runs.open())
         state = state_until_now(session)
+        ids = await session.client_ids(0 if state is None else len(state.added))
+        client_ids = {0: ids[0]} if ids[0] is not None else {}
         if state is not None:
+            client_ids = client_ids_in(state, ids)
             messages, usage = unfinished_messages(state), state.token_usage or NO_USAGE
         elif plan.messages.continues_history:
             return None
         else:
             messages, usage = (self._user_message(stored, plan),), NO_USAGE
         beans = session.recorded_beans
-        return Turn(run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans)
+        return Turn(
+            run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans, client_ids=client_ids
+        )
 
     def _user_message(self, stored: StoredRun, plan: MethodPlan) -> Message:
         prepared = self._preparing.prepare(stored)

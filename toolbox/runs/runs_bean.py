@@ -340,12 +340,16 @@ class Runs:
         arguments: Mapping[str, Any],
         message: UserMessage | None,
         client_tools: Sequence[ToolSpecification] = (),
+        client_id: str | None = None,
     ) -> Run[Any]:
-        """Start a call as `start` does. `message` replaces its user message; the caller runs `client_tools`."""
+        """Start a call as `start` does. `message` replaces its user message; the caller runs `client_tools`.
+
+        `client_id` is the id that the caller gave to the message.
+        """
 
         async def start() -> Run[Any]:
             bound = plan.bind((), arguments)
-            return self._stored.show(await self._new.start_run(plan, bound, message, client_tools))
+            return self._stored.show(await self._new.start_run(plan, bound, message, client_tools, client_id))
 
         return await self._host.on_own_loop(start)
 
@@ -356,6 +360,10 @@ class Runs:
         the run failed earlier, and `RunConflictError`.
         """
         return await self._host.on_own_loop(lambda: self._new.call_durably(plan, arguments))
+
+    async def tell_message(self, run_id: str, message: UserMessage, by: Any, client_id: str) -> None:
+        """Add a message to a run as `tell` does. `client_id` is the id that the caller gave to it."""
+        await self._host.on_own_loop(lambda: self._telling.tell_run(run_id, message, by, client_id))
 
     async def suspended_in(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""

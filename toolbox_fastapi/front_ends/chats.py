@@ -195,14 +195,18 @@ class Chat:
     # --- a new message
 
     async def start(
-        self, message: UserMessage, arguments: Mapping[str, Any], offered: Sequence[ToolSpecification] = ()
+        self,
+        message: UserMessage,
+        arguments: Mapping[str, Any],
+        offered: Sequence[ToolSpecification] = (),
+        client_id: str | None = None,
     ) -> StreamPlace:
         """Start a run with a new message of the user. Raises `RefusedError` while calls of the conversation wait."""
         run = await self.find_open_run()
         if run is not None and run.status == "suspended":
             raise waits_for_others()
         filled, other = self._fill_parameters(message, arguments)
-        started = await self.runs.start_message(self.plan, filled, other, offered)
+        started = await self.runs.start_message(self.plan, filled, other, offered, client_id)
         return StreamPlace(started.id)
 
     def _fill_parameters(
