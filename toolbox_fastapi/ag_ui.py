@@ -6,7 +6,7 @@ Not here: reading the events of a run, and the chats to which runs belong (`fron
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 try:
@@ -20,15 +20,37 @@ from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from toolbox.chat import PendingCall, TokenUsage, ToolSpecification, UserMessage
-from toolbox.contents import Content, TextContent
+from toolbox.contents import (
+    AudioContent,
+    Content,
+    ImageContent,
+    PdfContent,
+    TextContent,
+    base64_of,
+    joined_text,
+    media_type_of,
+    url_of,
+)
+from toolbox.conversations.conversations_bean import Conversation
+from toolbox.passages import Passage
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 
 from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
-from .front_ends.chats import Chat, ClientReply, RefusedError, StreamPlace, invalid, stop_chat
+from .front_ends.chats import (
+    Chat,
+    ClientReply,
+    RefusedError,
+    StreamPlace,
+    find_newest_answer,
+    invalid,
+    stop_chat,
+    waits_for_client,
+)
 from .front_ends.part_streams import PartStream
-from .front_ends.run_reading import find_passed, follow_run
+from .front_ends.room_reading import ShownMessage, read_room
+from .front_ends.run_reading import answer_id
 from .front_ends.stream_parts import (
     BlockEnd,
     BlockPiece,
@@ -42,11 +64,13 @@ from .front_ends.stream_parts import (
     Completed,
     Part,
     RoundStart,
+    Sources,
     Stopped,
+    Told,
     Waits,
 )
 
-__all__ = ["InputMessage", "InputTool", "ResumeInput", "RunInput", "respond", "stop"]
+__all__ = ["InputMessage", "InputTool", "ResumeInput", "RunInput", "history", "respond", "stop"]
 
 Event = dict[str, Any]
 
@@ -223,22 +247,22 @@ class EventWriter:
 
     last = b""
 
-    def __init__(self, position: StreamPlace, chat: Chat, body: RunInput) -> None:
-        self._run_id, self._chat, self._body = position.run_id, chat, body
+    def __init__(self, run_id: str, ids: Mapping[str, str], client_tools: Collection[str]) -> None:
+        self._run_id, self._ids, self._client_tools = run_id, ids, client_tools
         self._round, self._has_started = 0, False
-        # The client has the results of the tools that it runs: it would show them twice.
-        self._known_results = {each.tool_call_id for each in body.messages if each.role == "tool"}
+        self.known_results: frozenset[str | None] = frozenset()
+        """The client has the results of the tools that it runs: it would show them twice."""
+        self.snapshot: list[Event] | None = None
+        """The messages that stand before this stream, for a client that asks for them."""
 
     def write(self, part: Part) -> Iterator[Event]:
         """Yield the events of a part; the first is `RUN_STARTED`."""
         if not self._has_started:
             self._has_started = True
             yield {"type": "RUN_STARTED", **self._ids, "protocolVersion": PROTOCOL_VERSION}
+            if self.snapshot is not None:
+                yield {"type": "MESSAGES_SNAPSHOT", "messages": self.snapshot}
         yield from self._write(part)
-
-    @property
-    def _ids(self) -> dict[str, str]:
-        return {"threadId": self._body.thread_id, "runId": self._body.run_id}
 
     @property
     def _message_id(self) -> str:
@@ -271,12 +295,16 @@ class EventWriter:
             case CallReady(call_id):
                 yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
             case CallEnd(call_id, _, text):
-                if call_id not in self._known_results:
+                if call_id not in self.known_results:
                     message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
                     yield {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
             case CallProgress(call_id, name, done, total, text):
                 value = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": text}
                 yield {"type": "CUSTOM", "name": "tool_progress", "value": value}
+            case Sources(passages):
+                yield {"type": "CUSTOM", "name": "sources", "value": [*_write_sources(passages)]}
+            case Told(message, by):
+                yield {"type": "CUSTOM", "name": "told", "value": {"text": message.text, "by": by}}
             case Waits(pending):
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": self._write_pending(pending)}
             case Completed(usage):
@@ -292,7 +320,7 @@ class EventWriter:
 
     def _write_pending(self, pending: Mapping[str, PendingCall]) -> Event:
         """Return how a run ends that waits: for persons, or only for results of the client's tools."""
-        waiting = {each: call for each, call in pending.items() if not self._chat.waits_for_client(call)}
+        waiting = {each: call for each, call in pending.items() if not waits_for_client(call, self._client_tools)}
         if not waiting:
             return {"type": "success", "pendingToolCallIds": [*pending]}
         return {"type": "interrupt", "interrupts": [_write_interrupt(each, call) for each, call in waiting.items()]}
@@ -307,7 +335,14 @@ def _write_interrupt(call_id: str, call: PendingCall) -> Event:
         "message": call.reason or asked,
         "toolCallId": call_id,
         "responseSchema": APPROVAL_SCHEMA if is_approval else _find_schema(call),
+        **({} if call.expires_at is None else {"expiresAt": call.expires_at.isoformat()}),
     }
+
+
+def _write_sources(passages: Iterable[Passage]) -> Iterator[Event]:
+    for number, each in enumerate(passages, 1):
+        about = {"title": each.title, "source": each.source}
+        yield {"sourceId": str(number), **{name: value for name, value in about.items() if value is not None}}
 
 
 def _find_schema(call: PendingCall) -> Mapping[str, Any]:
@@ -327,6 +362,86 @@ def _write_usage(usage: TokenUsage) -> dict[str, int]:
         "cachedInputTokens": usage.cached_input_tokens,
         "cacheWriteInputTokens": usage.cache_write_tokens,
     }
+
+
+# --- the messages of a conversation
+
+
+async def history(room: Conversation) -> list[Event]:
+    """Return the messages of a conversation as an AG-UI client has them, for its messages when a page loads.
+
+        return await ag_ui.history(conversations.of(Desk, room))
+
+    Those of the log, and of runs that have not ended: the question, and if the run waits, the answer with its calls.
+    The answer of a run that goes on, and the interrupts of one that waits, come from `respond`. Raises
+    `ConversationNotFoundError` if the conversation is another's.
+    """
+    return _write_messages(await read_room(room, running=False))
+
+
+def _write_messages(shown: Iterable[ShownMessage]) -> list[Event]:
+    messages: list[Event] = []
+    for each in shown:
+        if each.user is not None:
+            messages.append({"id": each.id, "role": "user", "content": _write_contents(each.user.contents)})
+            continue
+        writer, reading = EventWriter(each.base, {}, ()), MessagesReading(messages)
+        for part in each.parts:
+            if isinstance(part, Told):
+                message_id = part.entry_id or f"{each.id}#told{len(messages)}"
+                messages.append({"id": message_id, "role": "user", "content": _write_contents(part.message.contents)})
+            for event in writer.write(part):
+                reading.take(event)
+    return messages
+
+
+def _write_contents(contents: Sequence[Content]) -> Any:
+    if all(isinstance(each, TextContent) for each in contents):
+        return joined_text(contents)
+    return [*map(_write_content, contents)]
+
+
+def _write_content(content: Content) -> Event:
+    if isinstance(content, TextContent):
+        return {"type": "text", "text": content.text}
+    kind = {ImageContent: "image", AudioContent: "audio", PdfContent: "document"}[type(content)]
+    value, media_type = base64_of(content), media_type_of(content)
+    if value is None:
+        return {"type": kind, "source": {"type": "url", "value": url_of(content), "mimeType": media_type}}
+    return {"type": kind, "source": {"type": "data", "value": value, "mimeType": media_type}}
+
+
+class MessagesReading:
+    """Adds the messages that a client makes of the events of an answer to `messages`."""
+
+    def __init__(self, messages: list[Event]) -> None:
+        self._messages = messages
+        self._by_id: dict[str, Event] = {}
+        self._calls: dict[str, Event] = {}
+
+    def take(self, event: Event) -> None:
+        """Change the messages as an event says."""
+        match event["type"]:
+            case "TEXT_MESSAGE_START" | "REASONING_MESSAGE_START":
+                self._message(event["messageId"], event["role"])["content"] = ""
+            case "TEXT_MESSAGE_CONTENT" | "REASONING_MESSAGE_CONTENT":
+                self._by_id[event["messageId"]]["content"] += event["delta"]
+            case "TOOL_CALL_START":
+                function = {"name": event["toolCallName"], "arguments": ""}
+                self._calls[event["toolCallId"]] = function
+                call = {"id": event["toolCallId"], "type": "function", "function": function}
+                self._message(event["parentMessageId"], "assistant").setdefault("toolCalls", []).append(call)
+            case "TOOL_CALL_ARGS":
+                self._calls[event["toolCallId"]]["arguments"] += event["delta"]
+            case "TOOL_CALL_RESULT":
+                result = {"toolCallId": event["toolCallId"], "content": event["content"]}
+                self._messages.append({"id": event["messageId"], "role": "tool", **result})
+
+    def _message(self, message_id: str, role: str) -> Event:
+        if message_id not in self._by_id:
+            self._by_id[message_id] = {"id": message_id, "role": role}
+            self._messages.append(self._by_id[message_id])
+        return self._by_id[message_id]
 
 
 # --- endpoints
@@ -367,18 +482,23 @@ async def respond(
             return found
         if last is not None and last.role == "user" and not body.resume:
             return _stream(chat, await chat.start(_read_user_message(last), arguments or {}, offered, last.id), body)
-        if found is None:
-            found = await _find_stream(chat)
-        return _stream(chat, found, body)
+        if found is not None:
+            return _stream(chat, found, body)
+        return await _stream_again(chat, body)
     except RefusedError as error:
         return error.response()
 
 
-async def _find_stream(chat: Chat) -> StreamPlace:
+async def _stream_again(chat: Chat, body: RunInput) -> Response:
+    """Return the stream of the newest answer that is not complete yet, behind the messages before it."""
     run = await chat.find_open_run()
     if run is None:
         raise invalid("The body has neither a new message nor answers, and no answer is under way.")
-    return StreamPlace(run.id, 0, await find_passed(chat.runs, run.id))
+    shown = [] if chat.room is None else await read_room(chat.room)
+    place = await find_newest_answer(chat.runs, run.id)
+    sent = answer_id(run.id, place.answer)
+    shown = [each for each in shown if each.user is not None or each.id != sent]
+    return _stream(chat, place, body, _write_messages(shown))
 
 
 async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
@@ -390,8 +510,9 @@ async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
     return await stop_chat(runs, method, room)
 
 
-def _stream(chat: Chat, position: StreamPlace, body: RunInput) -> Response:
-    parts = follow_run(
-        chat.runs, position.run_id, after=position.after, passed=position.passed, holds_text=chat.holds_text
-    )
-    return PartStream(parts, EventWriter(position, chat, body), {})
+def _stream(chat: Chat, place: StreamPlace, body: RunInput, snapshot: list[Event] | None = None) -> Response:
+    writer = EventWriter(place.run_id, {"threadId": body.thread_id, "runId": body.run_id}, chat.client_tools)
+    writer.snapshot = snapshot
+    if snapshot is None:
+        writer.known_results = frozenset(each.tool_call_id for each in body.messages if each.role == "tool")
+    return PartStream(chat.follow(place), writer, {})

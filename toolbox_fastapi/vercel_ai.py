@@ -13,15 +13,28 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from toolbox.chat import FinishReason, PendingCall, TokenUsage, UserMessage
-from toolbox.contents import Content, TextContent
+from toolbox.contents import Content, PdfContent, TextContent, media_type_of, url_of
+from toolbox.conversations.conversations_bean import Conversation
+from toolbox.passages import Passage
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 
 from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
-from .front_ends.chats import Chat, ClientReply, RefusedError, StreamPlace, invalid, shown_value, stop_chat
+from .front_ends.chats import (
+    Chat,
+    ClientReply,
+    RefusedError,
+    StreamPlace,
+    find_newest_answer,
+    invalid,
+    shown_value,
+    stop_chat,
+    waits_for_client,
+)
 from .front_ends.part_streams import PartStream
-from .front_ends.run_reading import find_passed, follow_run
+from .front_ends.room_reading import ShownMessage, read_room
+from .front_ends.run_reading import answer_id
 from .front_ends.stream_parts import (
     BlockEnd,
     BlockPiece,
@@ -36,11 +49,13 @@ from .front_ends.stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    Sources,
     Stopped,
+    Told,
     Waits,
 )
 
-__all__ = ["ChatBody", "ChatMessage", "reconnect", "respond", "stop"]
+__all__ = ["ChatBody", "ChatMessage", "history", "reconnect", "respond", "stop"]
 
 Chunk = dict[str, Any]
 
@@ -157,8 +172,8 @@ class ChunkWriter:
 
     last = b"data: [DONE]\n\n"
 
-    def __init__(self, message_id: str, chat: Chat, *, continues: bool = False) -> None:
-        self._message_id, self._chat, self._continues = message_id, chat, continues
+    def __init__(self, message_id: str, client_tools: Collection[str], *, continues: bool = False) -> None:
+        self._message_id, self._client_tools, self._continues = message_id, client_tools, continues
         self._has_started = self._is_in_step = False
 
     def write(self, part: Part) -> Iterator[Chunk]:
@@ -193,6 +208,12 @@ class ChunkWriter:
             case CallProgress(call_id, name, done, total, message):
                 data = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": message}
                 yield {"type": "data-tool-progress", "id": call_id, "data": data}
+            case Sources(passages):
+                for number, passage in enumerate(passages, 1):
+                    yield _write_source(str(number), passage)
+            case Told(message, by):
+                data = {"text": message.text, "by": by}
+                yield {"type": "data-told", "data": data}
             case Waits(pending):
                 for call_id, call in pending.items():
                     yield from self._write_pending(call_id, call)
@@ -221,16 +242,25 @@ class ChunkWriter:
             case "error":
                 yield {"type": "tool-output-error", "toolCallId": end.id, "errorText": end.text}
             case _:
-                value = None if end.execution is None else shown_value(end.execution)
+                value = shown_value(end)
                 yield {"type": "tool-output-available", "toolCallId": end.id, "output": value}
 
     def _write_pending(self, call_id: str, call: PendingCall) -> Iterator[Chunk]:
         if call.kind == "approval":
             reason = {} if call.reason is None else {"reason": call.reason}  # AI SDK 6 ignores it
             yield {"type": "tool-approval-request", "toolCallId": call_id, "approvalId": call_id, **reason}
-        elif not self._chat.waits_for_client(call):
+        elif not waits_for_client(call, self._client_tools):
             data = {"toolCallId": call_id, "toolName": call.tool_name, "kind": call.kind, "reason": call.reason}
             yield {"type": "data-pending-call", "id": call_id, "data": data}
+
+
+def _write_source(source_id: str, passage: Passage) -> Chunk:
+    title = {} if passage.title is None else {"title": passage.title}
+    if passage.source is not None and passage.source.lower().startswith(("http://", "https://")):
+        return {"type": "source-url", "sourceId": source_id, "url": passage.source, **title}
+    named = {"title": passage.title or passage.source or f"[{source_id}]"}
+    file = {} if passage.source is None else {"filename": passage.source}
+    return {"type": "source-document", "sourceId": source_id, "mediaType": "text/plain", **named, **file}
 
 
 def _read_arguments(text: str) -> Any:
@@ -248,6 +278,90 @@ def _write_usage(usage: TokenUsage) -> dict[str, int]:
         "reasoningTokens": usage.reasoning_tokens,
         "cachedInputTokens": usage.cached_input_tokens,
     }
+
+
+# --- the messages of a conversation
+
+
+async def history(room: Conversation, *, client_tools: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the messages of a conversation as `useChat` has them, for its `messages` when a page loads.
+
+        return await vercel_ai.history(conversations.of(Desk, room))
+
+    Those of the log, and of runs that have not ended: the question, and if the run waits, the answer with its requests
+    for approval. The answer of a run that goes on comes from `reconnect`. `client_tools` are those of `respond`. Raises
+    `ConversationNotFoundError` if the conversation is another's.
+    """
+    return [_write_message(each, client_tools) for each in await read_room(room, running=False)]
+
+
+def _write_message(shown: ShownMessage, client_tools: Collection[str]) -> dict[str, Any]:
+    if shown.user is not None:
+        return {"id": shown.id, "role": "user", "parts": [_write_content(each) for each in shown.user.contents]}
+    writer, message = ChunkWriter(shown.id, client_tools), MessageReading(shown.id)
+    for part in shown.parts:
+        for chunk in writer.write(part):
+            message.take(chunk)
+    return message.written
+
+
+def _write_content(content: Content) -> dict[str, Any]:
+    if isinstance(content, TextContent):
+        return {"type": "text", "text": content.text}
+    name = {"filename": content.name} if isinstance(content, PdfContent) and content.name is not None else {}
+    return {"type": "file", "mediaType": media_type_of(content), "url": url_of(content), **name}
+
+
+class MessageReading:
+    """The message that a client makes of the chunks of an answer: `written`."""
+
+    def __init__(self, message_id: str) -> None:
+        self._parts: list[dict[str, Any]] = []
+        self._blocks: dict[str, dict[str, Any]] = {}
+        self._calls: dict[str, dict[str, Any]] = {}
+        self.written: dict[str, Any] = {"id": message_id, "role": "assistant", "parts": self._parts}
+
+    def take(self, chunk: Chunk) -> None:
+        """Change the message as a chunk says."""
+        match chunk["type"]:
+            case "start-step":
+                self._parts.append({"type": "step-start"})
+            case "text-start" | "reasoning-start" as kind:
+                self._blocks[chunk["id"]] = {"type": kind.removesuffix("-start"), "text": ""}
+                self._parts.append(self._blocks[chunk["id"]])
+            case "text-delta" | "reasoning-delta":
+                self._blocks[chunk["id"]]["text"] += chunk["delta"]
+            case "tool-input-available":
+                call = {"type": f"tool-{chunk['toolName']}", "toolCallId": chunk["toolCallId"]}
+                self._calls[chunk["toolCallId"]] = {**call, "state": "input-available", "input": chunk["input"]}
+                self._parts.append(self._calls[chunk["toolCallId"]])
+            case "tool-approval-request":
+                self._change(chunk, state="approval-requested", approval={"id": chunk["approvalId"]})
+            case "tool-output-available":
+                self._change(chunk, state="output-available", output=chunk["output"])
+            case "tool-output-error":
+                self._change(chunk, state="output-error", errorText=chunk["errorText"])
+            case "tool-output-denied":
+                self._change(chunk, state="output-denied", approval={"id": chunk["toolCallId"], "approved": False})
+            case "finish" if "messageMetadata" in chunk:
+                self.written["metadata"] = chunk["messageMetadata"]
+            case kind if kind.startswith("source-"):
+                self._parts.append(chunk)
+            case kind if kind.startswith("data-"):
+                self._take_data(chunk)
+
+    def _change(self, chunk: Chunk, **changes: Any) -> None:
+        if (call := self._calls.get(chunk["toolCallId"])) is not None:
+            call |= changes
+
+    def _take_data(self, chunk: Chunk) -> None:
+        """Replace the part with the same id, or add one."""
+        named = (each for each in self._parts if each["type"] == chunk["type"] and "id" in chunk)
+        known = next((each for each in named if each.get("id") == chunk["id"]), None)
+        if known is None:
+            self._parts.append(dict(chunk))
+        else:
+            known["data"] = chunk["data"]
 
 
 # --- endpoints
@@ -313,7 +427,8 @@ async def reconnect(
         run = await chat.find_open_run()
         if run is None:
             return Response(status_code=204)
-        return _stream(chat, StreamPlace(run.id, 0, await find_passed(runs, run.id)), run.id)
+        place = await find_newest_answer(runs, run.id)
+        return _stream(chat, place, answer_id(run.id, place.answer))
     except RefusedError as error:
         return error.response()
 
@@ -328,7 +443,5 @@ async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
 
 
 def _stream(chat: Chat, position: StreamPlace, message_id: str, *, continues: bool = False) -> Response:
-    parts = follow_run(
-        chat.runs, position.run_id, after=position.after, passed=position.passed, holds_text=chat.holds_text
-    )
-    return PartStream(parts, ChunkWriter(message_id, chat, continues=continues), HEADERS)
+    writer = ChunkWriter(message_id, chat.client_tools, continues=continues)
+    return PartStream(chat.follow(position), writer, HEADERS)

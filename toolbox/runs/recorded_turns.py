@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ..chat import Message, ToolExecution
+from ..chat import ToolExecution, UserMessage
 from ..conversations.keys import Owner
 from ..conversations.log import NO_USAGE, Turn, only_beans
 from ..services.outputs import ANSWER_TOOL
@@ -71,16 +71,18 @@ class RecordedTurns:
         elif plan.messages.continues_history:
             return None
         else:
-            messages, usage = (self._user_message(stored, plan),), NO_USAGE
+            messages, usage = (self.question_of(stored)[0],), NO_USAGE
         beans = session.recorded_beans
         return Turn(
             run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans, client_ids=client_ids
         )
 
-    def _user_message(self, stored: StoredRun, plan: MethodPlan) -> Message:
+    def question_of(self, stored: StoredRun) -> tuple[UserMessage, str | None]:
+        """Return the user's message of a run, and the id that a client gave to it. Raises `RunIncompatibleError`."""
         prepared = self._preparing.prepare(stored)
         message = read_user_message(stored.id, prepared.document)
-        return plan.messages.make_user_message(prepared.arguments) if message is None else message
+        asked = prepared.plan.messages.make_user_message(prepared.arguments) if message is None else message
+        return asked, prepared.document.client_id
 
 
 def state_until_now(session: RunSession) -> State | None:

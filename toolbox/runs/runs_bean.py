@@ -64,9 +64,8 @@ class Runs:
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
         self._telling = Telling(host, self._stored, preparing)
-        self._cancelling = Cancelling(
-            self._stored, preparing, self._execution, RecordedTurns(host, self._stored, preparing)
-        )
+        self._turns = RecordedTurns(host, self._stored, preparing)
+        self._cancelling = Cancelling(self._stored, preparing, self._execution, self._turns)
         self._owners = RunOwners(host, self._stored, preparing)
         self._conversations = ConversationRuns(host, self._stored, self._cancelling.cancel_run)
 
@@ -384,6 +383,17 @@ class Runs:
             return [self._stored.show(each) for each in await self._conversations.unended(service, memory_id)]
 
         return await self._host.on_own_loop(find)
+
+    async def question_of(self, run_id: str) -> tuple[UserMessage, str | None]:
+        """Return the user's message of a run that has not ended, and the id that a client gave to it.
+
+        Raises `RunNotFoundError` and `RunIncompatibleError`.
+        """
+
+        async def read() -> tuple[UserMessage, str | None]:
+            return self._turns.question_of(await self._stored.load(run_id))
+
+        return await self._host.on_own_loop(read)
 
     async def room_of(self, service: type[Any], memory_id: object) -> Conversation | None:
         """Return a conversation of a service; None if its store keeps no logs."""

@@ -7,7 +7,7 @@ runs. Not here: what the protocols send (`vercel_ai`, `ag_ui`), reading the even
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
@@ -16,7 +16,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from toolbox.chat import PendingCall, RunSuspended, ToolExecution, ToolSpecification, UserMessage
+from toolbox.chat import PendingCall, RunSuspended, ToolSpecification, UserMessage
 from toolbox.contents import media_in
 from toolbox.conversations.conversations_bean import Conversation
 from toolbox.conversations.stopping import STOPPED
@@ -37,7 +37,8 @@ from toolbox.services.stored_forms import adapter_of
 
 from ..problems import describe_problem
 from ..run_endpoints import refusal_response
-from .run_reading import look_at, read_so_far, split_wire_id
+from .run_reading import begins_answer, find_passed, follow_run, look_at, read_so_far, split_wire_id
+from .stream_parts import CallEnd, Part
 
 _MAX_RUNS = 10  # to which the answers in one request may refer; those of a client are for one
 _TRIES = 5  # how often answers are sorted again, because others answered at the same time
@@ -106,11 +107,15 @@ class ClientReply:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlace:
-    """The run whose stream a client gets, from after an event; suspensions up to `passed` were answered."""
+    """The run whose stream a client gets, from after an event; suspensions up to `passed` were answered.
+
+    `answer` is the number of the first answer of the run that the client gets.
+    """
 
     run_id: str
     after: int = 0
     passed: int = 0
+    answer: int = 0
 
 
 class Chat:
@@ -152,6 +157,17 @@ class Chat:
             return adapter_of(self.plan.annotations[name]).validate_python(chat_id)
         except ValidationError:
             raise RefusedError(422, "The conversation id is invalid.") from None
+
+    def follow(self, place: StreamPlace) -> AsyncGenerator[Part, None]:
+        """Return the parts of the stream of a run."""
+        return follow_run(
+            self.runs,
+            place.run_id,
+            after=place.after,
+            passed=place.passed,
+            answer=place.answer,
+            holds_text=self.holds_text,
+        )
 
     # --- finding runs
 
@@ -343,12 +359,8 @@ class Chat:
     def _is_client_tool(self, run: _KnownRun, place: str, call: PendingCall | None) -> bool:
         """Return True if a call was of a tool that the client runs: nobody else's results come from a client."""
         if call is not None:
-            return self.waits_for_client(call)
+            return waits_for_client(call, self.client_tools)
         return any(each.call_id == place and each.tool_name in self.client_tools for each in run.run.history)
-
-    def waits_for_client(self, call: PendingCall) -> bool:
-        """Return True if a pending call waits for the result of a tool that the client runs."""
-        return call.kind == "deferred" and call.tool_name in self.client_tools
 
     async def _still_wait(self, replies: _SortedReplies) -> bool:
         run = await self.runs.get(replies.run_id)
@@ -369,9 +381,9 @@ class Chat:
     async def _suspensions_of(self, run_id: str) -> list[tuple[int, frozenset[str]]]:
         """Return the number and the pending calls of each suspension so far."""
         return [
-            (number, frozenset(call.id for call in event.pending))
-            for number, event in await read_so_far(self.runs, run_id)
-            if isinstance(event, RunSuspended)
+            (each.number, frozenset(call.id for call in each.event.pending))
+            for each in await read_so_far(self.runs, run_id)
+            if isinstance(each.event, RunSuspended)
         ]
 
 
@@ -421,11 +433,29 @@ def is_sequence(annotation: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Sequence)
 
 
-def shown_value(execution: ToolExecution) -> Any:
-    """Return what the model reads of a result, as a JSON value if the tool returned one."""
-    if isinstance(execution.result_object, str):
-        return execution.result
+def shown_value(end: CallEnd) -> Any:
+    """Return what the model reads of a result, as a JSON value if the tool returned one.
+
+    Of a result in the log only the text is known: that of an object or a list is read.
+    """
+    if end.outcome == "unknown":
+        return None
+    execution = end.execution
+    if execution is not None and isinstance(execution.result_object, str):
+        return end.text
     try:
-        return json.loads(execution.result)
+        value = json.loads(end.text)
     except (ValueError, RecursionError):
-        return execution.result
+        return end.text
+    return end.text if execution is None and not isinstance(value, (dict, list)) else value
+
+
+def waits_for_client(call: PendingCall, client_tools: Collection[str]) -> bool:
+    """Return True if a pending call waits for the result of a tool that the client runs."""
+    return call.kind == "deferred" and call.tool_name in client_tools
+
+
+async def find_newest_answer(runs: Runs, run_id: str) -> StreamPlace:
+    """Return the beginning of the newest answer of a run."""
+    told = [each for each in await read_so_far(runs, run_id) if begins_answer(each.event)]
+    return StreamPlace(run_id, 0, await find_passed(runs, run_id), len(told))

@@ -21,6 +21,7 @@ from toolbox.chat import (
     PartialResponse,
     PartialToolCall,
     PendingCall,
+    Retrieved,
     RunSuspended,
     TokenUsage,
     ToolExecuted,
@@ -30,7 +31,8 @@ from toolbox.chat import (
 )
 from toolbox.conversations.stopping import STOPPED
 from toolbox.errors import RunNotFoundError, ToolboxError
-from toolbox.runs.run_answers import HistoryEntry
+from toolbox.events import ToldEvent
+from toolbox.runs.run_answers import HistoryEntry, Run
 from toolbox.runs.run_events import RunEnded, RunEvent
 from toolbox.runs.runs_bean import Runs
 from toolbox.runs.store import RunLook
@@ -54,7 +56,9 @@ from .stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    Sources,
     Stopped,
+    Told,
     Waits,
 )
 
@@ -62,6 +66,16 @@ from .stream_parts import (
 def wire_id(run_id: str, place: str) -> str:
     """Return the id of a call on the wire: of the call, of its approval, and of its interrupt."""
     return f"{run_id}:{place}"
+
+
+def answer_id(base: str, number: int) -> str:
+    """Return the id of an answer of a run: the messages that a client adds to the run begin further ones."""
+    return f"{base}#{number}" if number else base
+
+
+def begins_answer(event: object) -> bool:
+    """Return True for a message that a client has added to a run."""
+    return isinstance(event, ToldEvent) and event.client_id is not None
 
 
 def split_wire_id(written: str) -> tuple[str, str] | None:
@@ -132,6 +146,11 @@ class RunReading:
                 yield from self._end_call(execution)
             case RunSuspended(_, pending):
                 yield from self._suspend(pending)
+            case Retrieved(passages):
+                yield Sources(passages)
+            case ToldEvent():
+                yield from self._close_round()
+                yield Told(event.message, event.by, event.client_id)
             case CompleteResponse(response):
                 yield from self._complete(response)
             case RunEnded(status, error):
@@ -369,14 +388,15 @@ class RunReading:
 
 
 async def follow_run(
-    runs: Runs, run_id: str, *, after: int = 0, passed: int = 0, holds_text: bool = False
+    runs: Runs, run_id: str, *, after: int = 0, passed: int = 0, answer: int = 0, holds_text: bool = False
 ) -> AsyncGenerator[Part, None]:
     """Yield the parts of a run whose events have a number above `after`, until it ends or waits.
 
-    Suspensions up to the number `passed` were answered: they do not end the stream.
+    Suspensions up to the number `passed` were answered: they do not end the stream. Of the answers of the run, those
+    before the one with the number `answer` are left out.
     """
     # Earlier events are read, too: the places of calls and the numbers of rounds follow from all of them.
-    reading = RunReading(run_id, holds_text=holds_text)
+    reading, answers = RunReading(run_id, holds_text=holds_text), 0
     run = await runs.get(run_id)
     if run.pending and not (await look_at(runs, run_id)).events:
         # It was started without a reader: as a call that nobody streamed.
@@ -385,12 +405,26 @@ async def follow_run(
         return
     async with aclosing(runs.events(run_id)) as events:
         async for each in events:
-            for part in await _read_event(runs, reading, each):
-                is_passed = isinstance(part, Waits) and each.number <= passed
-                if each.number > after and not is_passed:
+            parts = await _read_event(runs, reading, each)
+            waits = any(isinstance(part, Waits) for part in parts)
+            is_end = isinstance(each.event, RunEnded) or (waits and each.number > passed)
+            for part in parts:
+                if isinstance(part, Told) and part.client_id is not None:
+                    answers += 1  # the client has the message
+                    continue
+                is_passed = isinstance(part, Waits) and not is_end
+                if each.number > after and not is_passed and (answers >= answer or is_end):
                     yield part
-                    if isinstance(part, Waits):
-                        return
+            if is_end and each.number > after:
+                return
+
+
+async def read_parts(runs: Runs, run: Run[Any], *, holds_text: bool = False) -> list[Part]:
+    """Return the parts of the events that a run has now."""
+    reading, events = RunReading(run.id, holds_text=holds_text), await read_so_far(runs, run.id)
+    if run.pending and not events:
+        return [*reading.take(RunSuspended(run.id, run.pending))]
+    return [part for each in events for part in await _read_event(runs, reading, each)]
 
 
 async def _read_event(runs: Runs, reading: RunReading, event: RunEvent) -> list[Part]:
@@ -418,14 +452,14 @@ async def find_passed(runs: Runs, run_id: str) -> int:
     return look.events - 1 if look.status == "suspended" else look.events
 
 
-async def read_so_far(runs: Runs, run_id: str) -> list[tuple[int, Any]]:
-    """Return the events that a run has now, with their numbers."""
+async def read_so_far(runs: Runs, run_id: str) -> list[RunEvent]:
+    """Return the events that a run has now."""
     last = (await look_at(runs, run_id)).events
-    found: list[tuple[int, Any]] = []
+    found: list[RunEvent] = []
     if last:
         async with aclosing(runs.events(run_id)) as events:
             async for each in events:
-                found.append((each.number, each.event))
+                found.append(each)
                 if each.number >= last:
                     break
     return found

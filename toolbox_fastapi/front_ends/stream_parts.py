@@ -6,11 +6,12 @@ They belong to no protocol. Not here: reading them from the events of a run (`ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from toolbox.chat import FinishReason, PendingCall, TokenUsage, ToolExecution
+from toolbox.chat import FinishReason, PendingCall, TokenUsage, ToolExecution, UserMessage
+from toolbox.passages import Passage
 
 BlockKind: TypeAlias = Literal["text", "thought"]
 
@@ -105,6 +106,26 @@ class CallProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Sources:
+    """Retrievers have found these passages for the user's message."""
+
+    passages: Sequence[Passage]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The user has added a message to the run; `by` is the person. With a `client_id`, an answer of its own begins.
+
+    `entry_id` is that of the log, if the message was read there.
+    """
+
+    message: UserMessage
+    by: str | None = None
+    client_id: str | None = None
+    entry_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """The answer waits for other people: the calls that are pending, by their ids on the wire."""
 
@@ -145,6 +166,8 @@ Part: TypeAlias = (
     | CallReady
     | CallEnd
     | CallProgress
+    | Sources
+    | Told
     | Waits
     | Completed
     | Broken
