@@ -32,6 +32,7 @@ from toolbox.contents import (
     url_of,
 )
 from toolbox.conversations.conversations_bean import Conversation
+from toolbox.errors import ConversationNotFoundError
 from toolbox.passages import Passage
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer
@@ -41,8 +42,10 @@ from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_mess
 from .front_ends.chats import (
     Chat,
     ClientReply,
+    NewMessage,
     RefusedError,
     StreamPlace,
+    WhileWaiting,
     find_newest_answer,
     invalid,
     stop_chat,
@@ -454,6 +457,7 @@ async def respond(
     *,
     arguments: Mapping[str, Any] | None = None,
     client_tools: Collection[str] = (),
+    while_waiting: WhileWaiting = "reject",
 ) -> Response:
     """Return the stream that answers a request of an AG-UI client: of a new message, or of answers to interrupts.
 
@@ -468,6 +472,9 @@ async def respond(
     `client_tools` are the names of tools that the client may offer and runs; with others, the response is 422. A call
     of one suspends the run until the client sends its result.
 
+    With `while_waiting="reject"`, a new message while calls wait rejects those that this person may answer, unless the
+    body answers them, and is added to the run; with `"refuse"`, and while others have to answer, the response is 409.
+
     What is found before the first byte is an HTTP problem: 422 for a body that cannot be read, 404 for another's
     conversation or run, 409 while calls wait, and with `"code": "not_pending"` for an answer to a call that has never
     waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user message.
@@ -476,17 +483,34 @@ async def respond(
         chat = await Chat.open(runs, method, body.thread_id, client_tools)
         offered = _read_tools(body.tools or ())
         chat.check_offered(offered)
-        last = body.messages[-1] if body.messages else None
-        found = await chat.answer([*_read_replies(body)])
+        replies = [*_read_replies(body)]
+        if (new := await _find_new(chat, body)) is not None:
+            said = NewMessage(_read_user_message(new), new.id, arguments or {}, offered, while_waiting)
+            found: StreamPlace | Response | None = await chat.say(said, replies)
+        else:
+            found = await chat.answer(replies)
         if isinstance(found, Response):
             return found
-        if last is not None and last.role == "user" and not body.resume:
-            return _stream(chat, await chat.start(_read_user_message(last), arguments or {}, offered, last.id), body)
-        if found is not None:
-            return _stream(chat, found, body)
-        return await _stream_again(chat, body)
+        return await _stream_again(chat, body) if found is None else _stream(chat, found, body)
     except RefusedError as error:
         return error.response()
+
+
+async def _find_new(chat: Chat, body: RunInput) -> InputMessage | None:
+    """Return the new message of the user: the one that stands last. Beside a resume it may be the known question."""
+    last = body.messages[-1] if body.messages else None
+    if last is None or last.role != "user":
+        return None
+    if not body.resume:
+        return last
+    if chat.room is None:
+        return None
+    written = _read_user_message(last)
+    try:
+        shown = await read_room(chat.room)
+    except ConversationNotFoundError:  # who may answer calls of others may not write in their conversations
+        return None
+    return None if any(each.id == last.id and each.user == written for each in shown) else last
 
 
 async def _stream_again(chat: Chat, body: RunInput) -> Response:

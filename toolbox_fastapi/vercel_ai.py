@@ -24,14 +24,17 @@ from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_mess
 from .front_ends.chats import (
     Chat,
     ClientReply,
+    NewMessage,
     RefusedError,
     StreamPlace,
+    WhileWaiting,
     find_newest_answer,
     invalid,
     shown_value,
     stop_chat,
     waits_for_client,
 )
+from .front_ends.going_back import find_question, go_back, unknown_message
 from .front_ends.part_streams import PartStream
 from .front_ends.room_reading import ShownMessage, read_room
 from .front_ends.run_reading import answer_id
@@ -374,6 +377,7 @@ async def respond(
     *,
     arguments: Mapping[str, Any] | None = None,
     client_tools: Collection[str] = (),
+    while_waiting: WhileWaiting = "reject",
 ) -> Response:
     """Return the stream that answers a request of `useChat`: of a new message, or of answers to pending calls.
 
@@ -387,28 +391,64 @@ async def respond(
 
     `client_tools` are the names of deferred tools whose results the client sends. Results of other tools are not read.
 
+    A message that replaces an earlier one, and one that is answered again, go back to before it: what was said since
+    then is hidden. With `while_waiting="reject"`, a new message while calls wait rejects those that this person may
+    answer, and is added to the run; with `"refuse"`, and while others have to answer, the response is 409.
+
     What is found before the first byte is an HTTP problem: 422 for a message that cannot be read, 404 for another's
-    conversation or run, 409 while calls wait, and with `"code": "not_pending"` for an answer to a call that has never
-    waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user message.
+    conversation or run, 409 for unknown messages and while calls wait, and with `"code": "not_pending"` for an answer
+    to a call that has never waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user
+    message.
     """
     try:
         chat = await Chat.open(runs, method, body.id, client_tools)
         message = body.find_message()
-        if message.role == "assistant":
+        if body.trigger == "regenerate-message":
+            said = await _find_regenerated(chat, body)
+        elif message.role == "assistant":
             found = await chat.answer([*_read_replies(message)])
             if found is None:
                 raise invalid("The last message has no answer to a pending call.")
             if isinstance(found, Response):
                 return found
             return _stream(chat, found, message.id or found.run_id, continues=True)
-        if message.role != "user":
-            raise invalid(f"The last message has the role {message.role!r}; expected user.")
-        if body.message_id is not None or body.trigger == "regenerate-message":
-            raise RefusedError(409, "The conversation has no message with this id.")
-        position = await chat.start(_read_user_message(message), arguments or {}, client_id=message.id)
-        return _stream(chat, position, position.run_id)
+        else:
+            said = await _find_submitted(chat, body, message)
+        place = await chat.say(NewMessage(*said, arguments or {}, while_waiting=while_waiting))
+        if isinstance(place, Response):
+            return place
+        return _stream(chat, place, answer_id(place.run_id, place.answer))
     except RefusedError as error:
         return error.response()
+
+
+async def _find_submitted(chat: Chat, body: ChatBody, message: ChatMessage) -> tuple[UserMessage, str | None]:
+    """Return the new message and its id. One that replaces an earlier one goes back to before that."""
+    if message.role != "user":
+        raise invalid(f"The last message has the role {message.role!r}; expected user.")
+    written = _read_user_message(message)
+    if body.message_id is None:
+        return written, message.id
+    if (edited := await find_question(chat, body.message_id, answers=False)) is None:
+        raise unknown_message()
+    await go_back(chat, edited)
+    return written, message.id or body.message_id
+
+
+async def _find_regenerated(chat: Chat, body: ChatBody) -> tuple[UserMessage, str | None]:
+    """Return the message that is to be answered again, and its id, after going back to before it if it is stored."""
+    known = [*(body.messages or ()), *([body.message] if body.message is not None else ())]
+    last = next((each for each in reversed(known) if each.role == "user"), None)
+    wanted = body.message_id if body.message_id is not None else last and last.id
+    question = await find_question(chat, wanted, answers=True)
+    if question is not None and question.user is not None:
+        await go_back(chat, question)
+        return question.user, question.id
+    if body.message_id is not None:
+        raise unknown_message()
+    if last is None:
+        raise invalid("There is no message of the user to answer again.")
+    return _read_user_message(last), last.id  # its call has failed, and is not in the log
 
 
 async def reconnect(

@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, MemoryId, register_ai_service, tool
-from toolbox.chat import AiMessage, UserMessage
+from toolbox import Container, MemoryId, register_ai_service
 from toolbox.conversations import LogEntry
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -16,7 +15,6 @@ from .front_desk import (
     BOB,
     MIA,
     REFUND,
-    Clerk,
     Desk,
     Refunds,
     answered,
@@ -221,3 +219,251 @@ async def test_the_history_of_another_is_unknown(running: Running) -> None:
         for path in ("/api/chat/room/messages", "/agui/room/messages"):
             assert (await client.get(path, headers=BOB)).status_code == 404
             assert len(await shown(client, path, headers=ANN)) == 2
+
+
+# --- editing, and answering again
+
+
+def edited(text: str, message_id: str, **more: Any) -> dict[str, Any]:
+    return asked(text, message_id, messageId=message_id, **more)
+
+
+def regenerated(*messages: dict[str, Any], message_id: str | None = None) -> dict[str, Any]:
+    body = {"id": "room", "messages": [*messages], "trigger": "regenerate-message"}
+    return body if message_id is None else {**body, "messageId": message_id}
+
+
+def user(text: str, message_id: str) -> dict[str, Any]:
+    return {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
+
+
+def texts(messages: list[dict[str, Any]]) -> list[str]:
+    return ["".join(part.get("text", "") for part in each["parts"]) for each in messages]
+
+
+async def talk(client: Any, *said: tuple[str, str]) -> list[dict[str, Any]]:
+    """The answers to messages with these texts and ids."""
+    return [
+        message_of(events_in((await client.post("/api/chat", json=asked(text, message_id))).text))
+        for text, message_id in said
+    ]
+
+
+async def test_an_edited_message_replaces_what_followed_it(running: Running) -> None:
+    model = ScriptedChatModel(["One.", "Two.", "Three.", "New."])
+    app, _ = made(model)
+    async with running(app) as client:
+        await talk(client, ("a", "u1"), ("b", "u2"), ("c", "u3"))
+        answer = message_of(events_in((await client.post("/api/chat", json=edited("B", "u2"))).text))
+        found = await shown(client)
+
+    assert [getattr(each, "text", None) for each in model.requests[-1].messages] == ["a", "One.", "B"]
+    assert texts(found) == ["a", "One.", "B", "New."]
+    assert [each["id"] for each in found[2:]] == ["u2", answer["id"]]
+
+
+@pytest.mark.parametrize("by", ["answer", "user", None])
+async def test_an_answer_is_given_again(by: str | None, running: Running) -> None:
+    model = ScriptedChatModel(["One.", "Two.", "Again."])
+    app, _ = made(model)
+    async with running(app) as client:
+        one, two = await talk(client, ("a", "u1"), ("b", "u2"))
+        named = {"answer": two["id"], "user": "u2", None: None}[by]
+        known = [user("a", "u1"), one, user("forged", "u2")]
+        response = await client.post("/api/chat", json=regenerated(*known, message_id=named))
+        found = await shown(client)
+
+    assert response.status_code == 200, response.text
+    assert [getattr(each, "text", None) for each in model.requests[-1].messages] == ["a", "One.", "b"]
+    assert [each["id"] for each in found] == ["u1", one["id"], "u2", events_in(response.text)[0]["messageId"]]
+
+
+async def test_an_earlier_answer_is_given_again_from_the_history_alone(running: Running) -> None:
+    app, container = made(["One.", "Two.", "Again."])
+    async with running(app) as client:
+        await container.get(Desk).chat("room", "a")  # no client has given an id
+        await container.get(Desk).chat("room", "b")
+        messages = await shown(client)
+        body = regenerated(messages[0], message_id=messages[1]["id"])
+        assert (await client.post("/api/chat", json=body)).status_code == 200
+        found = await shown(client)
+
+    assert texts(found) == ["a", "Again."]
+    assert found[0]["id"] == messages[0]["id"]
+
+
+async def test_the_message_of_a_call_that_failed_is_a_new_one(running: Running) -> None:
+    app, _ = made([RuntimeError("broken"), "Again."])
+    async with running(app) as client:
+        await client.post("/api/chat", json=asked("a", "u1"))
+        assert await shown(client) == []
+        assert (await client.post("/api/chat", json=regenerated(user("a", "u1")))).status_code == 200
+        assert (await shown(client))[0]["id"] == "u1"
+
+
+async def test_unknown_messages_change_nothing(running: Running) -> None:
+    app, container = made(["One.", says(REFUND)])
+    async with running(app) as client:
+        [one] = await talk(client, ("a", "u1"))
+        await client.post("/api/chat", json=asked("b", "u2"))
+        before = await shown(client)
+        bodies = [
+            edited("x", "nobody"),
+            edited("x", one["id"]),  # is not a message of the user
+            regenerated(user("a", "u1"), message_id="nobody"),
+            regenerated(user("a", "u1"), message_id=""),
+        ]
+        for body in bodies:
+            response = await client.post("/api/chat", json=body)
+            assert (response.status_code, response.headers["content-type"]) == (409, "application/problem+json")
+        assert await shown(client) == before
+        assert [each.status for each in await container.runs.list()] == ["suspended", "completed"]
+
+
+async def test_the_question_of_an_answer_that_waits_is_edited(running: Running) -> None:
+    app, container = made(["One.", says(REFUND), "New."])
+    async with running(app) as client:
+        await talk(client, ("a", "u1"), ("b", "u2"))
+        assert (await client.post("/api/chat", json=edited("B", "u2"))).status_code == 200
+        assert texts(await shown(client)) == ["a", "One.", "B", "New."]
+        assert [each.status for each in await container.runs.list()] == ["completed", "cancelled", "completed"]
+        assert container.get(Refunds).refunded == []
+
+
+async def test_the_question_of_an_answer_that_goes_on_is_edited(running: Running) -> None:
+    model = Gated(["One.", "New."])
+    app, _ = made(model)
+    async with running(app) as client:
+        streaming = asyncio.create_task(client.post("/api/chat", json=asked("a", "u1")))
+        await model.waits.wait()
+        model.may_go_on.set()
+        assert (await client.post("/api/chat", json=edited("A", "u1"))).status_code == 200
+        await streaming
+        assert texts(await shown(client))[0] == "A"
+        assert len(await shown(client)) == 2
+
+
+async def test_calls_that_others_answer_keep_a_conversation_from_going_back(running: Running) -> None:
+    app, container = made(["One.", says(tool_call("pay_out", {"euros": 5}))])
+    async with running(app) as client:
+        for text, message_id in (("a", "u1"), ("b", "u2")):
+            await client.post("/api/chat", json=asked(text, message_id), headers=ANN)
+        before = await shown(client, headers=ANN)
+        for body in (edited("B", "u2"), edited("A", "u1"), regenerated(user("a", "u1"), message_id="u1")):
+            assert (await client.post("/api/chat", json=body, headers=ANN)).status_code == 409
+            assert (await client.post("/api/chat", json=body, headers=BOB)).status_code == 404
+        assert await shown(client, headers=ANN) == before
+        assert (await container.runs.list())[0].status == "suspended"
+
+
+# --- a user who writes while calls wait
+
+
+async def test_who_writes_while_calls_wait_rejects_them(running: Running) -> None:
+    model = ScriptedChatModel([says(REFUND, text="Sure?"), "As you like.", "Bye."])
+    app, container = made(model)
+    async with running(app) as client:
+        [first] = await talk(client, ("refund", "u1"))
+        chunks = events_in((await client.post("/api/chat", json=asked("never mind", "u2"))).text)
+        second = message_of(chunks)
+        reconnected = await client.get("/api/chat/room/stream")
+        found = await shown(client)
+        [run] = await container.runs.list()
+        logged = await entries(container)
+        edit = await client.post("/api/chat", json=edited("go on", "u2"))
+
+    assert (run.status, [(each.answer, each.reason) for each in run.history]) == (
+        "completed",
+        [("reject", "the user wrote instead")],
+    )
+    assert not [each for each in chunks if "toolCallId" in each]
+    assert second["id"] != first["id"]
+    assert texts([second]) == ["As you like."]
+    assert reconnected.status_code == 204
+    assert [each["id"] for each in found] == ["u1", first["id"], "u2", second["id"]]
+    assert texts(found) == ["refund", "Sure?", "never mind", "As you like."]
+    assert [each.client_id for each in logged] == ["u1", None, None, "u2", None]
+    assert [type(each).__name__ for each in model.requests[1].messages][-2:] == [
+        "ToolExecutionResultMessage",
+        "UserMessage",
+    ]
+    assert edit.status_code == 200
+
+
+async def test_calls_of_others_are_not_rejected_by_who_writes(running: Running) -> None:
+    app, container = made([says(tool_call("pay_out", {"euros": 5}), REFUND), "Done."])
+    async with running(app) as client:
+        await client.post("/api/chat", json=asked("hi", "u1"), headers=ANN)
+        for path, body in (("/api/chat", asked("stop it", "u2")), ("/agui", posted("stop it"))):
+            assert (await client.post(path, json=body, headers=ANN)).status_code == 409
+            assert (await client.post(path, json=body, headers=BOB)).status_code == 404
+        [run] = await container.runs.list()
+        assert (run.status, run.history) == ("suspended", ())
+
+
+async def test_deferred_calls_fail_when_the_user_writes_instead(running: Running) -> None:
+    model = ScriptedChatModel([says(tool_call("pick_date", {"hint": "soon"}), REFUND), "Well."])
+    app, container = made(model)
+    async with running(app) as client:
+        await talk(client, ("hi", "u1"), ("never mind", "u2"))
+        [run] = await container.runs.list()
+    assert [each.answer for each in run.history] == ["fail", "reject"]
+
+
+async def test_answers_in_an_ag_ui_body_come_before_its_message(running: Running) -> None:
+    model = ScriptedChatModel([says(REFUND, tool_call("pay_out", {"euros": 5})), "As you like."])
+    app, container = made(model)
+    message = {"id": "u1", "role": "user", "content": "hi"}
+    async with running(app) as client:
+        first = events_in((await client.post("/agui", json=posted(message), headers=MIA)).text)
+        [refund, pay_out] = interrupts_in(first)
+        resume = [{"interruptId": refund["id"], "status": "resolved", "payload": True}]
+        resume += [{"interruptId": pay_out["id"], "status": "cancelled"}]
+        body = posted(message, {"id": "u2", "role": "user", "content": "never mind"}, resume=resume)
+        events = events_in((await client.post("/agui", json=body, headers=MIA)).text)
+        found = await shown(client, "/agui/room/messages", headers=MIA)
+        [run] = await container.runs.list()
+        assert container.get(Refunds).refunded == [7]
+
+    assert [each.answer for each in run.history] == ["approve", "reject"]
+    assert [each["content"] for each in messages_of(events)] == ["As you like."]
+    assert [each["id"] for each in found if each["role"] == "user"] == ["u1", "u2"]
+
+
+@pytest.mark.parametrize("on_suspended", ["continue", "cancel"])
+async def test_other_services_do_what_they_say_when_the_user_writes(on_suspended: Any, running: Running) -> None:
+    @register_ai_service(tools=Refunds, on_suspended=on_suspended)
+    class Other(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    app, container = made([says(REFUND), "Hello."], Other.chat, Other)
+    async with running(app) as client:
+        await talk(client, ("refund", "u1"))
+        [answer] = await talk(client, ("hi", "u2"))
+        statuses = [each.status for each in await container.runs.list()]
+
+    assert texts([answer]) == ["Hello."]
+    assert statuses == ["completed", "suspended" if on_suspended == "continue" else "cancelled"]
+
+
+async def test_messages_that_a_program_adds_are_shown_within_the_answer(running: Running) -> None:
+    model = ScriptedChatModel([says(REFUND), "Direct, then."])
+    app, container = made(model)
+    async with running(app) as client:
+        [first] = await talk(client, ("hi", "u1"))
+        await container.runs.tell(first["id"], "only direct flights", by="ann")
+        chunks = events_in((await client.post("/api/chat", json=answers(answered(first)))).text)
+        found = await shown(client)
+        agui = await shown(client, "/agui/room/messages")
+
+    told = {"type": "data-told", "data": {"text": "only direct flights", "by": "ann"}}
+    assert told in chunks
+    assert [each["id"] for each in found] == ["u1", first["id"]]
+    assert [each["type"] for each in found[1]["parts"]] == [
+        "step-start",
+        "tool-refund",
+        "data-told",
+        "step-start",
+        "text",
+    ]
+    assert [each["content"] for each in agui if each["role"] == "user"] == ["hi", "only direct flights"]

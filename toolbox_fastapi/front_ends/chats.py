@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -25,10 +25,13 @@ from toolbox.errors import (
     ConversationNotFoundError,
     RunAnswerError,
     RunNotFoundError,
+    RunStateError,
 )
 from toolbox.introspection import unwrapped
+from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer, Run
 from toolbox.runs.runs_bean import Runs
+from toolbox.runs.store import supports_of
 from toolbox.security import AccessDeniedError, SecurityIdentity
 from toolbox.service_names import stored_name
 from toolbox.services.outputs import ANSWER_TOOL
@@ -77,6 +80,11 @@ def not_pending(call_id: str) -> RefusedError:
     return RefusedError(409, f"No call with the id {call_id[:100]!r} waits for an answer.", "not_pending")
 
 
+def answered_by_others() -> RefusedError:
+    """Return the error for answers that were sorted again and again."""
+    return RefusedError(409, "Others answer this conversation at the same time; try again.")
+
+
 def waits_for_others() -> RefusedError:
     """Return the error for a new message while calls wait."""
     return RefusedError(409, "The conversation waits for answers to pending calls.", "waiting")
@@ -103,6 +111,32 @@ class ClientReply:
     call_id: str
     answer: Callable[[PendingCall], Answer | None]
     is_result: bool = False
+
+
+WhileWaiting: TypeAlias = Literal["reject", "refuse"]
+"""What becomes of a new message while calls wait: they are rejected and the run gets the message, or it is refused."""
+
+WROTE_INSTEAD = "the user wrote instead"
+"""What the model reads of a call that was rejected because of a new message."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A new message of the user, with its id at the client; `arguments` are those of the method besides.
+
+    `offered` are the tools that the client runs for it.
+    """
+
+    message: UserMessage
+    client_id: str | None
+    arguments: Mapping[str, Any]
+    offered: Sequence[ToolSpecification] = ()
+    while_waiting: WhileWaiting = "reject"
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for another `while_waiting`."""
+        if self.while_waiting not in get_args(WhileWaiting):
+            raise ValueError(f"invalid while_waiting={self.while_waiting!r}; use 'reject' or 'refuse'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +244,67 @@ class Chat:
 
     # --- a new message
 
-    async def start(
-        self,
-        message: UserMessage,
-        arguments: Mapping[str, Any],
-        offered: Sequence[ToolSpecification] = (),
-        client_id: str | None = None,
-    ) -> StreamPlace:
-        """Start a run with a new message of the user. Raises `RefusedError` while calls of the conversation wait."""
-        run = await self.find_open_run()
-        if run is not None and run.status == "suspended":
-            raise waits_for_others()
-        filled, other = self._fill_parameters(message, arguments)
-        started = await self.runs.start_message(self.plan, filled, other, offered, client_id)
+    async def say(self, said: NewMessage, replies: Sequence[ClientReply] = ()) -> StreamPlace | Response:
+        """Start a run with a new message of the user; while calls wait, do what `while_waiting` says.
+
+        Answers among `replies` count first. Returns where the stream of the answer begins, or a response if an answer
+        is refused. Raises `RefusedError`.
+        """
+        if self.plan.options.on_suspended != "raise":  # a new call begins beside the run that waits, or cancels it
+            found = await self.answer(replies) if replies else None
+            return found if isinstance(found, Response) else await self._start(said)
+        place: StreamPlace | None = None
+        for _ in range(_TRIES):
+            given = await self._sort(replies)
+            run = await self._find_waiting(given.run_id)
+            if run is None:
+                return await self._start(said) if place is None else place
+            answers = {**await self._reject_others(run, given.answers, said), **given.answers}
+            place = await self._tell(run, said) if place is None else place
+            if place is None:  # it has just ended
+                continue
+            refused = await self._resume(run.id, answers)
+            if refused is None or isinstance(refused, Response):
+                return place if refused is None else refused
+        raise answered_by_others()
+
+    async def _start(self, said: NewMessage) -> StreamPlace:
+        await self.find_open_runs()  # refuses another's
+        filled, other = self._fill_parameters(said.message, said.arguments)
+        started = await self.runs.start_message(self.plan, filled, other, said.offered, said.client_id)
         return StreamPlace(started.id)
+
+    async def _find_waiting(self, run_id: str) -> Run[Any] | None:
+        """Return the run that waits: the one whose calls are answered, or the newest of the conversation."""
+        runs = [await self.runs.get(run_id)] if run_id else await self.find_open_runs()
+        return next((each for each in runs if each.status == "suspended"), None)
+
+    async def _reject_others(self, run: Run[Any], answered: Collection[str], said: NewMessage) -> dict[str, Answer]:
+        """Return the answers to the calls that wait besides: the user wrote instead. Raises `RefusedError`."""
+        others = [each for each in run.pending if each.id not in answered]
+        if not others:
+            return {}
+        keeps_messages = "tell" in supports_of(await self.runs.store())
+        if said.while_waiting == "refuse" or not keeps_messages or not await self.may_answer_all(run, others):
+            raise waits_for_others()
+        return {
+            each.id: run_answers.reject(WROTE_INSTEAD) if each.kind == "approval" else run_answers.fail(WROTE_INSTEAD)
+            for each in others
+        }
+
+    async def may_answer_all(self, run: Run[Any], calls: Sequence[PendingCall]) -> bool:
+        """Return True if this person may answer all of these calls of a run."""
+        return {each.id for each in calls} <= await self.runs.find_answerable(run.id, self.identity)
+
+    async def _tell(self, run: Run[Any], said: NewMessage) -> StreamPlace | None:
+        """Add a message to a run that waits, and return where its answer begins; None if the run has just ended."""
+        events = await read_so_far(self.runs, run.id)
+        after, answer = len(events), sum(begins_answer(each.event) for each in events) + 1
+        try:
+            await self.runs.tell_message(run.id, said.message, self.person, said.client_id or uuid4().hex)
+        except RunStateError:
+            return None
+        return StreamPlace(run.id, after, after, answer)
 
     def _fill_parameters(
         self, message: UserMessage, arguments: Mapping[str, Any]
@@ -286,18 +367,27 @@ class Chat:
                 return await self._find_answered(sorted_replies)
             run_id = sorted_replies.run_id
             position = (await look_at(self.runs, run_id)).events
-            resumed = self.runs.resume_stream(run_id, sorted_replies.answers, by=self.person)
-            try:
-                await resumed.begin()
-            except RunAnswerError as error:
-                # Perhaps somebody else was faster: then the calls do not wait any more.
-                if error.problems or isinstance(error, AnswerForbiddenError) or await self._still_wait(sorted_replies):
-                    return refusal_response(error)
-                continue
-            finally:
-                await resumed.aclose()  # the run goes on
-            return StreamPlace(run_id, position, position)
-        raise RefusedError(409, "Others answer this conversation at the same time; try again.")
+            refused = await self._resume(run_id, sorted_replies.answers)
+            if refused is None or isinstance(refused, Response):
+                return StreamPlace(run_id, position, position) if refused is None else refused
+        raise answered_by_others()
+
+    async def _resume(self, run_id: str, answers: Mapping[str, Answer]) -> Response | RunAnswerError | None:
+        """Answer calls of a run, which goes on. Returns None, or the response if an answer is refused.
+
+        Returns the error if somebody else was faster: then some of the calls do not wait any more.
+        """
+        resumed = self.runs.resume_stream(run_id, answers, by=self.person)
+        try:
+            await resumed.begin()
+        except RunAnswerError as error:
+            still_wait = answers.keys() <= {each.id for each in (await self.runs.get(run_id)).pending}
+            if error.problems or isinstance(error, AnswerForbiddenError) or still_wait:
+                return refusal_response(error)
+            return error
+        finally:
+            await resumed.aclose()  # the run goes on
+        return None
 
     async def _sort(self, replies: Sequence[ClientReply]) -> _SortedReplies:
         """Return which replies answer pending calls, and which are about calls that waited earlier."""
@@ -361,10 +451,6 @@ class Chat:
         if call is not None:
             return waits_for_client(call, self.client_tools)
         return any(each.call_id == place and each.tool_name in self.client_tools for each in run.run.history)
-
-    async def _still_wait(self, replies: _SortedReplies) -> bool:
-        run = await self.runs.get(replies.run_id)
-        return replies.answers.keys() <= {each.id for each in run.pending}
 
     async def _find_answered(self, replies: _SortedReplies) -> StreamPlace | None:
         """Return where the stream goes on after the earliest of the answers that were given already."""

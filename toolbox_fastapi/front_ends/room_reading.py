@@ -44,8 +44,8 @@ _ALL = 10**9  # entries
 class ShownMessage:
     """A message of the user, or an answer with all its rounds, which has `parts`.
 
-    `id` is that of the client, or the one that clients got. `base` is the run or the turn of an answer. `entry_id` is
-    that of a user's message in the log; None while its run goes on.
+    `id` is that of the client, or the one that clients got. `base` is the run or the turn of a question and its
+    answers. `entry_id` is that of a user's message in the log; None while its run goes on.
     """
 
     id: str
@@ -77,7 +77,7 @@ async def read_room(room: Conversation, *, running: bool = True) -> list[ShownMe
 async def _messages_of_run(runs: Runs, run: Run[Any], entry_id: str | None, running: bool) -> list[ShownMessage]:
     """Return the messages of a run that has not ended: its question, and its answers so far."""
     question, client_id = await runs.question_of(run.id)
-    shown = [ShownMessage(client_id or entry_id or f"{run.id}#question", question, entry_id)]
+    shown = [ShownMessage(client_id or entry_id or f"{run.id}#question", question, entry_id, run.id)]
     shown += _split(run.id, await read_parts(runs, run))
     if not (running or run.status == "suspended") and shown[-1].user is None:
         shown.pop()
@@ -105,7 +105,7 @@ def _split(base: str, parts: Iterable[Part]) -> Iterator[ShownMessage]:
 def _messages_of_turn(entries: Sequence[LogEntry]) -> Iterator[ShownMessage]:
     first, base = entries[0], entries[0].run_id or entries[0].id.rpartition(".")[0]
     if isinstance(first.message, UserMessage):
-        yield ShownMessage(first.client_id or first.id, first.message, first.id)
+        yield ShownMessage(first.client_id or first.id, first.message, first.id, base)
         entries = entries[1:]
     yield from _split(base, _TurnReading(base).read(entries))
 
