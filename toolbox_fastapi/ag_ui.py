@@ -54,12 +54,14 @@ from .front_ends.chats import (
 from .front_ends.part_streams import PartStream
 from .front_ends.room_reading import ShownMessage, read_room
 from .front_ends.run_reading import answer_id
+from .front_ends.states import with_state
 from .front_ends.stream_parts import (
     BlockEnd,
     BlockPiece,
     BlockStart,
     Broken,
     CallEnd,
+    CallOutcome,
     CallPiece,
     CallProgress,
     CallReady,
@@ -67,7 +69,10 @@ from .front_ends.stream_parts import (
     Completed,
     Part,
     RoundStart,
+    ServiceStart,
+    ServiceText,
     Sources,
+    State,
     Stopped,
     Told,
     Waits,
@@ -253,6 +258,7 @@ class EventWriter:
     def __init__(self, run_id: str, ids: Mapping[str, str], client_tools: Collection[str]) -> None:
         self._run_id, self._ids, self._client_tools = run_id, ids, client_tools
         self._round, self._has_started = 0, False
+        self._services: dict[str, int] = {}  # the calls of services that run now, and how many texts they have
         self.known_results: frozenset[str | None] = frozenset()
         """The client has the results of the tools that it runs: it would show them twice."""
         self.snapshot: list[Event] | None = None
@@ -297,7 +303,8 @@ class EventWriter:
                 yield {"type": "TOOL_CALL_ARGS", "toolCallId": call_id, "delta": text}
             case CallReady(call_id):
                 yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
-            case CallEnd(call_id, _, text):
+            case CallEnd(call_id, outcome, text):
+                yield from self._end_service(call_id, outcome, text)
                 if call_id not in self.known_results:
                     message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
                     yield {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
@@ -308,7 +315,19 @@ class EventWriter:
                 yield {"type": "CUSTOM", "name": "sources", "value": [*_write_sources(passages)]}
             case Told(message, by):
                 yield {"type": "CUSTOM", "name": "told", "value": {"text": message.text, "by": by}}
+            case ServiceStart(call_id, service):
+                self._services[call_id] = 0
+                parents = {"parentToolCallId": call_id, "parentMessageId": self._message_id}
+                yield {"type": "SUBAGENT_STARTED", "subagentRunId": call_id, "name": service, **parents}
+            case ServiceText(call_id, _, text):
+                yield from self._write_service_text(call_id, text)
+            case State(values):
+                yield {"type": "STATE_SNAPSHOT", "snapshot": values}
             case Waits(pending):
+                for call_id in self._services:
+                    inside = [each for each in pending if each.startswith((f"{call_id}/", f"{call_id}."))]
+                    outcome_of_service = {"type": "suspended", "interruptIds": inside}
+                    yield {"type": "SUBAGENT_FINISHED", "subagentRunId": call_id, "outcome": outcome_of_service}
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": self._write_pending(pending)}
             case Completed(usage):
                 counted = {} if usage is None else {"usage": [_write_usage(usage)]}
@@ -317,6 +336,21 @@ class EventWriter:
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "cancelled"}}
             case Broken(problem, code):
                 yield {"type": "RUN_ERROR", "message": str(problem.get("detail") or problem["title"]), "code": code}
+
+    def _end_service(self, call_id: str, outcome: CallOutcome, text: str) -> Iterator[Event]:
+        if self._services.pop(call_id, None) is None:
+            return
+        if outcome == "error":
+            yield {"type": "SUBAGENT_ERROR", "subagentRunId": call_id, "message": text}
+        else:
+            yield {"type": "SUBAGENT_FINISHED", "subagentRunId": call_id, "outcome": {"type": "success"}}
+
+    def _write_service_text(self, call_id: str, text: str) -> Iterator[Event]:
+        self._services[call_id] = self._services.get(call_id, 0) + 1
+        message = {"messageId": f"{call_id}#{self._services[call_id]}", "subagentRunId": call_id}
+        yield {"type": "TEXT_MESSAGE_START", "role": "assistant", **message}
+        yield {"type": "TEXT_MESSAGE_CONTENT", "delta": text, **message}
+        yield {"type": "TEXT_MESSAGE_END", **message}
 
     def _thought_id(self, number: int) -> str:
         return f"{self._run_id}#thought{number}"
@@ -458,6 +492,7 @@ async def respond(
     arguments: Mapping[str, Any] | None = None,
     client_tools: Collection[str] = (),
     while_waiting: WhileWaiting = "reject",
+    state: Collection[type[Any]] = (),
 ) -> Response:
     """Return the stream that answers a request of an AG-UI client: of a new message, or of answers to interrupts.
 
@@ -475,6 +510,9 @@ async def respond(
     With `while_waiting="reject"`, a new message while calls wait rejects those that this person may answer, unless the
     body answers them, and is added to the run; with `"refuse"`, and while others have to answer, the response is 409.
 
+    `state` are conversation-scoped classes. Their values are sent as `STATE_SNAPSHOT`, such as `{"Reservation": {…}}`:
+    at the start of each stream, and after each round that has changed one.
+
     What is found before the first byte is an HTTP problem: 422 for a body that cannot be read, 404 for another's
     conversation or run, 409 while calls wait, and with `"code": "not_pending"` for an answer to a call that has never
     waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user message.
@@ -491,7 +529,10 @@ async def respond(
             found = await chat.answer(replies)
         if isinstance(found, Response):
             return found
-        return await _stream_again(chat, body) if found is None else _stream(chat, found, body)
+        snapshot = None
+        if found is None:
+            found, snapshot = await _find_stream(chat)
+        return _stream(chat, found, body, state, snapshot)
     except RefusedError as error:
         return error.response()
 
@@ -513,8 +554,8 @@ async def _find_new(chat: Chat, body: RunInput) -> InputMessage | None:
     return None if any(each.id == last.id and each.user == written for each in shown) else last
 
 
-async def _stream_again(chat: Chat, body: RunInput) -> Response:
-    """Return the stream of the newest answer that is not complete yet, behind the messages before it."""
+async def _find_stream(chat: Chat) -> tuple[StreamPlace, list[Event]]:
+    """Return the newest answer that is not complete yet, and the messages before it."""
     run = await chat.find_open_run()
     if run is None:
         raise invalid("The body has neither a new message nor answers, and no answer is under way.")
@@ -522,7 +563,7 @@ async def _stream_again(chat: Chat, body: RunInput) -> Response:
     place = await find_newest_answer(chat.runs, run.id)
     sent = answer_id(run.id, place.answer)
     shown = [each for each in shown if each.user is not None or each.id != sent]
-    return _stream(chat, place, body, _write_messages(shown))
+    return place, _write_messages(shown)
 
 
 async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
@@ -534,9 +575,12 @@ async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
     return await stop_chat(runs, method, room)
 
 
-def _stream(chat: Chat, place: StreamPlace, body: RunInput, snapshot: list[Event] | None = None) -> Response:
+def _stream(
+    chat: Chat, place: StreamPlace, body: RunInput, state: Collection[type[Any]], snapshot: list[Event] | None
+) -> Response:
     writer = EventWriter(place.run_id, {"threadId": body.thread_id, "runId": body.run_id}, chat.client_tools)
     writer.snapshot = snapshot
     if snapshot is None:
         writer.known_results = frozenset(each.tool_call_id for each in body.messages if each.role == "tool")
-    return PartStream(chat.follow(place), writer, {})
+    parts = chat.follow(place)
+    return PartStream(with_state(chat.runs, place.run_id, parts, state) if state else parts, writer, {})

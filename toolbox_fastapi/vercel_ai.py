@@ -52,6 +52,8 @@ from .front_ends.stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceStart,
+    ServiceText,
     Sources,
     Stopped,
     Told,
@@ -178,6 +180,7 @@ class ChunkWriter:
     def __init__(self, message_id: str, client_tools: Collection[str], *, continues: bool = False) -> None:
         self._message_id, self._client_tools, self._continues = message_id, client_tools, continues
         self._has_started = self._is_in_step = False
+        self._services: dict[str, str] = {}  # of the calls that run now
 
     def write(self, part: Part) -> Iterator[Chunk]:
         """Yield the chunks of a part; the first is `start`."""
@@ -206,8 +209,16 @@ class ChunkWriter:
             case CallReady(call_id, name, arguments):
                 given = _read_arguments(arguments)
                 yield {"type": "tool-input-available", "toolCallId": call_id, "toolName": name, "input": given}
-            case CallEnd():
+            case CallEnd(call_id, outcome):
                 yield from self._write_result(part)
+                if call_id in self._services:
+                    yield self._write_service(call_id, "error" if outcome == "error" else "finished")
+                    del self._services[call_id]
+            case ServiceStart(call_id, service):
+                self._services[call_id] = service
+                yield self._write_service(call_id, "running")
+            case ServiceText(call_id, _, text):
+                yield self._write_service(call_id, "running", text=text)
             case CallProgress(call_id, name, done, total, message):
                 data = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": message}
                 yield {"type": "data-tool-progress", "id": call_id, "data": data}
@@ -220,6 +231,8 @@ class ChunkWriter:
             case Waits(pending):
                 for call_id, call in pending.items():
                     yield from self._write_pending(call_id, call)
+                for call_id in self._services:
+                    yield self._write_service(call_id, "suspended")
                 yield from self._end_step()
                 yield {"type": "finish", "finishReason": "tool-calls"}
             case Completed(usage, reason):
@@ -230,6 +243,10 @@ class ChunkWriter:
                 yield {"type": "abort"} if reason is None else {"type": "abort", "reason": reason}
             case Broken(problem):
                 yield {"type": "error", "errorText": str(problem.get("detail") or problem["title"])}
+
+    def _write_service(self, call_id: str, state: str, **more: str) -> Chunk:
+        data = {"toolCallId": call_id, "service": self._services.get(call_id, ""), "state": state, **more}
+        return {"type": "data-subagent", "id": call_id, "data": data}
 
     def _end_step(self) -> Iterator[Chunk]:
         if self._is_in_step:  # else the client has got its beginning in an earlier stream

@@ -2,19 +2,26 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import pytest
+from fastapi import FastAPI, Response
+from pydantic import BaseModel
 
-from toolbox import Container, MemoryId, register_ai_service
-from toolbox.conversations import LogEntry
+from toolbox import Container, MemoryId, register_ai_service, tool
+from toolbox.conversations import LogEntry, conversation_scoped
+from toolbox.retrieval import Passage, Query, Retriever
+from toolbox.runs import Runs
 from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import Inject, ag_ui, install
 
 from .front_desk import (
     ANN,
     BOB,
     MIA,
     REFUND,
+    Clerk,
     Desk,
     Refunds,
     answered,
@@ -467,3 +474,156 @@ async def test_messages_that_a_program_adds_are_shown_within_the_answer(running:
         "text",
     ]
     assert [each["content"] for each in agui if each["role"] == "user"] == ["hi", "only direct flights"]
+
+
+# --- services within, sources, and state
+
+
+def inner_desk(**options: Any) -> Any:
+    @register_ai_service(tools=[Refunds, Clerk], **options)
+    class Office(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    return Office
+
+
+@pytest.mark.parametrize("inner_events", [False, True])
+async def test_services_within_are_shown_while_they_work(inner_events: bool, running: Running) -> None:
+    office = inner_desk(inner_events=inner_events)
+    replies = [says(tool_call("help", {"question": "?"})), "helped", "Done."] * 2
+    app, _ = made(replies, office.chat, office)
+    async with running(app) as client:
+        [message] = await talk(client, ("hi", "u1"))
+        events = events_in((await client.post("/agui", json=posted("hi"))).text)
+
+    service = f"{Clerk.__module__}.Clerk"
+    call_id = f"{message['id']}:0"
+    about = {"toolCallId": call_id, "service": service, "state": "finished"}
+    assert [each["data"] for each in message["parts"] if each["type"] == "data-subagent"] == [about]
+    messages_of([each for each in events if "subagentRunId" not in each])
+    inner = [EVENTS.validate_python(each) for each in events if "subagentRunId" in each]
+    kinds = [each.type.value for each in inner]
+    texts_inside = ["TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END"] if inner_events else []
+    assert kinds == ["SUBAGENT_STARTED", *texts_inside, "SUBAGENT_FINISHED"]
+    assert (inner[0].name, inner[0].parent_tool_call_id) == (service, inner[0].subagent_run_id)
+
+
+async def test_a_service_within_that_waits_is_suspended(running: Running) -> None:
+    app, _ = made([says(tool_call("help", {"question": "?"})), says(REFUND), "helped", "Done."])
+    async with running(app) as client:
+        first = events_in((await client.post("/agui", json=posted("hi"))).text)
+        interrupts = interrupts_in(first)
+        second = events_in((await client.post("/agui", json=resumed(interrupts, True))).text)
+
+    finished = [each for each in first if each["type"] == "SUBAGENT_FINISHED"]
+    assert [each["outcome"] for each in finished] == [
+        {"type": "suspended", "interruptIds": [each["id"] for each in interrupts]}
+    ]
+    kinds = [each["type"] for each in second if each["type"].startswith("SUBAGENT")]
+    assert kinds == ["SUBAGENT_STARTED", "SUBAGENT_FINISHED"]
+    for each in (*first, *second):
+        assert EVENTS.validate_python(each)
+
+
+class Handbook(Retriever):
+    async def retrieve(self, query: Query) -> list[Passage]:
+        return [
+            Passage("Secret text.", source="https://example.org/leave", title="Leave", attributes={"secret": 1}),
+            Passage("More.", source="hr/handbook.pdf"),
+        ]
+
+
+async def test_sources_are_sent_and_come_back(running: Running) -> None:
+    @register_ai_service(retrievers=Handbook)
+    class Hr(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    app, _ = made(["30 days [1].", "30 days [1]."], Hr.chat, Hr, Handbook)
+    async with running(app) as client:
+        response = await client.post("/api/chat", json=asked("leave?", "u1"))
+        chunks, found = events_in(response.text), await shown(client)
+        events = events_in((await client.post("/agui", json=posted("leave?"))).text)
+
+    sources = [
+        {"type": "source-url", "sourceId": "1", "url": "https://example.org/leave", "title": "Leave"},
+        {
+            "type": "source-document",
+            "sourceId": "2",
+            "mediaType": "text/plain",
+            "title": "hr/handbook.pdf",
+            "filename": "hr/handbook.pdf",
+        },
+    ]
+    assert [each for each in chunks if each["type"].startswith("source-")] == sources
+    assert [each for each in found[1]["parts"] if each["type"].startswith("source-")] == sources
+    [custom] = [each["value"] for each in events if each.get("name") == "sources"]
+    assert [each["source"] for each in custom] == ["https://example.org/leave", "hr/handbook.pdf"]
+    assert "secret" not in response.text.lower()
+
+
+@conversation_scoped
+class Reservation(BaseModel):
+    departure: str | None = None
+
+    @tool
+    def set_departure(self, day: str) -> str:
+        """Set the departure."""
+        self.departure = day
+        return "ok"
+
+
+async def test_the_state_of_a_conversation_is_sent_when_it_changes(running: Running) -> None:
+    @register_ai_service(tools=[Reservation, Refunds])
+    class Travel(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    model = ScriptedChatModel(
+        [
+            says(tool_call("set_departure", {"day": "monday"})),
+            says(REFUND),
+            says(tool_call("set_departure", {"day": "friday"})),
+            "Done.",
+            "Hello.",
+        ]
+    )
+    app = FastAPI()
+    container = Container(models={"default": model}).register(Travel, Reservation, Refunds)
+    install(app, container)
+
+    @app.post("/agui")
+    async def agui(body: ag_ui.RunInput, runs: Inject[Runs]) -> Response:
+        return await ag_ui.respond(runs, Travel.chat, body, state=(Reservation,))
+
+    async with running(app) as client:
+        first = events_in((await client.post("/agui", json=posted("hi"))).text)
+        second = events_in((await client.post("/agui", json=resumed(interrupts_in(first), True))).text)
+        third = events_in((await client.post("/agui", json=posted("bye"))).text)
+
+    def states(events: list[dict[str, Any]]) -> list[Any]:
+        return [each["snapshot"]["Reservation"]["departure"] for each in events if each["type"] == "STATE_SNAPSHOT"]
+
+    assert [states(each) for each in (first, second, third)] == [[None, "monday"], ["monday", "friday"], ["friday"]]
+    assert [each["type"] for each in first[:2]] == ["RUN_STARTED", "STATE_SNAPSHOT"]
+    for each in (*first, *second):
+        assert EVENTS.validate_python(each)
+
+
+async def test_an_interrupt_says_when_it_expires(running: Running) -> None:
+    class Timed:
+        @tool(requires_approval=True, approval_expires=timedelta(minutes=5))
+        def pay(self) -> str:
+            """Pay."""
+            return "paid"
+
+    @register_ai_service(tools=Timed)
+    class Shop(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    app, container = made([says(tool_call("pay", {}))], Shop.chat, Shop, Timed)
+    async with running(app) as client:
+        [interrupt] = interrupts_in(events_in((await client.post("/agui", json=posted("hi"))).text))
+        [run] = await container.runs.list()
+
+    expires = run.pending[0].expires_at
+    assert expires is not None
+    assert datetime.fromisoformat(interrupt["expiresAt"]) == expires

@@ -6,9 +6,10 @@ Not here: the turn of a call that ends in this process (`services.turns`, `servi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ..chat import ToolExecution, UserMessage
 from ..conversations.keys import Owner
@@ -27,7 +28,7 @@ from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
 from .run_session import RunSession, describe_store_error
 from .service_calls import ServiceCall
-from .store import StoredRun
+from .store import ENDED, StoredRun
 from .stored_runs import RunsHost, StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")
@@ -76,6 +77,20 @@ class RecordedTurns:
         return Turn(
             run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans, client_ids=client_ids
         )
+
+    async def beans_of(self, run_id: str) -> Mapping[str, Any]:
+        """Return the JSON values of the beans of a run's conversation as the run has left them so far, by name."""
+        stored = await self._runs.load(run_id)
+        if (key := self._runs.conversation_of(stored)) is None:
+            return {}
+        head = await (await self._host.memories()).head(key)
+        beans = {} if head is None else dict(head.beans)
+        if stored.status in ENDED:
+            return beans
+        session = RunSession.of(
+            stored, read_document(stored), await self._runs.records(run_id), await self._runs.open()
+        )
+        return {**beans, **session.recorded_beans}
 
     def question_of(self, stored: StoredRun) -> tuple[UserMessage, str | None]:
         """Return the user's message of a run, and the id that a client gave to it. Raises `RunIncompatibleError`."""

@@ -19,6 +19,7 @@ from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunStateError
 from ..safe_text import is_text
 from ..security import SecurityIdentity, identity_in
+from ..service_names import stored_name
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
@@ -56,7 +57,7 @@ class Runs:
 
     def __init__(self, host: RunsHost) -> None:
         preparing = PreparedRuns(host)
-        self._host = host
+        self._host, self._preparing = host, preparing
         self._stored = StoredRuns(host)
         self._execution = RunExecution(host, self._stored, preparing, self.watch_times)
         self._resuming = Resuming(host, self._stored, preparing, self._execution)
@@ -317,6 +318,15 @@ class Runs:
     def plan_of(self, method: Callable[..., Any]) -> MethodPlan:
         """Return the plan of a method that `start` takes. Raises `TypeError` for others."""
         return self._host.plan_of(method)
+
+    def services_of(self, plan: MethodPlan) -> Mapping[str, str]:
+        """Return the stored names of the services that a method has as tools, by the names of the tools."""
+        found = {tool.name: self._preparing.service_behind(tool) for tool in plan.toolset.tools}
+        return {name: stored_name(each.service) for name, each in found.items() if each is not None}
+
+    async def beans_of(self, run_id: str) -> Mapping[str, Any]:
+        """Return the JSON values of the beans of a run's conversation as the run has left them so far, by name."""
+        return await self._host.on_own_loop(lambda: self._turns.beans_of(run_id))
 
     async def caller(self) -> SecurityIdentity:
         """Return the identity of the active scope; the anonymous one without any."""

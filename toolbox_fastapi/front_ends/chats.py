@@ -201,6 +201,7 @@ class Chat:
             passed=place.passed,
             answer=place.answer,
             holds_text=self.holds_text,
+            services=self.runs.services_of(self.plan),
         )
 
     # --- finding runs

@@ -6,9 +6,10 @@ Not here: writing the parts (`vercel_ai`, `ag_ui`), finding the run (`chats`).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from toolbox.chat import (
@@ -36,6 +37,7 @@ from toolbox.runs.run_answers import HistoryEntry, Run
 from toolbox.runs.run_events import RunEnded, RunEvent
 from toolbox.runs.runs_bean import Runs
 from toolbox.runs.store import RunLook
+from toolbox.service_events import InnerEvent
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 from toolbox.services.state import identity_of
 
@@ -56,11 +58,15 @@ from .stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceStart,
+    ServiceText,
     Sources,
     Stopped,
     Told,
     Waits,
 )
+
+NO_SERVICES: Mapping[str, str] = MappingProxyType({})
 
 
 def wire_id(run_id: str, place: str) -> str:
@@ -104,11 +110,12 @@ class RunReading:
     """Turns the events of one run into parts, in order, from its first event on.
 
     `holds_text` keeps the text of a round back until it is complete: that of a structured answer, which may be refused
-    and asked again. `history` are the answers of persons so far, which say if a call was rejected.
+    and asked again. `services` are the stored names of services, by the names of the tools that they are. `history` are
+    the answers of persons so far, which say if a call was rejected.
     """
 
-    def __init__(self, run_id: str, *, holds_text: bool = False) -> None:
-        self.run_id = run_id
+    def __init__(self, run_id: str, *, holds_text: bool = False, services: Mapping[str, str] = NO_SERVICES) -> None:
+        self.run_id, self._services = run_id, services
         self.history: Sequence[HistoryEntry] = ()
         self.has_answer = False
         self._holds_text = holds_text
@@ -137,8 +144,12 @@ class RunReading:
                 yield from self._take_call(index, request)
             case IntermediateResponse(response):
                 yield from self._take_reply(response)
-            case BeforeToolExecution():
+            case BeforeToolExecution(request):
                 yield from self._end_reply()
+                if request.name in self._services and (call := self.find_call(request)) is not None:
+                    yield ServiceStart(self._wire(call.place), self._services[call.name])
+            case InnerEvent():
+                yield from self._take_inner(event)
             case ToolProgress(request, done, total, message):
                 if (call := self.find_call(request)) is not None:
                     yield CallProgress(self._wire(call.place), call.name, done, total, message)
@@ -157,6 +168,15 @@ class RunReading:
                 yield from self._end_run(status, error)
             case _:  # an event of a later release
                 return
+
+    def _take_inner(self, inner: InnerEvent) -> Iterator[Part]:
+        """Yield the text of a complete reply in a service that this call has called."""
+        if not isinstance(inner.event, (IntermediateResponse, CompleteResponse)):
+            return
+        running = (each for each in self._calls if each.state != "ended" and each.name in self._services)
+        call = next((each for each in running if each.request and each.request.id == inner.call_id), None)
+        if call is not None and (text := inner.event.response.ai_message.text):
+            yield ServiceText(self._wire(call.place), inner.service, text)
 
     def find_call(self, request: ToolExecutionRequest) -> ShownCall | None:
         """Return the call of this round to which an event belongs: models may write equal calls."""
@@ -388,15 +408,22 @@ class RunReading:
 
 
 async def follow_run(
-    runs: Runs, run_id: str, *, after: int = 0, passed: int = 0, answer: int = 0, holds_text: bool = False
+    runs: Runs,
+    run_id: str,
+    *,
+    after: int = 0,
+    passed: int = 0,
+    answer: int = 0,
+    holds_text: bool = False,
+    services: Mapping[str, str] = NO_SERVICES,
 ) -> AsyncGenerator[Part, None]:
     """Yield the parts of a run whose events have a number above `after`, until it ends or waits.
 
     Suspensions up to the number `passed` were answered: they do not end the stream. Of the answers of the run, those
-    before the one with the number `answer` are left out.
+    before the one with the number `answer` are left out. `holds_text` and `services` are those of `RunReading`.
     """
     # Earlier events are read, too: the places of calls and the numbers of rounds follow from all of them.
-    reading, answers = RunReading(run_id, holds_text=holds_text), 0
+    reading, answers = RunReading(run_id, holds_text=holds_text, services=services), 0
     run = await runs.get(run_id)
     if run.pending and not (await look_at(runs, run_id)).events:
         # It was started without a reader: as a call that nobody streamed.

@@ -106,6 +106,30 @@ class CallProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceStart:
+    """A call of a service begins, or goes on after it has waited; `service` is its stored name."""
+
+    call_id: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceText:
+    """The model of a service within a call has replied with a text: only with `inner_events=True`."""
+
+    call_id: str
+    service: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The values of conversation-scoped beans, by the names of their classes."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """Retrievers have found these passages for the user's message."""
 
@@ -166,6 +190,9 @@ Part: TypeAlias = (
     | CallReady
     | CallEnd
     | CallProgress
+    | ServiceStart
+    | ServiceText
+    | State
     | Sources
     | Told
     | Waits
