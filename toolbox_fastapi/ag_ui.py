@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
 try:
     from ag_ui.core import PROTOCOL_VERSION
@@ -28,6 +28,7 @@ from toolbox.contents import (
     TextContent,
     base64_of,
     joined_text,
+    media_in,
     media_type_of,
     url_of,
 )
@@ -56,6 +57,8 @@ from .front_ends.room_reading import ShownMessage, read_room
 from .front_ends.run_reading import answer_id
 from .front_ends.states import with_state
 from .front_ends.stream_parts import (
+    AddedMessage,
+    BeanValues,
     BlockEnd,
     BlockPiece,
     BlockStart,
@@ -72,9 +75,7 @@ from .front_ends.stream_parts import (
     ServiceStart,
     ServiceText,
     Sources,
-    State,
     Stopped,
-    Told,
     Waits,
 )
 
@@ -313,7 +314,7 @@ class EventWriter:
                 yield {"type": "CUSTOM", "name": "tool_progress", "value": value}
             case Sources(passages):
                 yield {"type": "CUSTOM", "name": "sources", "value": [*_write_sources(passages)]}
-            case Told(message, by):
+            case AddedMessage(message, by):
                 yield {"type": "CUSTOM", "name": "told", "value": {"text": message.text, "by": by}}
             case ServiceStart(call_id, service):
                 self._services[call_id] = 0
@@ -321,7 +322,7 @@ class EventWriter:
                 yield {"type": "SUBAGENT_STARTED", "subagentRunId": call_id, "name": service, **parents}
             case ServiceText(call_id, _, text):
                 yield from self._write_service_text(call_id, text)
-            case State(values):
+            case BeanValues(values):
                 yield {"type": "STATE_SNAPSHOT", "snapshot": values}
             case Waits(pending):
                 for call_id in self._services:
@@ -424,8 +425,8 @@ def _write_messages(shown: Iterable[ShownMessage]) -> list[Event]:
             continue
         writer, reading = EventWriter(each.base, {}, ()), MessagesReading(messages)
         for part in each.parts:
-            if isinstance(part, Told):
-                message_id = part.entry_id or f"{each.id}#told{len(messages)}"
+            if isinstance(part, AddedMessage):
+                message_id = part.entry_id or f"{each.id}#added{len(messages)}"
                 messages.append({"id": message_id, "role": "user", "content": _write_contents(part.message.contents)})
             for event in writer.write(part):
                 reading.take(event)
@@ -433,15 +434,21 @@ def _write_messages(shown: Iterable[ShownMessage]) -> list[Event]:
 
 
 def _write_contents(contents: Sequence[Content]) -> Any:
-    if all(isinstance(each, TextContent) for each in contents):
-        return joined_text(contents)
-    return [*map(_write_content, contents)]
+    return [*map(_write_content, contents)] if media_in(contents) else joined_text(contents)
 
 
 def _write_content(content: Content) -> Event:
-    if isinstance(content, TextContent):
-        return {"type": "text", "text": content.text}
-    kind = {ImageContent: "image", AudioContent: "audio", PdfContent: "document"}[type(content)]
+    match content:
+        case TextContent():
+            return {"type": "text", "text": content.text}
+        case ImageContent():
+            kind = "image"
+        case AudioContent():
+            kind = "audio"
+        case PdfContent():
+            kind = "document"
+        case _:
+            assert_never(content)
     value, media_type = base64_of(content), media_type_of(content)
     if value is None:
         return {"type": kind, "source": {"type": "url", "value": url_of(content), "mimeType": media_type}}

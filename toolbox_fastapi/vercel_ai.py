@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from toolbox.chat import FinishReason, PendingCall, TokenUsage, UserMessage
-from toolbox.contents import Content, PdfContent, TextContent, media_type_of, url_of
+from toolbox.contents import AudioContent, Content, ImageContent, PdfContent, TextContent, media_type_of, url_of
 from toolbox.conversations.conversations_bean import Conversation
 from toolbox.passages import Passage
 from toolbox.runs import run_answers
@@ -39,6 +39,7 @@ from .front_ends.part_streams import PartStream
 from .front_ends.room_reading import ShownMessage, read_room
 from .front_ends.run_reading import answer_id
 from .front_ends.stream_parts import (
+    AddedMessage,
     BlockEnd,
     BlockPiece,
     BlockStart,
@@ -56,7 +57,6 @@ from .front_ends.stream_parts import (
     ServiceText,
     Sources,
     Stopped,
-    Told,
     Waits,
 )
 
@@ -225,7 +225,7 @@ class ChunkWriter:
             case Sources(passages):
                 for number, passage in enumerate(passages, 1):
                     yield _write_source(str(number), passage)
-            case Told(message, by):
+            case AddedMessage(message, by):
                 data = {"text": message.text, "by": by}
                 yield {"type": "data-told", "data": data}
             case Waits(pending):
@@ -326,10 +326,16 @@ def _write_message(shown: ShownMessage, client_tools: Collection[str]) -> dict[s
 
 
 def _write_content(content: Content) -> dict[str, Any]:
-    if isinstance(content, TextContent):
-        return {"type": "text", "text": content.text}
-    name = {"filename": content.name} if isinstance(content, PdfContent) and content.name is not None else {}
-    return {"type": "file", "mediaType": media_type_of(content), "url": url_of(content), **name}
+    match content:
+        case TextContent():
+            return {"type": "text", "text": content.text}
+        case PdfContent():
+            name = {} if content.name is None else {"filename": content.name}
+            return {"type": "file", "mediaType": media_type_of(content), "url": url_of(content), **name}
+        case ImageContent() | AudioContent():
+            return {"type": "file", "mediaType": media_type_of(content), "url": url_of(content)}
+        case _:
+            assert_never(content)
 
 
 class MessageReading:

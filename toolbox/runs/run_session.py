@@ -165,8 +165,8 @@ class RunSession:
     async def client_ids(self, added: int) -> list[str | None]:
         """Return the ids that a client gave to the message of the call, and to the first `added` ones after it."""
         asked = None if self.document is None else self.document.client_id
-        told = (await self._read_messages(0))[:added] if added else []
-        return [asked, *(each.client_id for each in told)]
+        messages = (await self._read_messages(0))[:added] if added else []
+        return [asked, *(each.client_id for each in messages)]
 
     async def close_messages(self, count: int) -> bool:
         """Let the user add no more messages; False if there are more than `count`."""

@@ -242,7 +242,7 @@ async def _take_turn(
         return None
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.
     with _stop_clock(invocation) if invocation.is_recorded else nullcontext():
-        # A run waits also with `when_busy="raise"`: its caller was told that it will be done.
+        # A run waits also with `when_busy="raise"`: its caller expects that it will be done.
         waits = invocation.is_recorded or invocation.plan.options.when_busy == "wait"
         return await turn.enter_async_context(memories.enter(key, invocation, wait=waits))
 

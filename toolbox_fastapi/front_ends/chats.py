@@ -544,5 +544,5 @@ def waits_for_client(call: PendingCall, client_tools: Collection[str]) -> bool:
 
 async def find_newest_answer(runs: Runs, run_id: str) -> StreamPlace:
     """Return the beginning of the newest answer of a run."""
-    told = [each for each in await read_so_far(runs, run_id) if begins_answer(each.event)]
-    return StreamPlace(run_id, 0, await find_passed(runs, run_id), len(told))
+    begun = [each for each in await read_so_far(runs, run_id) if begins_answer(each.event)]
+    return StreamPlace(run_id, 0, await find_passed(runs, run_id), len(begun))

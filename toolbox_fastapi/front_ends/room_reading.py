@@ -21,6 +21,7 @@ from toolbox.services.outputs import ANSWER_TOOL, answer_text
 
 from .run_reading import answer_id, read_parts, wire_id
 from .stream_parts import (
+    AddedMessage,
     BlockEnd,
     BlockKind,
     BlockPiece,
@@ -34,7 +35,6 @@ from .stream_parts import (
     RoundEnd,
     RoundStart,
     Sources,
-    Told,
 )
 
 _ALL = 10**9  # entries
@@ -88,7 +88,7 @@ def _split(base: str, parts: Iterable[Part]) -> Iterator[ShownMessage]:
     """Yield the answers in parts, and between them the messages that a client has added."""
     number, answer = 0, list[Part]()
     for part in parts:
-        if not (isinstance(part, Told) and part.client_id is not None):
+        if not (isinstance(part, AddedMessage) and part.client_id is not None):
             answer.append(part)
             continue
         if answer:
@@ -132,7 +132,7 @@ class _TurnReading:
                     yield from self._end_round()
                     # In a turn that is not a run, only a program can have stored several messages of the user.
                     client_id = entry.client_id or (None if entry.run_id else entry.id)
-                    yield Told(entry.message, None, client_id, entry.id)
+                    yield AddedMessage(entry.message, None, client_id, entry.id)
                 case AiMessage():
                     yield from self._end_round()
                     yield from self._read_reply(entry.message)

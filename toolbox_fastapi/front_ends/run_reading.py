@@ -43,6 +43,7 @@ from toolbox.services.state import identity_of
 
 from ..problems import problem_of_type
 from .stream_parts import (
+    AddedMessage,
     BlockEnd,
     BlockKind,
     BlockPiece,
@@ -62,7 +63,6 @@ from .stream_parts import (
     ServiceText,
     Sources,
     Stopped,
-    Told,
     Waits,
 )
 
@@ -161,7 +161,7 @@ class RunReading:
                 yield Sources(passages)
             case ToldEvent():
                 yield from self._close_round()
-                yield Told(event.message, event.by, event.client_id)
+                yield AddedMessage(event.message, event.by, event.client_id)
             case CompleteResponse(response):
                 yield from self._complete(response)
             case RunEnded(status, error):
@@ -436,7 +436,7 @@ async def follow_run(
             waits = any(isinstance(part, Waits) for part in parts)
             is_end = isinstance(each.event, RunEnded) or (waits and each.number > passed)
             for part in parts:
-                if isinstance(part, Told) and part.client_id is not None:
+                if isinstance(part, AddedMessage) and part.client_id is not None:
                     answers += 1  # the client has the message
                     continue
                 is_passed = isinstance(part, Waits) and not is_end

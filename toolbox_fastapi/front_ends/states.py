@@ -13,7 +13,7 @@ from typing import Any
 from toolbox.di.stored_beans import BeanForm
 from toolbox.runs.runs_bean import Runs
 
-from .stream_parts import Broken, Completed, Part, RoundEnd, State, Stopped, Waits
+from .stream_parts import BeanValues, Broken, Completed, Part, RoundEnd, Stopped, Waits
 
 _AFTER_CHANGES = (RoundEnd, Waits, Completed, Stopped, Broken)
 
@@ -24,9 +24,9 @@ async def with_state(
     """Yield the values of the beans of these classes, then the parts, and the values again where they have changed."""
     forms = {each.__name__: BeanForm(each) for each in classes}
 
-    async def read() -> State:
+    async def read() -> BeanValues:
         stored = await runs.beans_of(run_id)
-        return State({name: stored.get(form.name, json.loads(form.write(form()))) for name, form in forms.items()})
+        return BeanValues({name: stored.get(form.name, json.loads(form.write(form()))) for name, form in forms.items()})
 
     sent = await read()
     yield sent

@@ -123,7 +123,7 @@ class ServiceText:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class BeanValues:
     """The values of conversation-scoped beans, by the names of their classes."""
 
     values: Mapping[str, Any]
@@ -137,8 +137,8 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The user has added a message to the run; `by` is the person. With a `client_id`, an answer of its own begins.
+class AddedMessage:
+    """The user has added a message to the run; `by` is the person. With a `client_id`, another answer begins.
 
     `entry_id` is that of the log, if the message was read there.
     """
@@ -192,9 +192,9 @@ Part: TypeAlias = (
     | CallProgress
     | ServiceStart
     | ServiceText
-    | State
+    | BeanValues
     | Sources
-    | Told
+    | AddedMessage
     | Waits
     | Completed
     | Broken
