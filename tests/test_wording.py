@@ -20,7 +20,7 @@ PAGES = [
 
 BANNED = {
     r"\b(?:must be|expected) a text\b": "'a string'",
-    r"\btold\b": "say who does what: 'receives', 'sees', 'is reported', 'is logged'",
+    r"(?<![-`\"])\btold\b": "say who does what: 'receives', 'sees', 'is reported', 'is logged'",
     r"(?<!here\s)\b(?:is|are|was|were) (?:(?-i:none)|no)\b"
     r"(?! (?:longer|more|fewer|less|sooner|later|other|such|way|need|matter|different)\b)": "'is not a …'",
     r"\bwhoever\b": "'anyone who', or name the person: 'the caller'",

@@ -321,11 +321,13 @@ class RunStartedEvent(InvocationEvent):
 class ToldEvent(InvocationEvent):
     """A message of the user that `runs.tell` has added goes into the next model request.
 
-    `by` is the name of the person, or None. It is also an event of streams and of `runs.events`.
+    `by` is the name of the person, or None. `client_id` is the id that a client gave to the message, or None. It is
+    also an event of streams and of `runs.events`.
     """
 
     message: UserMessage
     by: str | None = None
+    client_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ Not here: reading the events of a run, and the chats to which runs belong (`fron
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, assert_never
 
 try:
     from ag_ui.core import PROTOCOL_VERSION
@@ -20,21 +20,51 @@ from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from toolbox.chat import PendingCall, TokenUsage, ToolSpecification, UserMessage
-from toolbox.contents import Content, TextContent
+from toolbox.contents import (
+    AudioContent,
+    Content,
+    ImageContent,
+    PdfContent,
+    TextContent,
+    base64_of,
+    joined_text,
+    media_in,
+    media_type_of,
+    url_of,
+)
+from toolbox.conversations.conversations_bean import Conversation
+from toolbox.errors import ConversationNotFoundError
+from toolbox.passages import Passage
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 
 from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
-from .front_ends.chats import Chat, ClientReply, RefusedError, StreamPlace, invalid
+from .front_ends.chats import (
+    Chat,
+    ClientReply,
+    NewMessage,
+    RefusedError,
+    StreamPlace,
+    WhileWaiting,
+    find_newest_answer,
+    invalid,
+    stop_chat,
+    waits_for_client,
+)
 from .front_ends.part_streams import PartStream
-from .front_ends.run_reading import find_passed, follow_run
+from .front_ends.room_reading import ShownMessage, read_room
+from .front_ends.run_reading import answer_id
+from .front_ends.states import with_state
 from .front_ends.stream_parts import (
+    AddedMessage,
+    BeanValues,
     BlockEnd,
     BlockPiece,
     BlockStart,
     Broken,
     CallEnd,
+    CallOutcome,
     CallPiece,
     CallProgress,
     CallReady,
@@ -42,11 +72,14 @@ from .front_ends.stream_parts import (
     Completed,
     Part,
     RoundStart,
+    ServiceStart,
+    ServiceText,
+    Sources,
     Stopped,
     Waits,
 )
 
-__all__ = ["InputMessage", "InputTool", "ResumeInput", "RunInput", "respond", "stop"]
+__all__ = ["InputMessage", "InputTool", "ResumeInput", "RunInput", "history", "respond", "stop"]
 
 Event = dict[str, Any]
 
@@ -223,22 +256,23 @@ class EventWriter:
 
     last = b""
 
-    def __init__(self, position: StreamPlace, chat: Chat, body: RunInput) -> None:
-        self._run_id, self._chat, self._body = position.run_id, chat, body
+    def __init__(self, run_id: str, ids: Mapping[str, str], client_tools: Collection[str]) -> None:
+        self._run_id, self._ids, self._client_tools = run_id, ids, client_tools
         self._round, self._has_started = 0, False
-        # The client has the results of the tools that it runs: it would show them twice.
-        self._known_results = {each.tool_call_id for each in body.messages if each.role == "tool"}
+        self._services: dict[str, int] = {}  # the calls of services that run now, and how many texts they have
+        self.known_results: frozenset[str | None] = frozenset()
+        """The client has the results of the tools that it runs: it would show them twice."""
+        self.snapshot: list[Event] | None = None
+        """The messages that stand before this stream, for a client that asks for them."""
 
     def write(self, part: Part) -> Iterator[Event]:
         """Yield the events of a part; the first is `RUN_STARTED`."""
         if not self._has_started:
             self._has_started = True
             yield {"type": "RUN_STARTED", **self._ids, "protocolVersion": PROTOCOL_VERSION}
+            if self.snapshot is not None:
+                yield {"type": "MESSAGES_SNAPSHOT", "messages": self.snapshot}
         yield from self._write(part)
-
-    @property
-    def _ids(self) -> dict[str, str]:
-        return {"threadId": self._body.thread_id, "runId": self._body.run_id}
 
     @property
     def _message_id(self) -> str:
@@ -270,14 +304,31 @@ class EventWriter:
                 yield {"type": "TOOL_CALL_ARGS", "toolCallId": call_id, "delta": text}
             case CallReady(call_id):
                 yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
-            case CallEnd(call_id, _, text):
-                if call_id not in self._known_results:
+            case CallEnd(call_id, outcome, text):
+                yield from self._end_service(call_id, outcome, text)
+                if call_id not in self.known_results:
                     message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
                     yield {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
             case CallProgress(call_id, name, done, total, text):
                 value = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": text}
                 yield {"type": "CUSTOM", "name": "tool_progress", "value": value}
+            case Sources(passages):
+                yield {"type": "CUSTOM", "name": "sources", "value": [*_write_sources(passages)]}
+            case AddedMessage(message, by):
+                yield {"type": "CUSTOM", "name": "told", "value": {"text": message.text, "by": by}}
+            case ServiceStart(call_id, service):
+                self._services[call_id] = 0
+                parents = {"parentToolCallId": call_id, "parentMessageId": self._message_id}
+                yield {"type": "SUBAGENT_STARTED", "subagentRunId": call_id, "name": service, **parents}
+            case ServiceText(call_id, _, text):
+                yield from self._write_service_text(call_id, text)
+            case BeanValues(values):
+                yield {"type": "STATE_SNAPSHOT", "snapshot": values}
             case Waits(pending):
+                for call_id in self._services:
+                    inside = [each for each in pending if each.startswith((f"{call_id}/", f"{call_id}."))]
+                    outcome_of_service = {"type": "suspended", "interruptIds": inside}
+                    yield {"type": "SUBAGENT_FINISHED", "subagentRunId": call_id, "outcome": outcome_of_service}
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": self._write_pending(pending)}
             case Completed(usage):
                 counted = {} if usage is None else {"usage": [_write_usage(usage)]}
@@ -287,12 +338,27 @@ class EventWriter:
             case Broken(problem, code):
                 yield {"type": "RUN_ERROR", "message": str(problem.get("detail") or problem["title"]), "code": code}
 
+    def _end_service(self, call_id: str, outcome: CallOutcome, text: str) -> Iterator[Event]:
+        if self._services.pop(call_id, None) is None:
+            return
+        if outcome == "error":
+            yield {"type": "SUBAGENT_ERROR", "subagentRunId": call_id, "message": text}
+        else:
+            yield {"type": "SUBAGENT_FINISHED", "subagentRunId": call_id, "outcome": {"type": "success"}}
+
+    def _write_service_text(self, call_id: str, text: str) -> Iterator[Event]:
+        self._services[call_id] = self._services.get(call_id, 0) + 1
+        message = {"messageId": f"{call_id}#{self._services[call_id]}", "subagentRunId": call_id}
+        yield {"type": "TEXT_MESSAGE_START", "role": "assistant", **message}
+        yield {"type": "TEXT_MESSAGE_CONTENT", "delta": text, **message}
+        yield {"type": "TEXT_MESSAGE_END", **message}
+
     def _thought_id(self, number: int) -> str:
         return f"{self._run_id}#thought{number}"
 
     def _write_pending(self, pending: Mapping[str, PendingCall]) -> Event:
         """Return how a run ends that waits: for persons, or only for results of the client's tools."""
-        waiting = {each: call for each, call in pending.items() if not self._chat.waits_for_client(call)}
+        waiting = {each: call for each, call in pending.items() if not waits_for_client(call, self._client_tools)}
         if not waiting:
             return {"type": "success", "pendingToolCallIds": [*pending]}
         return {"type": "interrupt", "interrupts": [_write_interrupt(each, call) for each, call in waiting.items()]}
@@ -307,7 +373,14 @@ def _write_interrupt(call_id: str, call: PendingCall) -> Event:
         "message": call.reason or asked,
         "toolCallId": call_id,
         "responseSchema": APPROVAL_SCHEMA if is_approval else _find_schema(call),
+        **({} if call.expires_at is None else {"expiresAt": call.expires_at.isoformat()}),
     }
+
+
+def _write_sources(passages: Iterable[Passage]) -> Iterator[Event]:
+    for number, each in enumerate(passages, 1):
+        about = {"title": each.title, "source": each.source}
+        yield {"sourceId": str(number), **{name: value for name, value in about.items() if value is not None}}
 
 
 def _find_schema(call: PendingCall) -> Mapping[str, Any]:
@@ -329,6 +402,92 @@ def _write_usage(usage: TokenUsage) -> dict[str, int]:
     }
 
 
+# --- the messages of a conversation
+
+
+async def history(room: Conversation) -> list[Event]:
+    """Return the messages of a conversation as an AG-UI client has them, for its messages when a page loads.
+
+        return await ag_ui.history(conversations.of(Desk, room))
+
+    Those of the log, and of runs that have not ended: the question, and if the run waits, the answer with its calls.
+    The answer of a run that goes on, and the interrupts of one that waits, come from `respond`. Raises
+    `ConversationNotFoundError` if the conversation is another's.
+    """
+    return _write_messages(await read_room(room, running=False))
+
+
+def _write_messages(shown: Iterable[ShownMessage]) -> list[Event]:
+    messages: list[Event] = []
+    for each in shown:
+        if each.user is not None:
+            messages.append({"id": each.id, "role": "user", "content": _write_contents(each.user.contents)})
+            continue
+        writer, reading = EventWriter(each.base, {}, ()), MessagesReading(messages)
+        for part in each.parts:
+            if isinstance(part, AddedMessage):
+                message_id = part.entry_id or f"{each.id}#added{len(messages)}"
+                messages.append({"id": message_id, "role": "user", "content": _write_contents(part.message.contents)})
+            for event in writer.write(part):
+                reading.take(event)
+    return messages
+
+
+def _write_contents(contents: Sequence[Content]) -> Any:
+    return [*map(_write_content, contents)] if media_in(contents) else joined_text(contents)
+
+
+def _write_content(content: Content) -> Event:
+    match content:
+        case TextContent():
+            return {"type": "text", "text": content.text}
+        case ImageContent():
+            kind = "image"
+        case AudioContent():
+            kind = "audio"
+        case PdfContent():
+            kind = "document"
+        case _:
+            assert_never(content)
+    value, media_type = base64_of(content), media_type_of(content)
+    if value is None:
+        return {"type": kind, "source": {"type": "url", "value": url_of(content), "mimeType": media_type}}
+    return {"type": kind, "source": {"type": "data", "value": value, "mimeType": media_type}}
+
+
+class MessagesReading:
+    """Adds the messages that a client makes of the events of an answer to `messages`."""
+
+    def __init__(self, messages: list[Event]) -> None:
+        self._messages = messages
+        self._by_id: dict[str, Event] = {}
+        self._calls: dict[str, Event] = {}
+
+    def take(self, event: Event) -> None:
+        """Change the messages as an event says."""
+        match event["type"]:
+            case "TEXT_MESSAGE_START" | "REASONING_MESSAGE_START":
+                self._message(event["messageId"], event["role"])["content"] = ""
+            case "TEXT_MESSAGE_CONTENT" | "REASONING_MESSAGE_CONTENT":
+                self._by_id[event["messageId"]]["content"] += event["delta"]
+            case "TOOL_CALL_START":
+                function = {"name": event["toolCallName"], "arguments": ""}
+                self._calls[event["toolCallId"]] = function
+                call = {"id": event["toolCallId"], "type": "function", "function": function}
+                self._message(event["parentMessageId"], "assistant").setdefault("toolCalls", []).append(call)
+            case "TOOL_CALL_ARGS":
+                self._calls[event["toolCallId"]]["arguments"] += event["delta"]
+            case "TOOL_CALL_RESULT":
+                result = {"toolCallId": event["toolCallId"], "content": event["content"]}
+                self._messages.append({"id": event["messageId"], "role": "tool", **result})
+
+    def _message(self, message_id: str, role: str) -> Event:
+        if message_id not in self._by_id:
+            self._by_id[message_id] = {"id": message_id, "role": role}
+            self._messages.append(self._by_id[message_id])
+        return self._by_id[message_id]
+
+
 # --- endpoints
 
 
@@ -339,6 +498,8 @@ async def respond(
     *,
     arguments: Mapping[str, Any] | None = None,
     client_tools: Collection[str] = (),
+    while_waiting: WhileWaiting = "reject",
+    state: Collection[type[Any]] = (),
 ) -> Response:
     """Return the stream that answers a request of an AG-UI client: of a new message, or of answers to interrupts.
 
@@ -353,6 +514,12 @@ async def respond(
     `client_tools` are the names of tools that the client may offer and runs; with others, the response is 422. A call
     of one suspends the run until the client sends its result.
 
+    With `while_waiting="reject"`, a new message while calls wait rejects those that this person may answer, unless the
+    body answers them, and is added to the run; with `"refuse"`, and while others have to answer, the response is 409.
+
+    `state` are conversation-scoped classes. Their values are sent as `STATE_SNAPSHOT`, such as `{"Reservation": {…}}`:
+    at the start of each stream, and after each round that has changed one.
+
     What is found before the first byte is an HTTP problem: 422 for a body that cannot be read, 404 for another's
     conversation or run, 409 while calls wait, and with `"code": "not_pending"` for an answer to a call that has never
     waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user message.
@@ -361,36 +528,66 @@ async def respond(
         chat = await Chat.open(runs, method, body.thread_id, client_tools)
         offered = _read_tools(body.tools or ())
         chat.check_offered(offered)
-        last = body.messages[-1] if body.messages else None
-        found = await chat.answer([*_read_replies(body)])
+        replies = [*_read_replies(body)]
+        if (new := await _find_new(chat, body)) is not None:
+            said = NewMessage(_read_user_message(new), new.id, arguments or {}, offered, while_waiting)
+            found: StreamPlace | Response | None = await chat.say(said, replies)
+        else:
+            found = await chat.answer(replies)
         if isinstance(found, Response):
             return found
-        if last is not None and last.role == "user" and not body.resume:
-            return _stream(chat, await chat.start(_read_user_message(last), arguments or {}, offered), body)
+        snapshot = None
         if found is None:
-            found = await _find_stream(chat)
-        return _stream(chat, found, body)
+            found, snapshot = await _find_stream(chat)
+        return _stream(chat, found, body, state, snapshot)
     except RefusedError as error:
         return error.response()
 
 
-async def _find_stream(chat: Chat) -> StreamPlace:
+async def _find_new(chat: Chat, body: RunInput) -> InputMessage | None:
+    """Return the new message of the user: the one that stands last. Beside a resume it may be the known question."""
+    last = body.messages[-1] if body.messages else None
+    if last is None or last.role != "user":
+        return None
+    if not body.resume:
+        return last
+    if chat.room is None:
+        return None
+    written = _read_user_message(last)
+    try:
+        shown = await read_room(chat.room)
+    except ConversationNotFoundError:  # who may answer calls of others may not write in their conversations
+        return None
+    return None if any(each.id == last.id and each.user == written for each in shown) else last
+
+
+async def _find_stream(chat: Chat) -> tuple[StreamPlace, list[Event]]:
+    """Return the newest answer that is not complete yet, and the messages before it."""
     run = await chat.find_open_run()
     if run is None:
         raise invalid("The body has neither a new message nor answers, and no answer is under way.")
-    return StreamPlace(run.id, 0, await find_passed(chat.runs, run.id))
+    shown = [] if chat.room is None else await read_room(chat.room)
+    place = await find_newest_answer(chat.runs, run.id)
+    sent = answer_id(run.id, place.answer)
+    shown = [each for each in shown if each.user is not None or each.id != sent]
+    return place, _write_messages(shown)
 
 
 async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
-    """Stop the answer that is not complete yet, also one that waits. Return False if there is none.
+    """Stop the answer that is under way in a conversation, also one that waits. Return False if there is none.
 
-    Its stream ends with the outcome `cancelled`. Raises `RunNotFoundError` if it is another's.
+    It is what `Conversation.stop` does, as the identity of the request: also for a call that is not a run. The stream
+    ends with the outcome `cancelled`. Raises `ConversationNotFoundError` if the conversation is another's.
     """
-    return await (await Chat.open(runs, method, room)).stop()
+    return await stop_chat(runs, method, room)
 
 
-def _stream(chat: Chat, position: StreamPlace, body: RunInput) -> Response:
-    parts = follow_run(
-        chat.runs, position.run_id, after=position.after, passed=position.passed, holds_text=chat.holds_text
-    )
-    return PartStream(parts, EventWriter(position, chat, body), {})
+def _stream(
+    chat: Chat, place: StreamPlace, body: RunInput, state: Collection[type[Any]], snapshot: list[Event] | None
+) -> Response:
+    writer = EventWriter(place.run_id, {"threadId": body.thread_id, "runId": body.run_id}, chat.client_tools)
+    writer.snapshot = snapshot
+    if snapshot is None:
+        writer.known_results = frozenset(each.tool_call_id for each in body.messages if each.role == "tool")
+    parts = chat.follow(place)
+    return PartStream(with_state(chat.runs, place.run_id, parts, state) if state else parts, writer, {})

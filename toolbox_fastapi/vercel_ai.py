@@ -7,22 +7,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from toolbox.chat import FinishReason, PendingCall, TokenUsage, UserMessage
-from toolbox.contents import Content, TextContent
+from toolbox.contents import AudioContent, Content, ImageContent, PdfContent, TextContent, media_type_of, url_of
+from toolbox.conversations.conversations_bean import Conversation
+from toolbox.passages import Passage
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 
 from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
-from .front_ends.chats import Chat, ClientReply, RefusedError, StreamPlace, invalid, shown_value
+from .front_ends.chats import (
+    Chat,
+    ClientReply,
+    NewMessage,
+    RefusedError,
+    StreamPlace,
+    WhileWaiting,
+    find_newest_answer,
+    invalid,
+    shown_value,
+    stop_chat,
+    waits_for_client,
+)
+from .front_ends.going_back import find_question, go_back, unknown_message
 from .front_ends.part_streams import PartStream
-from .front_ends.run_reading import find_passed, follow_run
+from .front_ends.room_reading import ShownMessage, read_room
+from .front_ends.run_reading import answer_id
 from .front_ends.stream_parts import (
+    AddedMessage,
     BlockEnd,
     BlockPiece,
     BlockStart,
@@ -36,11 +53,14 @@ from .front_ends.stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceStart,
+    ServiceText,
+    Sources,
     Stopped,
     Waits,
 )
 
-__all__ = ["ChatBody", "ChatMessage", "reconnect", "respond", "stop"]
+__all__ = ["ChatBody", "ChatMessage", "history", "reconnect", "respond", "stop"]
 
 Chunk = dict[str, Any]
 
@@ -157,9 +177,10 @@ class ChunkWriter:
 
     last = b"data: [DONE]\n\n"
 
-    def __init__(self, message_id: str, chat: Chat, *, continues: bool = False) -> None:
-        self._message_id, self._chat, self._continues = message_id, chat, continues
+    def __init__(self, message_id: str, client_tools: Collection[str], *, continues: bool = False) -> None:
+        self._message_id, self._client_tools, self._continues = message_id, client_tools, continues
         self._has_started = self._is_in_step = False
+        self._services: dict[str, str] = {}  # of the calls that run now
 
     def write(self, part: Part) -> Iterator[Chunk]:
         """Yield the chunks of a part; the first is `start`."""
@@ -188,14 +209,30 @@ class ChunkWriter:
             case CallReady(call_id, name, arguments):
                 given = _read_arguments(arguments)
                 yield {"type": "tool-input-available", "toolCallId": call_id, "toolName": name, "input": given}
-            case CallEnd():
+            case CallEnd(call_id, outcome):
                 yield from self._write_result(part)
+                if call_id in self._services:
+                    yield self._write_service(call_id, "error" if outcome == "error" else "finished")
+                    del self._services[call_id]
+            case ServiceStart(call_id, service):
+                self._services[call_id] = service
+                yield self._write_service(call_id, "running")
+            case ServiceText(call_id, _, text):
+                yield self._write_service(call_id, "running", text=text)
             case CallProgress(call_id, name, done, total, message):
                 data = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": message}
                 yield {"type": "data-tool-progress", "id": call_id, "data": data}
+            case Sources(passages):
+                for number, passage in enumerate(passages, 1):
+                    yield _write_source(str(number), passage)
+            case AddedMessage(message, by):
+                data = {"text": message.text, "by": by}
+                yield {"type": "data-told", "data": data}
             case Waits(pending):
                 for call_id, call in pending.items():
                     yield from self._write_pending(call_id, call)
+                for call_id in self._services:
+                    yield self._write_service(call_id, "suspended")
                 yield from self._end_step()
                 yield {"type": "finish", "finishReason": "tool-calls"}
             case Completed(usage, reason):
@@ -206,6 +243,10 @@ class ChunkWriter:
                 yield {"type": "abort"} if reason is None else {"type": "abort", "reason": reason}
             case Broken(problem):
                 yield {"type": "error", "errorText": str(problem.get("detail") or problem["title"])}
+
+    def _write_service(self, call_id: str, state: str, **more: str) -> Chunk:
+        data = {"toolCallId": call_id, "service": self._services.get(call_id, ""), "state": state, **more}
+        return {"type": "data-subagent", "id": call_id, "data": data}
 
     def _end_step(self) -> Iterator[Chunk]:
         if self._is_in_step:  # else the client has got its beginning in an earlier stream
@@ -221,16 +262,25 @@ class ChunkWriter:
             case "error":
                 yield {"type": "tool-output-error", "toolCallId": end.id, "errorText": end.text}
             case _:
-                value = None if end.execution is None else shown_value(end.execution)
+                value = shown_value(end)
                 yield {"type": "tool-output-available", "toolCallId": end.id, "output": value}
 
     def _write_pending(self, call_id: str, call: PendingCall) -> Iterator[Chunk]:
         if call.kind == "approval":
             reason = {} if call.reason is None else {"reason": call.reason}  # AI SDK 6 ignores it
             yield {"type": "tool-approval-request", "toolCallId": call_id, "approvalId": call_id, **reason}
-        elif not self._chat.waits_for_client(call):
+        elif not waits_for_client(call, self._client_tools):
             data = {"toolCallId": call_id, "toolName": call.tool_name, "kind": call.kind, "reason": call.reason}
             yield {"type": "data-pending-call", "id": call_id, "data": data}
+
+
+def _write_source(source_id: str, passage: Passage) -> Chunk:
+    title = {} if passage.title is None else {"title": passage.title}
+    if passage.source is not None and passage.source.lower().startswith(("http://", "https://")):
+        return {"type": "source-url", "sourceId": source_id, "url": passage.source, **title}
+    named = {"title": passage.title or passage.source or f"[{source_id}]"}
+    file = {} if passage.source is None else {"filename": passage.source}
+    return {"type": "source-document", "sourceId": source_id, "mediaType": "text/plain", **named, **file}
 
 
 def _read_arguments(text: str) -> Any:
@@ -250,6 +300,96 @@ def _write_usage(usage: TokenUsage) -> dict[str, int]:
     }
 
 
+# --- the messages of a conversation
+
+
+async def history(room: Conversation, *, client_tools: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the messages of a conversation as `useChat` has them, for its `messages` when a page loads.
+
+        return await vercel_ai.history(conversations.of(Desk, room))
+
+    Those of the log, and of runs that have not ended: the question, and if the run waits, the answer with its requests
+    for approval. The answer of a run that goes on comes from `reconnect`. `client_tools` are those of `respond`. Raises
+    `ConversationNotFoundError` if the conversation is another's.
+    """
+    return [_write_message(each, client_tools) for each in await read_room(room, running=False)]
+
+
+def _write_message(shown: ShownMessage, client_tools: Collection[str]) -> dict[str, Any]:
+    if shown.user is not None:
+        return {"id": shown.id, "role": "user", "parts": [_write_content(each) for each in shown.user.contents]}
+    writer, message = ChunkWriter(shown.id, client_tools), MessageReading(shown.id)
+    for part in shown.parts:
+        for chunk in writer.write(part):
+            message.take(chunk)
+    return message.written
+
+
+def _write_content(content: Content) -> dict[str, Any]:
+    match content:
+        case TextContent():
+            return {"type": "text", "text": content.text}
+        case PdfContent():
+            name = {} if content.name is None else {"filename": content.name}
+            return {"type": "file", "mediaType": media_type_of(content), "url": url_of(content), **name}
+        case ImageContent() | AudioContent():
+            return {"type": "file", "mediaType": media_type_of(content), "url": url_of(content)}
+        case _:
+            assert_never(content)
+
+
+class MessageReading:
+    """The message that a client makes of the chunks of an answer: `written`."""
+
+    def __init__(self, message_id: str) -> None:
+        self._parts: list[dict[str, Any]] = []
+        self._blocks: dict[str, dict[str, Any]] = {}
+        self._calls: dict[str, dict[str, Any]] = {}
+        self.written: dict[str, Any] = {"id": message_id, "role": "assistant", "parts": self._parts}
+
+    def take(self, chunk: Chunk) -> None:
+        """Change the message as a chunk says."""
+        match chunk["type"]:
+            case "start-step":
+                self._parts.append({"type": "step-start"})
+            case "text-start" | "reasoning-start" as kind:
+                self._blocks[chunk["id"]] = {"type": kind.removesuffix("-start"), "text": ""}
+                self._parts.append(self._blocks[chunk["id"]])
+            case "text-delta" | "reasoning-delta":
+                self._blocks[chunk["id"]]["text"] += chunk["delta"]
+            case "tool-input-available":
+                call = {"type": f"tool-{chunk['toolName']}", "toolCallId": chunk["toolCallId"]}
+                self._calls[chunk["toolCallId"]] = {**call, "state": "input-available", "input": chunk["input"]}
+                self._parts.append(self._calls[chunk["toolCallId"]])
+            case "tool-approval-request":
+                self._change(chunk, state="approval-requested", approval={"id": chunk["approvalId"]})
+            case "tool-output-available":
+                self._change(chunk, state="output-available", output=chunk["output"])
+            case "tool-output-error":
+                self._change(chunk, state="output-error", errorText=chunk["errorText"])
+            case "tool-output-denied":
+                self._change(chunk, state="output-denied", approval={"id": chunk["toolCallId"], "approved": False})
+            case "finish" if "messageMetadata" in chunk:
+                self.written["metadata"] = chunk["messageMetadata"]
+            case kind if kind.startswith("source-"):
+                self._parts.append(chunk)
+            case kind if kind.startswith("data-"):
+                self._take_data(chunk)
+
+    def _change(self, chunk: Chunk, **changes: Any) -> None:
+        if (call := self._calls.get(chunk["toolCallId"])) is not None:
+            call |= changes
+
+    def _take_data(self, chunk: Chunk) -> None:
+        """Replace the part with the same id, or add one."""
+        named = (each for each in self._parts if each["type"] == chunk["type"] and "id" in chunk)
+        known = next((each for each in named if each.get("id") == chunk["id"]), None)
+        if known is None:
+            self._parts.append(dict(chunk))
+        else:
+            known["data"] = chunk["data"]
+
+
 # --- endpoints
 
 
@@ -260,6 +400,7 @@ async def respond(
     *,
     arguments: Mapping[str, Any] | None = None,
     client_tools: Collection[str] = (),
+    while_waiting: WhileWaiting = "reject",
 ) -> Response:
     """Return the stream that answers a request of `useChat`: of a new message, or of answers to pending calls.
 
@@ -273,28 +414,64 @@ async def respond(
 
     `client_tools` are the names of deferred tools whose results the client sends. Results of other tools are not read.
 
+    A message that replaces an earlier one, and one that is answered again, go back to before it: what was said since
+    then is hidden. With `while_waiting="reject"`, a new message while calls wait rejects those that this person may
+    answer, and is added to the run; with `"refuse"`, and while others have to answer, the response is 409.
+
     What is found before the first byte is an HTTP problem: 422 for a message that cannot be read, 404 for another's
-    conversation or run, 409 while calls wait, and with `"code": "not_pending"` for an answer to a call that has never
-    waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user message.
+    conversation or run, 409 for unknown messages and while calls wait, and with `"code": "not_pending"` for an answer
+    to a call that has never waited. Raises the errors of `runs.start`, and `TypeError` for a method without a user
+    message.
     """
     try:
         chat = await Chat.open(runs, method, body.id, client_tools)
         message = body.find_message()
-        if message.role == "assistant":
+        if body.trigger == "regenerate-message":
+            said = await _find_regenerated(chat, body)
+        elif message.role == "assistant":
             found = await chat.answer([*_read_replies(message)])
             if found is None:
                 raise invalid("The last message has no answer to a pending call.")
             if isinstance(found, Response):
                 return found
             return _stream(chat, found, message.id or found.run_id, continues=True)
-        if message.role != "user":
-            raise invalid(f"The last message has the role {message.role!r}; expected user.")
-        if body.message_id is not None or body.trigger == "regenerate-message":
-            raise RefusedError(409, "The conversation has no message with this id.")
-        position = await chat.start(_read_user_message(message), arguments or {})
-        return _stream(chat, position, position.run_id)
+        else:
+            said = await _find_submitted(chat, body, message)
+        place = await chat.say(NewMessage(*said, arguments or {}, while_waiting=while_waiting))
+        if isinstance(place, Response):
+            return place
+        return _stream(chat, place, answer_id(place.run_id, place.answer))
     except RefusedError as error:
         return error.response()
+
+
+async def _find_submitted(chat: Chat, body: ChatBody, message: ChatMessage) -> tuple[UserMessage, str | None]:
+    """Return the new message and its id. One that replaces an earlier one goes back to before that."""
+    if message.role != "user":
+        raise invalid(f"The last message has the role {message.role!r}; expected user.")
+    written = _read_user_message(message)
+    if body.message_id is None:
+        return written, message.id
+    if (edited := await find_question(chat, body.message_id, answers=False)) is None:
+        raise unknown_message()
+    await go_back(chat, edited)
+    return written, message.id or body.message_id
+
+
+async def _find_regenerated(chat: Chat, body: ChatBody) -> tuple[UserMessage, str | None]:
+    """Return the message that is to be answered again, and its id, after going back to before it if it is stored."""
+    known = [*(body.messages or ()), *([body.message] if body.message is not None else ())]
+    last = next((each for each in reversed(known) if each.role == "user"), None)
+    wanted = body.message_id if body.message_id is not None else last and last.id
+    question = await find_question(chat, wanted, answers=True)
+    if question is not None and question.user is not None:
+        await go_back(chat, question)
+        return question.user, question.id
+    if body.message_id is not None:
+        raise unknown_message()
+    if last is None:
+        raise invalid("There is no message of the user to answer again.")
+    return _read_user_message(last), last.id  # its call has failed, and is not in the log
 
 
 async def reconnect(
@@ -313,21 +490,21 @@ async def reconnect(
         run = await chat.find_open_run()
         if run is None:
             return Response(status_code=204)
-        return _stream(chat, StreamPlace(run.id, 0, await find_passed(runs, run.id)), run.id)
+        place = await find_newest_answer(runs, run.id)
+        return _stream(chat, place, answer_id(run.id, place.answer))
     except RefusedError as error:
         return error.response()
 
 
 async def stop(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
-    """Stop the answer that is not complete yet, also one that waits. Return False if there is none.
+    """Stop the answer that is under way in a conversation, also one that waits. Return False if there is none.
 
-    Its stream ends with `abort`. Raises `RunNotFoundError` if it is another's.
+    It is what `Conversation.stop` does, as the identity of the request: also for a call that is not a run. The stream
+    ends with `abort`. Raises `ConversationNotFoundError` if the conversation is another's.
     """
-    return await (await Chat.open(runs, method, room)).stop()
+    return await stop_chat(runs, method, room)
 
 
 def _stream(chat: Chat, position: StreamPlace, message_id: str, *, continues: bool = False) -> Response:
-    parts = follow_run(
-        chat.runs, position.run_id, after=position.after, passed=position.passed, holds_text=chat.holds_text
-    )
-    return PartStream(parts, ChunkWriter(message_id, chat, continues=continues), HEADERS)
+    writer = ChunkWriter(message_id, chat.client_tools, continues=continues)
+    return PartStream(chat.follow(position), writer, HEADERS)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request, Response
 
 from toolbox import AiMessage, Container, MemoryId, Progress, ToolRetry, application_scoped, register_ai_service, tool
+from toolbox.conversations import Conversations
 from toolbox.runs import Runs, ToolDeferred
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -99,6 +100,16 @@ def made(replies: Iterable[Any], method: Any = Desk.chat, *services: type, **opt
     @app.post("/api/chat/{room}/stop")
     async def stop(room: str, runs: Inject[Runs]) -> bool:
         return await vercel_ai.stop(runs, method, room)
+
+    service = services[0] if services else Desk
+
+    @app.get("/api/chat/{room}/messages")
+    async def messages(room: str, conversations: Inject[Conversations]) -> list[dict[str, Any]]:
+        return await vercel_ai.history(conversations.of(service, room), client_tools=CLIENT_TOOLS)
+
+    @app.get("/agui/{room}/messages")
+    async def agui_messages(room: str, conversations: Inject[Conversations]) -> list[dict[str, Any]]:
+        return await ag_ui.history(conversations.of(service, room))
 
     @app.post("/agui")
     async def agui(body: ag_ui.RunInput, runs: Inject[Runs]) -> Response:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, MemoryId, register_ai_service
+from toolbox import Container, MemoryId, TokenStream, register_ai_service
+from toolbox.errors import ConversationStoppedError
 from toolbox.security import roles_allowed
 from toolbox.testing import tool_call
 
@@ -16,6 +17,7 @@ from .front_desk import (
     BOB,
     MIA,
     REFUND,
+    Desk,
     Refunds,
     answered,
     answers,
@@ -27,6 +29,7 @@ from .front_desk import (
     says,
 )
 from .test_ag_ui import interrupts_in, resumed
+from .test_vercel_ai import Gated
 
 pytestmark = pytest.mark.anyio
 
@@ -167,3 +170,57 @@ async def test_a_service_that_needs_a_role_answers_with_a_problem(running: Runni
         assert (await client.say(ANN)).status_code == 403
         assert (await client.say(MIA)).status_code == 200
         assert len(await container.runs.list()) == 1
+
+
+async def test_the_conversation_of_another_is_unknown_also_when_nothing_is_at_work(
+    running: Running, client_kind: Any
+) -> None:
+    app, container = made(["Hello.", "Again."])
+    async with running(app) as http:
+        client = client_kind(http)
+        await client.say(ANN)
+        for who in (BOB, NOBODY):
+            for response in (await client.say(who), await client.look(who)):
+                assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json")
+            assert (await http.post("/api/chat/room/stop", headers=who)).status_code == 404
+        assert (await http.post("/api/chat/room/stop", headers=ANN)).json() is False
+        assert (await client.say(ANN)).status_code == 200
+        assert len(await container.runs.list()) == 2
+
+
+async def test_a_stop_is_that_of_the_conversation_and_says_who(running: Running) -> None:
+    model = Gated(["Hello there."])
+    app, container = made(model)
+    async with running(app) as http:
+        streaming = asyncio.create_task(http.post("/api/chat", json=said("hi"), headers=ANN))
+        await model.waits.wait()
+        assert (await http.post("/api/chat/room/stop", headers=BOB)).status_code == 404
+        assert (await http.post("/api/chat/room/stop", headers=ANN)).json() is True
+        chunks = events_in((await streaming).text)
+        [run] = await container.runs.list()
+        states = [each.state for each in await container.conversations.of(Desk, "room").history()]
+
+    assert (chunks[-1], run.status, run.history[-1].by) == ({"type": "abort"}, "cancelled", "ann")
+    assert states == ["stopped", "stopped"]
+
+
+async def test_a_stop_ends_a_call_that_is_not_a_run(running: Running) -> None:
+    model = Gated(["Hello there."])
+
+    async def read() -> None:
+        async for _ in container.get(Talk).chat("room", "hi"):
+            pass
+
+    @register_ai_service(name="talk")
+    class Talk(Protocol):
+        def chat(self, room: MemoryId[str], text: str) -> TokenStream: ...
+
+        async def answer(self, room: MemoryId[str], text: str) -> str: ...
+
+    app, container = made(model, Talk.answer, Talk)
+    async with running(app) as http:
+        reading = asyncio.create_task(read())
+        await model.waits.wait()
+        assert (await http.post("/api/chat/room/stop")).json() is True
+        with pytest.raises(ConversationStoppedError):
+            await reading

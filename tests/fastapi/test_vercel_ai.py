@@ -34,6 +34,7 @@ from .front_desk import (
     events_in,
     made,
     message_of,
+    posted,
     said,
     says,
     with_output,
@@ -386,7 +387,7 @@ async def test_an_answer_that_was_given_already_gets_the_stream_after_it(running
 
 async def test_answers_stand_in_the_message_that_the_body_names(running: Running) -> None:
     model = ScriptedChatModel([says(REFUND), "Done."])
-    app, container = made(model)
+    app, container = made(model, while_waiting="refuse")
     async with running(app) as client:
         message = message_of(await post(client, said("hi")))
         new = {"id": "u2", "role": "user", "parts": [{"type": "text", "text": "and hurry"}]}
@@ -396,15 +397,6 @@ async def test_answers_stand_in_the_message_that_the_body_names(running: Running
 
         assert container.get(Refunds).refunded == [7]
     assert UserMessage("and hurry") not in model.requests[1].messages
-
-
-async def test_editing_and_regenerating_change_nothing(running: Running) -> None:
-    app, container = made(["Hello."])
-    async with running(app) as client:
-        await post(client, said("hi"))
-        for more in ({"messageId": "u1"}, {"messageId": "nobody"}, {"trigger": "regenerate-message"}):
-            assert (await client.post("/api/chat", json=said("ho", **more))).status_code == 409
-        assert len(await container.runs.list()) == 1
 
 
 async def test_an_answer_to_a_call_that_never_waited_is_refused(running: Running) -> None:
@@ -439,12 +431,14 @@ async def test_only_a_clear_answer_approves(approval: Any, running: Running) -> 
 
 
 async def test_a_message_while_calls_wait_is_refused(running: Running) -> None:
-    app, _ = made([says(REFUND), "Done."])
+    app, container = made([says(REFUND), "Done."], while_waiting="refuse")
     async with running(app) as client:
         await post(client, said("hi"))
-        response = await client.post("/api/chat", json=said("never mind"))
-
-    assert (response.status_code, response.json()["status"]) == (409, 409)
+        for path, body in (("/api/chat", said("never mind")), ("/agui", posted("never mind"))):
+            response = await client.post(path, json=body)
+            assert (response.status_code, response.json()["status"]) == (409, 409)
+        [run] = await container.runs.list()
+        assert (run.status, run.history) == ("suspended", ())
 
 
 # --- tools of the client

@@ -68,6 +68,11 @@ class ConversationsHost(MemoryHost, Protocol):
 
     # --- runs
 
+    @property
+    def runs(self) -> Any:
+        """The runs, `toolbox.runs.Runs`."""
+        ...
+
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
         ...
@@ -376,6 +381,35 @@ class Conversation:
 
         return await self._with(read)
 
+    # --- for front ends
+
+    @property
+    def runs(self) -> Any:
+        """The `Runs` of the container."""
+        return self._host.runs
+
+    async def unended_runs(self) -> list[Any]:
+        """Return the runs of the conversation that have not ended, newest first.
+
+        Without those that others have begun while the conversation belongs to nobody yet.
+        """
+
+        async def read(store: LogStore, check: _Check) -> list[Any]:
+            check(await find_head(store, self._key))
+            found = await self._host.runs.unended_in(self._key.service, self._key.memory_id)
+            identity = await self._host.caller() if self._is_checked else None
+            return [each for each in found if identity is None or self._host.runs.is_of(each, identity)]
+
+        return await self._with(read)
+
+    async def check_access(self) -> None:
+        """Raise `AccessDeniedError` if the conversation is another's, as all other methods do."""
+
+        async def read(store: LogStore, check: _Check) -> None:
+            check(await find_head(store, self._key))
+
+        await self._with(read)
+
     # --- changing
 
     async def forget_approvals(self, tool_name: str | None = None) -> None:
@@ -490,8 +524,7 @@ class Conversation:
 
         async def begin() -> T:
             store = await _open(self._host)
-            is_checked = not (self._is_operator or self._host.shares_conversations(self._key.service))
-            identity = await self._host.caller() if is_checked else None
+            identity = await self._host.caller() if self._is_checked else None
 
             def check(head: Head | None) -> Head | None:
                 if head is not None:
@@ -501,6 +534,10 @@ class Conversation:
             return await work(store, check)
 
         return await self._host.on_own_loop(begin)
+
+    @property
+    def _is_checked(self) -> bool:
+        return not (self._is_operator or self._host.shares_conversations(self._key.service))
 
     def _known(self, head: Head | None) -> Head:
         if head is None:

@@ -21,7 +21,6 @@ from ..conversations.conversation_blocks import HeldConversation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
 from ..conversations.memories import ChatMemory
 from ..conversations.stores import ChatMemoryStore
-from ..conversations.views import ChosenView, FullHistory
 from ..di.graph import BeanGraph
 from ..di.scopes import RequestScope, outside_scopes
 from ..di.values import SingleBean
@@ -53,7 +52,6 @@ logger = logging.getLogger("toolbox.services")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from ..conversations.conversations_bean import Conversations
     from ..runs.run_answers import Run
     from ..settings import ToolboxSettings
 
@@ -288,23 +286,6 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         """Return the access to one conversation of a service."""
         return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
 
-    @property
-    def conversations(self) -> Conversations:
-        """The conversations of all services, for programs."""
-        from ..conversations.conversations_bean import Conversations
-
-        return Conversations(self)
-
-    def view_of(self, service: str) -> ChosenView | None:
-        """Return what `chat_memory=` of a service says; everything for one that this program does not have."""
-        plan = next(iter(self.plans_of(service).values()), None)
-        return FullHistory() if plan is None else plan.window
-
-    def shares_conversations(self, service: str) -> bool:
-        """Return True for a service with `shared_conversations=True`."""
-        plan = next(iter(self.plans_of(service).values()), None)
-        return plan is not None and plan.options.shared_conversations
-
     @asynccontextmanager
     async def hold_conversation(self, service: type[Any], memory_id: object) -> AsyncIterator[HeldConversation]:
         """Hold one conversation of a service with its beans, for a block.
@@ -410,12 +391,12 @@ class ContainerHost(ServiceHosting[ModelBeans]):
 
     async def run_of(self, key: ChatMemoryKey) -> Run[Any] | None:
         """Return the newest run of a conversation that has not ended, or None."""
-        return await self.runs.run_of(key.service, key.memory_id) if runs_are_imported() else None
+        return await super().run_of(key) if runs_are_imported() else None
 
     async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
         """Cancel the runs of a conversation that wait."""
         if runs_are_imported():
-            await self.runs.cancel_waiting(key.service, key.memory_id, reason)
+            await super().cancel_waiting(key, reason)
 
     async def forget_runs(
         self, *, owner: Owner | None = None, service: str | None = None, memory_id: str | None = None
@@ -423,7 +404,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         """Delete ended runs: those of a conversation, or those that an owner has started outside of conversations."""
         if not runs_are_imported():
             return 0
-        return await self.runs.forget_runs(owner=owner, service=service, memory_id=memory_id)
+        return await super().forget_runs(owner=owner, service=service, memory_id=memory_id)
 
     async def open_runs(self, *, take_over: bool) -> None:
         """Open the `RunStore` and `RunEngine` beans, if there are any, and take over lapsed runs from now on."""

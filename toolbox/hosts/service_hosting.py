@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..capabilities import Late, load
 from ..context import ActiveScope, InvocationContext, complete_context
-from ..conversations.keys import ChatMemoryKey
+from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.memories import ChatMemories
 from ..conversations.stores import ChatMemoryStore, InMemoryChatMemoryStore
+from ..conversations.views import ChosenView, FullHistory
 from ..di.scopes import active, outside_scopes
 from ..di.stored_beans import StoredBeans
 from ..errors import IllegalConfigurationError, Problem
@@ -39,11 +40,14 @@ from ..tools.failures import ToolErrors
 from ..tools.tool_calls import Tool
 
 if TYPE_CHECKING:
+    from ..conversations.conversations_bean import Conversations
+    from ..runs.run_answers import Run
     from ..runs.run_engines import RunEngine
     from ..runs.runs_bean import Runs
     from ..runs.store import RunStore
 
 
+T = TypeVar("T")
 Models = TypeVar("Models", bound=HostModels)
 
 
@@ -134,6 +138,27 @@ class ServiceHosting(ABC, Generic[Models]):
         if memories.is_entered_here(key):
             return await memories.stop(key, name)
         return bool(await self.runs.stop_in(key, by, lambda: memories.stop(key, name)))
+
+    @abstractmethod
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the host's loop, as work that its stop waits for."""
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations of all services, for programs."""
+        from ..conversations.conversations_bean import Conversations
+
+        return Conversations(self)
+
+    def view_of(self, service: str) -> ChosenView | None:
+        """Return what `chat_memory=` of a service says; everything for one that this program does not have."""
+        plan = next(iter(self.plans_of(service).values()), None)
+        return FullHistory() if plan is None else plan.window
+
+    def shares_conversations(self, service: str) -> bool:
+        """Return True for a service with `shared_conversations=True`."""
+        plan = next(iter(self.plans_of(service).values()), None)
+        return plan is not None and plan.options.shared_conversations
 
     @abstractmethod
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
@@ -250,6 +275,20 @@ class ServiceHosting(ABC, Generic[Models]):
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
         return await self.runs.suspended_in(key)
+
+    async def run_of(self, key: ChatMemoryKey) -> Run[Any] | None:
+        """Return the newest run of a conversation that has not ended, or None."""
+        return await self.runs.run_of(key.service, key.memory_id)
+
+    async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
+        """Cancel the runs of a conversation that wait."""
+        await self.runs.cancel_waiting(key.service, key.memory_id, reason)
+
+    async def forget_runs(
+        self, *, owner: Owner | None = None, service: str | None = None, memory_id: str | None = None
+    ) -> int:
+        """Delete ended runs: those of a conversation, or those that an owner has started outside of conversations."""
+        return await self.runs.forget_runs(owner=owner, service=service, memory_id=memory_id)
 
     async def cancel_run(self, run_id: str, reason: str) -> str:
         """Cancel a suspended run. Return the name of the class of its service."""

@@ -25,11 +25,12 @@ class ConversationRuns:
     def __init__(self, host: RunsHost, runs: StoredRuns, cancel: Callable[[str, str, Any], Awaitable[Any]]) -> None:
         self._host, self._runs, self._cancel = host, runs, cancel
 
-    async def newest_unended(self, service: str | type[Any], memory_id: str) -> StoredRun | None:
-        """Return the newest run of a conversation that has not ended, or None."""
-        found = [run async for run in self._find(service, memory_id, "running")]
-        found += [run async for run in self._find(service, memory_id, "suspended")]
-        return max(found, key=position_of, default=None)
+    async def unended(self, service: str | type[Any], memory_id: str) -> list[StoredRun]:
+        """Return the runs of a conversation that have not ended, newest first."""
+        # Twice "running": a run may go on while the suspended ones are read.
+        statuses: tuple[RunStatus, ...] = ("running", "suspended", "running")
+        found = {run.id: run for status in statuses async for run in self._find(service, memory_id, status)}
+        return sorted(found.values(), key=position_of, reverse=True)
 
     async def stop(self, key: ChatMemoryKey, by: Any, stop_call: Callable[[], Awaitable[bool]]) -> bool:
         """End the call at work with `stop_call`, or the run; return False if there is neither."""
@@ -51,7 +52,7 @@ class ConversationRuns:
         running = [run async for run in self._find(key.service, key.memory_id, "running")]
         if running:
             return min(running, key=position_of)
-        return await self.newest_unended(key.service, key.memory_id)
+        return next(iter(await self.unended(key.service, key.memory_id)), None)
 
     async def cancel_waiting(self, service: str | type[Any], memory_id: str | None, reason: str, by: Any) -> int:
         """Cancel the runs of a conversation that wait for an answer, or for their next try; return their number.

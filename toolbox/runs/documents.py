@@ -229,7 +229,8 @@ class RunDocument:
       although the run has not completed: what is recorded until there is not stored again.
     - `failures`: how many of them have failed, before the run went on. `asks_again`: the last one failed with the reply
       of its model, so that the next one must not use it.
-    - `client_tools`: the tools that the client of the call has, as `write_client_tool` writes them.
+    - `client_tools`: the tools that the client of the call has, as `write_client_tool` writes them. `client_id`: the id
+      that it gave to the user's message.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -263,6 +264,7 @@ class RunDocument:
     asks_again: bool = False
     client_tools: tuple[Mapping[str, Any], ...] = ()
     beans_until: str = ""
+    client_id: str | None = None
 
     @property
     def started_by(self) -> str | None:
@@ -309,7 +311,8 @@ def with_cancellation(document: RunDocument, entry: HistoryEntry, waiting: tuple
 
 def told_to_json(added: ToldMessage) -> str:
     """Write a message that the user adds to a run."""
-    return json.dumps({"version": VERSION, "message": message_to_dict(added.message), "by": added.by})
+    written = {"version": VERSION, "message": message_to_dict(added.message), "by": added.by}
+    return json.dumps(written if added.client_id is None else {**written, "client_id": added.client_id})
 
 
 def told_from_json(text: str) -> ToldMessage:
@@ -318,7 +321,7 @@ def told_from_json(text: str) -> ToldMessage:
     message = message_from_dict(written["message"], "message")
     if not isinstance(message, UserMessage):
         raise TranscriptError("message", "expected a user message")
-    return ToldMessage(message, written.get("by"))
+    return ToldMessage(message, written.get("by"), written.get("client_id"))
 
 
 def cancellation_to_json(entry: HistoryEntry) -> str:

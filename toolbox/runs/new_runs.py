@@ -50,15 +50,19 @@ class NewRuns:
         arguments: Mapping[str, Any],
         message: UserMessage | None = None,
         client_tools: Sequence[ToolSpecification] = (),
+        client_id: str | None = None,
     ) -> StoredRun:
         """Create a run of a service method and hand it to the engine; return it, or the run of the same call.
 
-        `message` is the user message, if it is not that of the arguments. The caller runs `client_tools`.
+        `message` is the user message, if it is not that of the arguments. The caller runs `client_tools`, and gave
+        `client_id` to the message.
         """
         await self._refuse_without_role(plan, arguments)
         new = await self._make_run(plan, arguments, follows=True, client_tools=client_tools)
         if message is not None:
             new = new.with_document(with_message(new.prepared.document, plan, arguments, message))
+        if client_id is not None:
+            new = new.with_document(new.prepared.document.changed(client_id=client_id))
         account = current_account.get()
         if not await self._exists(new):
             await self._check_conversation(plan, arguments)

@@ -5,7 +5,7 @@ Not here: roles and identities themselves (`security`), refreshing the identity 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from ..context import ActiveScope
@@ -39,12 +39,10 @@ def with_token_of(caller: Any, identity: Any) -> Any:
     return SecurityIdentity(identity.name, identity.roles, {**identity.attributes, TOKEN: caller.attributes[TOKEN]})
 
 
-def is_same_person(by: Any, stored: Any, names: Iterable[str]) -> bool:
+def is_same_person(by: Any, stored: SecurityIdentity, names: Collection[str]) -> bool:
     """Return True if a person is that of a stored identity, also in the attributes with these names."""
-    if not isinstance(by, SecurityIdentity) or by.is_anonymous or by.name != stored.name:
-        return False
-    attributes = writable_values(without_token(by.attributes))
-    return all(attributes.get(each) == stored.attributes.get(each) for each in names)
+    owner = Owner.of(by, names) if isinstance(by, SecurityIdentity) else None
+    return owner is not None and owner == Owner.of(stored, names)
 
 
 def read_identity(written: Mapping[str, Any] | None) -> Any:

@@ -93,9 +93,7 @@ class PreparedRuns:
             tool = self.find_offered(run_id, plan, outer.id, outer.tool_name, added)
             if tool is None:
                 continue
-            inner = plan_behind(tool)
-            if inner is None and tool.bean is not None:
-                inner = self._host.plans_of(stored_name(class_of(tool.bean))).get(tool.member)
+            inner = self.service_behind(tool)
             if inner is None or inner.name != method or service not in stored_names(inner.service):
                 reason = f"the tool {outer.tool_name!r} of {plan.where} is no longer {service}.{method}"
                 raise RunIncompatibleError(run_id, reason)
@@ -127,6 +125,12 @@ class PreparedRuns:
         if tool is None and not plan.providers:
             raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
         return tool
+
+    def service_behind(self, tool: Tool) -> MethodPlan | None:
+        """Return the plan of a tool that is a method of a service; None for other tools."""
+        if (inner := plan_behind(tool)) is not None or tool.bean is None:
+            return inner
+        return self._host.plans_of(stored_name(class_of(tool.bean))).get(tool.member)
 
     def undoes_tools(self) -> bool:
         """Return True if a service of this program undoes tools when a call fails."""

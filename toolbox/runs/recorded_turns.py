@@ -6,16 +6,17 @@ Not here: the turn of a call that ends in this process (`services.turns`, `servi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
-from ..chat import Message, ToolExecution
+from ..chat import ToolExecution, UserMessage
 from ..conversations.log import NO_USAGE, Turn, only_beans
 from ..services.outputs import ANSWER_TOOL
 from ..services.plans import MethodPlan
 from ..services.state import PendingToolCall, State
-from ..services.turns import unfinished_messages
+from ..services.turns import client_ids_in, unfinished_messages
 from ..tools.failures import message_of
 from ..tools.tool_calls import ToolOutcome
 from .new_documents import read_user_message
@@ -25,7 +26,7 @@ from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
 from .run_session import RunSession, describe_store_error
 from .service_calls import ServiceCall
-from .store import StoredRun
+from .store import ENDED, StoredRun
 from .stored_runs import RunsHost, StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")
@@ -57,19 +58,40 @@ class RecordedTurns:
         document, records = read_document(stored), await self._runs.records(stored.id)
         session = RunSession.of(stored, document, records, await self._runs.open())
         state = state_until_now(session)
+        ids = await session.client_ids(0 if state is None else len(state.added))
+        client_ids = {0: ids[0]} if ids[0] is not None else {}
         if state is not None:
+            client_ids = client_ids_in(state, ids)
             messages, usage = unfinished_messages(state), state.token_usage or NO_USAGE
         elif plan.messages.continues_history:
             return None
         else:
-            messages, usage = (self._user_message(stored, plan),), NO_USAGE
+            messages, usage = (self.question_of(stored)[0],), NO_USAGE
         beans = session.recorded_beans
-        return Turn(run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans)
+        return Turn(
+            run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans, client_ids=client_ids
+        )
 
-    def _user_message(self, stored: StoredRun, plan: MethodPlan) -> Message:
+    async def beans_of(self, run_id: str) -> Mapping[str, Any]:
+        """Return the JSON values of the beans of a run's conversation as the run has left them so far, by name."""
+        stored = await self._runs.load(run_id)
+        if (key := self._runs.conversation_of(stored)) is None:
+            return {}
+        head = await (await self._host.memories()).head(key)
+        beans = {} if head is None else dict(head.beans)
+        if stored.status in ENDED:
+            return beans
+        session = RunSession.of(
+            stored, read_document(stored), await self._runs.records(run_id), await self._runs.open()
+        )
+        return {**beans, **session.recorded_beans}
+
+    def question_of(self, stored: StoredRun) -> tuple[UserMessage, str | None]:
+        """Return the user's message of a run, and the id that a client gave to it. Raises `RunIncompatibleError`."""
         prepared = self._preparing.prepare(stored)
         message = read_user_message(stored.id, prepared.document)
-        return plan.messages.make_user_message(prepared.arguments) if message is None else message
+        asked = prepared.plan.messages.make_user_message(prepared.arguments) if message is None else message
+        return asked, prepared.document.client_id
 
 
 def state_until_now(session: RunSession) -> State | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..conversations.keys import Owner
 from ..errors import AnswerForbiddenError
 from ..security import SecurityIdentity
 from .answer_checks import AnswerChecks
 from .prepared_runs import PreparedRuns
-from .program_values import writable_values
 from .run_answers import Run
 from .stored_runs import RunsHost, StoredRuns
 
@@ -30,11 +30,8 @@ class RunOwners:
         """
         if run.started_by is None:
             return True
-        names = self._host.run_identity
-        now = writable_values({name: identity.attributes[name] for name in names if name in identity.attributes})
-        return run.started_by == identity.name and all(
-            run.identity_attributes.get(name) == now.get(name) for name in names
-        )
+        starter, names = SecurityIdentity(run.started_by, (), run.identity_attributes), self._host.run_identity
+        return Owner.of(identity, names) == Owner.of(starter, names)
 
     async def find_answerable(self, run_id: str, identity: SecurityIdentity) -> frozenset[str]:
         """Return the ids of the pending calls that a person may answer.

@@ -167,11 +167,21 @@ class RunSession:
         """Return the messages after the first `count`. The store is asked only if the last write named more."""
         if self._messages is not None and self._messages <= count:
             return ()
+        found = await self._read_messages(count)
+        self._messages = count + len(found)
+        return found
+
+    async def _read_messages(self, count: int) -> list[ToldMessage]:
         with self.using_store() as store:
             found = await store.messages(self.id, count)
-        self._messages = count + len(found)
         with self.reading():
             return [told_from_json(each) for each in found]
+
+    async def client_ids(self, added: int) -> list[str | None]:
+        """Return the ids that a client gave to the message of the call, and to the first `added` ones after it."""
+        asked = None if self.document is None else self.document.client_id
+        messages = (await self._read_messages(0))[:added] if added else []
+        return [asked, *(each.client_id for each in messages)]
 
     async def close_messages(self, count: int) -> bool:
         """Let the user add no more messages; False if there are more than `count`."""

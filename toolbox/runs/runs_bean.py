@@ -11,7 +11,7 @@ import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
@@ -19,6 +19,7 @@ from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunStateError
 from ..safe_text import is_text
 from ..security import SecurityIdentity, identity_in
+from ..service_names import stored_name
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
@@ -38,6 +39,9 @@ from .stored_runs import RunsHost, StoredRuns
 from .take_over import TakeOver
 from .telling import Telling
 
+if TYPE_CHECKING:
+    from ..conversations.conversations_bean import Conversation
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -53,7 +57,7 @@ class Runs:
 
     def __init__(self, host: RunsHost) -> None:
         preparing = PreparedRuns(host)
-        self._host = host
+        self._host, self._preparing = host, preparing
         self._stored = StoredRuns(host)
         self._execution = RunExecution(host, self._stored, preparing, self.watch_times)
         self._resuming = Resuming(host, self._stored, preparing, self._execution)
@@ -61,9 +65,8 @@ class Runs:
         self._new = NewRuns(host, self._stored, self._execution, self._submit)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
         self._telling = Telling(host, self._stored, preparing)
-        self._cancelling = Cancelling(
-            self._stored, preparing, self._execution, RecordedTurns(host, self._stored, preparing)
-        )
+        self._turns = RecordedTurns(host, self._stored, preparing)
+        self._cancelling = Cancelling(self._stored, preparing, self._execution, self._turns)
         self._owners = RunOwners(host, self._stored, preparing)
         self._conversations = ConversationRuns(host, self._stored, self._cancelling.cancel_run)
 
@@ -316,6 +319,15 @@ class Runs:
         """Return the plan of a method that `start` takes. Raises `TypeError` for others."""
         return self._host.plan_of(method)
 
+    def services_of(self, plan: MethodPlan) -> Mapping[str, str]:
+        """Return the stored names of the services that a method has as tools, by the names of the tools."""
+        found = {tool.name: self._preparing.service_behind(tool) for tool in plan.toolset.tools}
+        return {name: stored_name(each.service) for name, each in found.items() if each is not None}
+
+    async def beans_of(self, run_id: str) -> Mapping[str, Any]:
+        """Return the JSON values of the beans of a run's conversation as the run has left them so far, by name."""
+        return await self._host.on_own_loop(lambda: self._turns.beans_of(run_id))
+
     async def caller(self) -> SecurityIdentity:
         """Return the identity of the active scope; the anonymous one without any."""
         return await identity_in(self._host.scope)
@@ -337,12 +349,16 @@ class Runs:
         arguments: Mapping[str, Any],
         message: UserMessage | None,
         client_tools: Sequence[ToolSpecification] = (),
+        client_id: str | None = None,
     ) -> Run[Any]:
-        """Start a call as `start` does. `message` replaces its user message; the caller runs `client_tools`."""
+        """Start a call as `start` does. `message` replaces its user message; the caller runs `client_tools`.
+
+        `client_id` is the id that the caller gave to the message.
+        """
 
         async def start() -> Run[Any]:
             bound = plan.bind((), arguments)
-            return self._stored.show(await self._new.start_run(plan, bound, message, client_tools))
+            return self._stored.show(await self._new.start_run(plan, bound, message, client_tools, client_id))
 
         return await self._host.on_own_loop(start)
 
@@ -354,6 +370,10 @@ class Runs:
         """
         return await self._host.on_own_loop(lambda: self._new.call_durably(plan, arguments))
 
+    async def tell_message(self, run_id: str, message: UserMessage, by: Any, client_id: str) -> None:
+        """Add a message to a run as `tell` does. `client_id` is the id that the caller gave to it."""
+        await self._host.on_own_loop(lambda: self._telling.tell_run(run_id, message, by, client_id))
+
     async def suspended_in(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation, or None."""
         return await self._stored.suspended_in(key)
@@ -364,8 +384,35 @@ class Runs:
 
     async def run_of(self, service: str | type[Any], memory_id: str) -> Run[Any] | None:
         """Return the newest run of a conversation that has not ended, or None; also under former names."""
-        found = await self._conversations.newest_unended(service, memory_id)
-        return None if found is None else self._stored.show(found)
+        return next(iter(await self.unended_in(service, memory_id)), None)
+
+    async def unended_in(self, service: str | type[Any], memory_id: str) -> builtins.list[Run[Any]]:
+        """Return the runs of a conversation that have not ended, newest first; also under former names."""
+
+        async def find() -> builtins.list[Run[Any]]:
+            return [self._stored.show(each) for each in await self._conversations.unended(service, memory_id)]
+
+        return await self._host.on_own_loop(find)
+
+    async def question_of(self, run_id: str) -> tuple[UserMessage, str | None]:
+        """Return the user's message of a run that has not ended, and the id that a client gave to it.
+
+        Raises `RunNotFoundError` and `RunIncompatibleError`.
+        """
+
+        async def read() -> tuple[UserMessage, str | None]:
+            return self._turns.question_of(await self._stored.load(run_id))
+
+        return await self._host.on_own_loop(read)
+
+    async def room_of(self, service: type[Any], memory_id: object) -> Conversation | None:
+        """Return a conversation of a service; None if its store keeps no logs."""
+
+        async def find() -> Conversation | None:
+            keeps_logs = (await self._host.memories()).keeps_logs
+            return self._host.conversations.of(service, memory_id) if keeps_logs else None
+
+        return await self._host.on_own_loop(find)
 
     async def stop_in(self, key: ChatMemoryKey, by: Any, stop_call: Callable[[], Awaitable[bool]]) -> bool:
         """End what is at work in a conversation: a call, which `stop_call` stops, or a run, which may be suspended.

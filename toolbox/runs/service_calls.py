@@ -193,6 +193,11 @@ class RunPlace:
             return ()  # the reply that comes next has not seen them; they are read after it
         return await self.session.messages_after(count)
 
+    async def client_ids(self, added: int) -> Sequence[str | None]:
+        """Return the ids that a client gave to the message of the call, and to the first `added` ones after it."""
+        # Those of the message to the outermost invocation: no client has written to a service within.
+        return [None] if self.path else await self.session.client_ids(added)
+
     async def close_messages(self, count: int) -> bool:
         """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
         return await self.session.close_messages(count)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from pydantic_core import to_json
@@ -38,6 +38,9 @@ from .run_session import RunSession, store_errors_of
 from .service_calls import ServiceCall
 from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRecord, StoredRun, supports_of
 
+if TYPE_CHECKING:
+    from ..conversations.conversations_bean import Conversations
+
 T = TypeVar("T")
 
 
@@ -50,6 +53,11 @@ class RunsHost(StoringHost, ServiceHost, Protocol):
     @property
     def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
         """The plans of the services, by class and method."""
+        ...
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations of the services."""
         ...
 
     @property

@@ -25,8 +25,8 @@ class Telling:
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
 
-    async def tell_run(self, run_id: str, message: UserMessage, by: Any) -> None:
-        """Add a message to a run, after its input guardrails have judged it."""
+    async def tell_run(self, run_id: str, message: UserMessage, by: Any, client_id: str | None = None) -> None:
+        """Add a message to a run, after its input guardrails have judged it. A client gave `client_id` to it."""
         store = await self._runs.open()
         if "tell" not in supports_of(store):
             raise IllegalConfigurationError([no_messages(store)])
@@ -39,7 +39,7 @@ class Telling:
             prepared = await self._preparing.admit(run_id, prepared, by)
             async with self._preparing.open_scope(prepared):
                 message = await check_input(self._host, plan, prepared.arguments, message) or message
-        written = told_to_json(ToldMessage(message, history_name(by)))
+        written = told_to_json(ToldMessage(message, history_name(by), client_id))
         if not await store.add_message(run_id, uuid4().hex, written):
             status = (await self._runs.load(run_id)).status
             fact = f"it is {status}" if status in ENDED else "it has its answer, and is about to end"

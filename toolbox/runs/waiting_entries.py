@@ -6,6 +6,7 @@ Not here: the turn itself, and storing it at a suspension (`services.turns`, `se
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from ..chat import UserMessage
 from ..conversations.keys import ChatMemoryKey
@@ -60,7 +61,9 @@ class WaitingEntries:
             turn = await memories.read_run(key, run_id)
             asked = () if turn is None or not turn.counts else turn.messages[:1]
             if asked and isinstance(asked[0], UserMessage):
-                await memories.write(key, make_waiting_turn(run_id, suspensions, asked[0], document.pending))
+                waiting = make_waiting_turn(run_id, suspensions, asked[0], document.pending)
+                client_ids = {} if document.client_id is None else {0: document.client_id}
+                await memories.write(key, replace(waiting, client_ids=client_ids))
         except Exception as error:
             _warn(run_id, error)
 

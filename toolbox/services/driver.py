@@ -184,7 +184,7 @@ async def _listen(effect: Listen, invocation: Invocation, streamed: StreamedCall
     if added and streamed is not None:
         await streamed.end_intermediate(effect)
     for each in added:
-        event = ToldEvent(invocation.context, each.message, each.by)
+        event = ToldEvent(invocation.context, each.message, each.by, each.client_id)
         if invocation.host.listeners is not None:
             invocation.host.listeners.tell(event)
         if streamed is not None:

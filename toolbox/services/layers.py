@@ -52,7 +52,7 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
 from .plans import MethodPlan
-from .turns import answered_turn, state_after, unfinished_turn, waiting_turn_of
+from .turns import answered_turn, client_ids_in, state_after, unfinished_turn, waiting_turn_of
 from .usage_layers import in_account
 
 logger = logging.getLogger("toolbox.memory")
@@ -152,7 +152,7 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     assert excerpt is not None
     if (block := invocation.joined) is not None and block.closing:
         raise MemoryLeaseLostError(key.service, key.memory_id)
-    turn = replace(turn, beans=_changed_beans(turn, invocation))
+    turn = replace(turn, beans=_changed_beans(turn, invocation), client_ids=await _client_ids_of(turn, invocation))
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
     window, written = invocation.plan.window, tuple[Message, ...]()
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
@@ -163,6 +163,17 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
         beans.note_stored(turn.beans)
     if written and invocation.host.listeners is not None:
         invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+
+async def _client_ids_of(turn: Turn, invocation: Invocation) -> Mapping[int, str]:
+    """Return the ids that a client gave to the user's messages in a turn."""
+    if invocation.place is None or not turn.messages:
+        return {}
+    if not invocation.has_begun:
+        first, *_ = await invocation.place.client_ids(0)
+        return {} if first is None else {0: first}
+    state = invocation.state
+    return client_ids_in(state, await invocation.place.client_ids(len(state.added)))
 
 
 def _changed_beans(turn: Turn, invocation: Invocation) -> Mapping[str, Any]:

@@ -138,10 +138,11 @@ class StoredInvocation:
 
 @dataclass(frozen=True, slots=True)
 class ToldMessage:
-    """A message that the user has added to a run, and the name of the person."""
+    """A message that the user has added to a run, the name of the person, and the id that a client gave to it."""
 
     message: UserMessage
     by: str | None = None
+    client_id: str | None = None
 
 
 FindApprovals: TypeAlias = Callable[[], Awaitable[Sequence[KeptApproval]]]
@@ -228,6 +229,10 @@ class PlaceInRun(CallPlace, Protocol):
 
     async def messages_after(self, count: int) -> Sequence[ToldMessage]:
         """Return the messages that the user has added after the first `count`, oldest first."""
+        ...
+
+    async def client_ids(self, added: int) -> Sequence[str | None]:
+        """Return the ids that a client gave to the message of the call, and to the first `added` ones after it."""
         ...
 
     async def close_messages(self, count: int) -> bool:

@@ -70,6 +70,16 @@ def state_after(error: BaseException, invocation: Invocation) -> TurnState:
     return "stopped" if was_cancelled and not is_late else "failed"
 
 
+def client_ids_in(state: State, ids: Sequence[str | None]) -> dict[int, str]:
+    """Return the ids that a client gave to messages of a turn, by their indexes there.
+
+    `ids` are those of the user's message, and of the messages that were added, in their order.
+    """
+    positions = (0, *sorted(state.added))
+    given = ((position, each) for position, each in zip(positions, ids, strict=False) if each is not None)
+    return {position - sum(other < position for other in state.unremembered): each for position, each in given}
+
+
 # --- of a call that waits for an answer: its run replaces it when it ends
 
 

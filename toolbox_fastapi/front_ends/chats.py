@@ -7,32 +7,42 @@ runs. Not here: what the protocols send (`vercel_ai`, `ag_ui`), reading the even
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 from uuid import uuid4
 
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from toolbox.chat import PendingCall, RunSuspended, ToolExecution, ToolSpecification, UserMessage
+from toolbox.chat import PendingCall, RunSuspended, ToolSpecification, UserMessage
 from toolbox.contents import media_in
-from toolbox.errors import AnswerForbiddenError, RunAnswerError, RunNotFoundError
+from toolbox.conversations.conversations_bean import Conversation
+from toolbox.conversations.stopping import STOPPED
+from toolbox.errors import (
+    AnswerForbiddenError,
+    ConversationNotFoundError,
+    RunAnswerError,
+    RunNotFoundError,
+    RunStateError,
+)
 from toolbox.introspection import unwrapped
-from toolbox.runs.program_values import qualified
+from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer, Run
 from toolbox.runs.runs_bean import Runs
-from toolbox.runs.store import RunStatus
-from toolbox.security import SecurityIdentity
+from toolbox.runs.store import supports_of
+from toolbox.security import AccessDeniedError, SecurityIdentity
+from toolbox.service_names import stored_name
 from toolbox.services.outputs import ANSWER_TOOL
 from toolbox.services.plans import MethodPlan
 from toolbox.services.stored_forms import adapter_of
 
 from ..problems import describe_problem
 from ..run_endpoints import refusal_response
-from .run_reading import look_at, read_so_far, split_wire_id
+from .run_reading import begins_answer, find_passed, follow_run, look_at, read_so_far, split_wire_id
+from .stream_parts import CallEnd, Part
 
-_PAGE, _MAX_LOOKED_AT = 500, 10_000  # runs that are looked at to find that of a chat
 _MAX_RUNS = 10  # to which the answers in one request may refer; those of a client are for one
 _TRIES = 5  # how often answers are sorted again, because others answered at the same time
 
@@ -70,9 +80,23 @@ def not_pending(call_id: str) -> RefusedError:
     return RefusedError(409, f"No call with the id {call_id[:100]!r} waits for an answer.", "not_pending")
 
 
+def answered_by_others() -> RefusedError:
+    """Return the error for answers that were sorted again and again."""
+    return RefusedError(409, "Others answer this conversation at the same time; try again.")
+
+
 def waits_for_others() -> RefusedError:
     """Return the error for a new message while calls wait."""
     return RefusedError(409, "The conversation waits for answers to pending calls.", "waiting")
+
+
+@contextmanager
+def refusing_others() -> Iterator[None]:
+    """Raise `RefusedError` for another's conversation: it does not exist for those who may not use it."""
+    try:
+        yield
+    except AccessDeniedError:
+        raise unknown_run() from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +113,43 @@ class ClientReply:
     is_result: bool = False
 
 
+WhileWaiting: TypeAlias = Literal["reject", "refuse"]
+"""What becomes of a new message while calls wait: they are rejected and the run gets the message, or it is refused."""
+
+WROTE_INSTEAD = "the user wrote instead"
+"""What the model reads of a call that was rejected because of a new message."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A new message of the user, with its id at the client; `arguments` are those of the method besides.
+
+    `offered` are the tools that the client runs for it.
+    """
+
+    message: UserMessage
+    client_id: str | None
+    arguments: Mapping[str, Any]
+    offered: Sequence[ToolSpecification] = ()
+    while_waiting: WhileWaiting = "reject"
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for another `while_waiting`."""
+        if self.while_waiting not in get_args(WhileWaiting):
+            raise ValueError(f"invalid while_waiting={self.while_waiting!r}; use 'reject' or 'refuse'")
+
+
 @dataclass(frozen=True, slots=True)
 class StreamPlace:
-    """The run whose stream a client gets, from after an event; suspensions up to `passed` were answered."""
+    """The run whose stream a client gets, from after an event; suspensions up to `passed` were answered.
+
+    `answer` is the number of the first answer of the run that the client gets.
+    """
 
     run_id: str
     after: int = 0
     passed: int = 0
+    answer: int = 0
 
 
 class Chat:
@@ -110,6 +164,7 @@ class Chat:
         self.runs, self.plan, self.identity = runs, plan, identity
         self.client_tools = frozenset(client_tools)
         self._memory_id = self._read_memory_id(chat_id)
+        self.room: Conversation | None = None  # with a memory id, and a store that keeps logs
 
     @classmethod
     async def open(
@@ -118,7 +173,10 @@ class Chat:
         """Return the chat with this id. Raises `TypeError` for a method that cannot be a run."""
         if isinstance(client_tools, str):
             raise TypeError('client_tools= must be a collection of names, such as ("pick_date",)')
-        return cls(runs, runs.plan_of(method), chat_id, await runs.caller(), client_tools)
+        chat = cls(runs, runs.plan_of(method), chat_id, await runs.caller(), client_tools)
+        if chat.plan.memory_parameter is not None:
+            chat.room = await runs.room_of(chat.plan.service, chat._memory_id)
+        return chat
 
     @property
     def holds_text(self) -> bool:
@@ -134,60 +192,120 @@ class Chat:
         except ValidationError:
             raise RefusedError(422, "The conversation id is invalid.") from None
 
+    def follow(self, place: StreamPlace) -> AsyncGenerator[Part, None]:
+        """Return the parts of the stream of a run."""
+        return follow_run(
+            self.runs,
+            place.run_id,
+            after=place.after,
+            passed=place.passed,
+            answer=place.answer,
+            holds_text=self.holds_text,
+            services=self.runs.services_of(self.plan),
+        )
+
     # --- finding runs
 
     def has_run(self, run: Run[Any]) -> bool:
         """Return True if a run belongs to this conversation."""
-        if run.service != qualified(self.plan.service):
+        if run.service != stored_name(self.plan.service):
             return False
         return self._memory_id is None or run.memory_id == str(self._memory_id)
 
+    async def find_open_runs(self) -> list[Run[Any]]:
+        """Return the runs of the conversation that have not ended, newest first. Raises `RefusedError` for another's.
+
+        Also if only the conversation is another's.
+        """
+        if self._memory_id is None:
+            return []
+        if self.room is not None:
+            with refusing_others():
+                await self.room.check_access()
+        runs = await self.runs.unended_in(self.plan.service, str(self._memory_id))
+        if not (self.plan.options.shared_conversations or all(self.runs.is_of(run, self.identity) for run in runs)):
+            raise unknown_run()
+        return runs
+
     async def find_open_run(self) -> Run[Any] | None:
         """Return the newest run of the conversation that has not ended. Raises `RefusedError` for another's."""
-        if self._memory_id is None:
-            return None
-        # Twice "running": a run may go on while the suspended ones are read.
-        statuses: tuple[RunStatus, ...] = ("running", "suspended", "running")
-        found = [run for status in statuses if (run := await self._find_newest(status)) is not None]
-        run = max(found, key=lambda each: (each.created_at, each.id), default=None)
-        if run is not None and not self.runs.is_of(run, self.identity):
-            raise unknown_run()
-        return run
-
-    async def _find_newest(self, status: RunStatus) -> Run[Any] | None:
-        last: Run[Any] | None = None
-        for _ in range(0, _MAX_LOOKED_AT, _PAGE):
-            page = await self.runs.list(status=status, service=self.plan.service, limit=_PAGE, before=last)
-            if (run := next(filter(self.has_run, page), None)) is not None:
-                return run
-            if len(page) < _PAGE:
-                break
-            last = page[-1]
-        return None
+        return next(iter(await self.find_open_runs()), None)
 
     async def stop(self) -> bool:
-        """Cancel the run that has not ended; False if there is none. Raises `RunNotFoundError` for another's."""
-        try:
-            run = await self.find_open_run()
-        except RefusedError:
-            raise RunNotFoundError(str(self._memory_id)) from None
-        if run is None:
-            return False
-        by = None if self.identity.is_anonymous else self.identity
-        return (await self.runs.cancel(run.id, by=by)).status == "cancelled"
+        """Stop what is at work in the conversation, or waits. Return False if nothing is. Raises `RefusedError`."""
+        runs = await self.find_open_runs()
+        if self.room is not None:
+            return await self.room.stop(self.person)
+        return bool(runs) and (await self.runs.cancel(runs[0].id, STOPPED, self.person)).status == "cancelled"
+
+    @property
+    def person(self) -> SecurityIdentity | None:
+        """The identity of the request; None for an anonymous one."""
+        return None if self.identity.is_anonymous else self.identity
 
     # --- a new message
 
-    async def start(
-        self, message: UserMessage, arguments: Mapping[str, Any], offered: Sequence[ToolSpecification] = ()
-    ) -> StreamPlace:
-        """Start a run with a new message of the user. Raises `RefusedError` while calls of the conversation wait."""
-        run = await self.find_open_run()
-        if run is not None and run.status == "suspended":
-            raise waits_for_others()
-        filled, other = self._fill_parameters(message, arguments)
-        started = await self.runs.start_message(self.plan, filled, other, offered)
+    async def say(self, said: NewMessage, replies: Sequence[ClientReply] = ()) -> StreamPlace | Response:
+        """Start a run with a new message of the user; while calls wait, do what `while_waiting` says.
+
+        Answers among `replies` count first. Returns where the stream of the answer begins, or a response if an answer
+        is refused. Raises `RefusedError`.
+        """
+        if self.plan.options.on_suspended != "raise":  # a new call begins beside the run that waits, or cancels it
+            found = await self.answer(replies) if replies else None
+            return found if isinstance(found, Response) else await self._start(said)
+        place: StreamPlace | None = None
+        for _ in range(_TRIES):
+            given = await self._sort(replies)
+            run = await self._find_waiting(given.run_id)
+            if run is None:
+                return await self._start(said) if place is None else place
+            answers = {**await self._reject_others(run, given.answers, said), **given.answers}
+            place = await self._tell(run, said) if place is None else place
+            if place is None:  # it has just ended
+                continue
+            refused = await self._resume(run.id, answers)
+            if refused is None or isinstance(refused, Response):
+                return place if refused is None else refused
+        raise answered_by_others()
+
+    async def _start(self, said: NewMessage) -> StreamPlace:
+        await self.find_open_runs()  # refuses another's
+        filled, other = self._fill_parameters(said.message, said.arguments)
+        started = await self.runs.start_message(self.plan, filled, other, said.offered, said.client_id)
         return StreamPlace(started.id)
+
+    async def _find_waiting(self, run_id: str) -> Run[Any] | None:
+        """Return the run that waits: the one whose calls are answered, or the newest of the conversation."""
+        runs = [await self.runs.get(run_id)] if run_id else await self.find_open_runs()
+        return next((each for each in runs if each.status == "suspended"), None)
+
+    async def _reject_others(self, run: Run[Any], answered: Collection[str], said: NewMessage) -> dict[str, Answer]:
+        """Return the answers to the calls that wait besides: the user wrote instead. Raises `RefusedError`."""
+        others = [each for each in run.pending if each.id not in answered]
+        if not others:
+            return {}
+        keeps_messages = "tell" in supports_of(await self.runs.store())
+        if said.while_waiting == "refuse" or not keeps_messages or not await self.may_answer_all(run, others):
+            raise waits_for_others()
+        return {
+            each.id: run_answers.reject(WROTE_INSTEAD) if each.kind == "approval" else run_answers.fail(WROTE_INSTEAD)
+            for each in others
+        }
+
+    async def may_answer_all(self, run: Run[Any], calls: Sequence[PendingCall]) -> bool:
+        """Return True if this person may answer all of these calls of a run."""
+        return {each.id for each in calls} <= await self.runs.find_answerable(run.id, self.identity)
+
+    async def _tell(self, run: Run[Any], said: NewMessage) -> StreamPlace | None:
+        """Add a message to a run that waits, and return where its answer begins; None if the run has just ended."""
+        events = await read_so_far(self.runs, run.id)
+        after, answer = len(events), sum(begins_answer(each.event) for each in events) + 1
+        try:
+            await self.runs.tell_message(run.id, said.message, self.person, said.client_id or uuid4().hex)
+        except RunStateError:
+            return None
+        return StreamPlace(run.id, after, after, answer)
 
     def _fill_parameters(
         self, message: UserMessage, arguments: Mapping[str, Any]
@@ -250,19 +368,27 @@ class Chat:
                 return await self._find_answered(sorted_replies)
             run_id = sorted_replies.run_id
             position = (await look_at(self.runs, run_id)).events
-            by = None if self.identity.is_anonymous else self.identity
-            resumed = self.runs.resume_stream(run_id, sorted_replies.answers, by=by)
-            try:
-                await resumed.begin()
-            except RunAnswerError as error:
-                # Perhaps somebody else was faster: then the calls do not wait any more.
-                if error.problems or isinstance(error, AnswerForbiddenError) or await self._still_wait(sorted_replies):
-                    return refusal_response(error)
-                continue
-            finally:
-                await resumed.aclose()  # the run goes on
-            return StreamPlace(run_id, position, position)
-        raise RefusedError(409, "Others answer this conversation at the same time; try again.")
+            refused = await self._resume(run_id, sorted_replies.answers)
+            if refused is None or isinstance(refused, Response):
+                return StreamPlace(run_id, position, position) if refused is None else refused
+        raise answered_by_others()
+
+    async def _resume(self, run_id: str, answers: Mapping[str, Answer]) -> Response | RunAnswerError | None:
+        """Answer calls of a run, which goes on. Returns None, or the response if an answer is refused.
+
+        Returns the error if somebody else was faster: then some of the calls do not wait any more.
+        """
+        resumed = self.runs.resume_stream(run_id, answers, by=self.person)
+        try:
+            await resumed.begin()
+        except RunAnswerError as error:
+            still_wait = answers.keys() <= {each.id for each in (await self.runs.get(run_id)).pending}
+            if error.problems or isinstance(error, AnswerForbiddenError) or still_wait:
+                return refusal_response(error)
+            return error
+        finally:
+            await resumed.aclose()  # the run goes on
+        return None
 
     async def _sort(self, replies: Sequence[ClientReply]) -> _SortedReplies:
         """Return which replies answer pending calls, and which are about calls that waited earlier."""
@@ -324,16 +450,8 @@ class Chat:
     def _is_client_tool(self, run: _KnownRun, place: str, call: PendingCall | None) -> bool:
         """Return True if a call was of a tool that the client runs: nobody else's results come from a client."""
         if call is not None:
-            return self.waits_for_client(call)
+            return waits_for_client(call, self.client_tools)
         return any(each.call_id == place and each.tool_name in self.client_tools for each in run.run.history)
-
-    def waits_for_client(self, call: PendingCall) -> bool:
-        """Return True if a pending call waits for the result of a tool that the client runs."""
-        return call.kind == "deferred" and call.tool_name in self.client_tools
-
-    async def _still_wait(self, replies: _SortedReplies) -> bool:
-        run = await self.runs.get(replies.run_id)
-        return replies.answers.keys() <= {each.id for each in run.pending}
 
     async def _find_answered(self, replies: _SortedReplies) -> StreamPlace | None:
         """Return where the stream goes on after the earliest of the answers that were given already."""
@@ -350,10 +468,19 @@ class Chat:
     async def _suspensions_of(self, run_id: str) -> list[tuple[int, frozenset[str]]]:
         """Return the number and the pending calls of each suspension so far."""
         return [
-            (number, frozenset(call.id for call in event.pending))
-            for number, event in await read_so_far(self.runs, run_id)
-            if isinstance(event, RunSuspended)
+            (each.number, frozenset(call.id for call in each.event.pending))
+            for each in await read_so_far(self.runs, run_id)
+            if isinstance(each.event, RunSuspended)
         ]
+
+
+async def stop_chat(runs: Runs, method: Callable[..., Any], room: Any) -> bool:
+    """Stop what is at work in a conversation. Raises `ConversationNotFoundError` for another's, and an invalid id."""
+    try:
+        return await (await Chat.open(runs, method, room)).stop()
+    except RefusedError:
+        service = stored_name(runs.plan_of(method).service)
+        raise ConversationNotFoundError(service, str(room)) from None
 
 
 @dataclass(slots=True)
@@ -393,11 +520,29 @@ def is_sequence(annotation: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Sequence)
 
 
-def shown_value(execution: ToolExecution) -> Any:
-    """Return what the model reads of a result, as a JSON value if the tool returned one."""
-    if isinstance(execution.result_object, str):
-        return execution.result
+def shown_value(end: CallEnd) -> Any:
+    """Return what the model reads of a result, as a JSON value if the tool returned one.
+
+    Of a result in the log only the text is known: that of an object or a list is read.
+    """
+    if end.outcome == "unknown":
+        return None
+    execution = end.execution
+    if execution is not None and isinstance(execution.result_object, str):
+        return end.text
     try:
-        return json.loads(execution.result)
+        value = json.loads(end.text)
     except (ValueError, RecursionError):
-        return execution.result
+        return end.text
+    return end.text if execution is None and not isinstance(value, (dict, list)) else value
+
+
+def waits_for_client(call: PendingCall, client_tools: Collection[str]) -> bool:
+    """Return True if a pending call waits for the result of a tool that the client runs."""
+    return call.kind == "deferred" and call.tool_name in client_tools
+
+
+async def find_newest_answer(runs: Runs, run_id: str) -> StreamPlace:
+    """Return the beginning of the newest answer of a run."""
+    begun = [each for each in await read_so_far(runs, run_id) if begins_answer(each.event)]
+    return StreamPlace(run_id, 0, await find_passed(runs, run_id), len(begun))

@@ -6,9 +6,10 @@ Not here: writing the parts (`vercel_ai`, `ag_ui`), finding the run (`chats`).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from toolbox.chat import (
@@ -21,6 +22,7 @@ from toolbox.chat import (
     PartialResponse,
     PartialToolCall,
     PendingCall,
+    Retrieved,
     RunSuspended,
     TokenUsage,
     ToolExecuted,
@@ -28,16 +30,20 @@ from toolbox.chat import (
     ToolExecutionRequest,
     ToolProgress,
 )
+from toolbox.conversations.stopping import STOPPED
 from toolbox.errors import RunNotFoundError, ToolboxError
-from toolbox.runs.run_answers import HistoryEntry
+from toolbox.events import ToldEvent
+from toolbox.runs.run_answers import HistoryEntry, Run
 from toolbox.runs.run_events import RunEnded, RunEvent
 from toolbox.runs.runs_bean import Runs
 from toolbox.runs.store import RunLook
+from toolbox.service_events import InnerEvent
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 from toolbox.services.state import identity_of
 
 from ..problems import problem_of_type
 from .stream_parts import (
+    AddedMessage,
     BlockEnd,
     BlockKind,
     BlockPiece,
@@ -53,14 +59,29 @@ from .stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceStart,
+    ServiceText,
+    Sources,
     Stopped,
     Waits,
 )
+
+NO_SERVICES: Mapping[str, str] = MappingProxyType({})
 
 
 def wire_id(run_id: str, place: str) -> str:
     """Return the id of a call on the wire: of the call, of its approval, and of its interrupt."""
     return f"{run_id}:{place}"
+
+
+def answer_id(base: str, number: int) -> str:
+    """Return the id of an answer of a run: the messages that a client adds to the run begin further ones."""
+    return f"{base}#{number}" if number else base
+
+
+def begins_answer(event: object) -> bool:
+    """Return True for a message that a client has added to a run."""
+    return isinstance(event, ToldEvent) and event.client_id is not None
 
 
 def split_wire_id(written: str) -> tuple[str, str] | None:
@@ -89,11 +110,12 @@ class RunReading:
     """Turns the events of one run into parts, in order, from its first event on.
 
     `holds_text` keeps the text of a round back until it is complete: that of a structured answer, which may be refused
-    and asked again. `history` are the answers of persons so far, which say if a call was rejected.
+    and asked again. `services` are the stored names of services, by the names of the tools that they are. `history` are
+    the answers of persons so far, which say if a call was rejected.
     """
 
-    def __init__(self, run_id: str, *, holds_text: bool = False) -> None:
-        self.run_id = run_id
+    def __init__(self, run_id: str, *, holds_text: bool = False, services: Mapping[str, str] = NO_SERVICES) -> None:
+        self.run_id, self._services = run_id, services
         self.history: Sequence[HistoryEntry] = ()
         self.has_answer = False
         self._holds_text = holds_text
@@ -122,8 +144,12 @@ class RunReading:
                 yield from self._take_call(index, request)
             case IntermediateResponse(response):
                 yield from self._take_reply(response)
-            case BeforeToolExecution():
+            case BeforeToolExecution(request):
                 yield from self._end_reply()
+                if request.name in self._services and (call := self.find_call(request)) is not None:
+                    yield ServiceStart(self._wire(call.place), self._services[call.name])
+            case InnerEvent():
+                yield from self._take_inner(event)
             case ToolProgress(request, done, total, message):
                 if (call := self.find_call(request)) is not None:
                     yield CallProgress(self._wire(call.place), call.name, done, total, message)
@@ -131,12 +157,26 @@ class RunReading:
                 yield from self._end_call(execution)
             case RunSuspended(_, pending):
                 yield from self._suspend(pending)
+            case Retrieved(passages):
+                yield Sources(passages)
+            case ToldEvent():
+                yield from self._close_round()
+                yield AddedMessage(event.message, event.by, event.client_id)
             case CompleteResponse(response):
                 yield from self._complete(response)
             case RunEnded(status, error):
                 yield from self._end_run(status, error)
             case _:  # an event of a later release
                 return
+
+    def _take_inner(self, inner: InnerEvent) -> Iterator[Part]:
+        """Yield the text of a complete reply in a service that this call has called."""
+        if not isinstance(inner.event, (IntermediateResponse, CompleteResponse)):
+            return
+        running = (each for each in self._calls if each.state != "ended" and each.name in self._services)
+        call = next((each for each in running if each.request and each.request.id == inner.call_id), None)
+        if call is not None and (text := inner.event.response.ai_message.text):
+            yield ServiceText(self._wire(call.place), inner.service, text)
 
     def find_call(self, request: ToolExecutionRequest) -> ShownCall | None:
         """Return the call of this round to which an event belongs: models may write equal calls."""
@@ -357,7 +397,7 @@ class RunReading:
     def _end_run(self, status: str, error: str | None) -> Iterator[Part]:
         yield from self._close_round()
         if status == "cancelled":
-            yield Stopped(error)
+            yield Stopped(None if error == STOPPED else error)
         elif status == "failed":
             code = (error or "").partition(":")[0]
             yield Broken(problem_of_type(code), code)
@@ -368,14 +408,22 @@ class RunReading:
 
 
 async def follow_run(
-    runs: Runs, run_id: str, *, after: int = 0, passed: int = 0, holds_text: bool = False
+    runs: Runs,
+    run_id: str,
+    *,
+    after: int = 0,
+    passed: int = 0,
+    answer: int = 0,
+    holds_text: bool = False,
+    services: Mapping[str, str] = NO_SERVICES,
 ) -> AsyncGenerator[Part, None]:
     """Yield the parts of a run whose events have a number above `after`, until it ends or waits.
 
-    Suspensions up to the number `passed` were answered: they do not end the stream.
+    Suspensions up to the number `passed` were answered: they do not end the stream. Of the answers of the run, those
+    before the one with the number `answer` are left out. `holds_text` and `services` are those of `RunReading`.
     """
     # Earlier events are read, too: the places of calls and the numbers of rounds follow from all of them.
-    reading = RunReading(run_id, holds_text=holds_text)
+    reading, answers = RunReading(run_id, holds_text=holds_text, services=services), 0
     run = await runs.get(run_id)
     if run.pending and not (await look_at(runs, run_id)).events:
         # It was started without a reader: as a call that nobody streamed.
@@ -384,12 +432,26 @@ async def follow_run(
         return
     async with aclosing(runs.events(run_id)) as events:
         async for each in events:
-            for part in await _read_event(runs, reading, each):
-                is_passed = isinstance(part, Waits) and each.number <= passed
-                if each.number > after and not is_passed:
+            parts = await _read_event(runs, reading, each)
+            waits = any(isinstance(part, Waits) for part in parts)
+            is_end = isinstance(each.event, RunEnded) or (waits and each.number > passed)
+            for part in parts:
+                if isinstance(part, AddedMessage) and part.client_id is not None:
+                    answers += 1  # the client has the message
+                    continue
+                is_passed = isinstance(part, Waits) and not is_end
+                if each.number > after and not is_passed and (answers >= answer or is_end):
                     yield part
-                    if isinstance(part, Waits):
-                        return
+            if is_end and each.number > after:
+                return
+
+
+async def read_parts(runs: Runs, run: Run[Any], *, holds_text: bool = False) -> list[Part]:
+    """Return the parts of the events that a run has now."""
+    reading, events = RunReading(run.id, holds_text=holds_text), await read_so_far(runs, run.id)
+    if run.pending and not events:
+        return [*reading.take(RunSuspended(run.id, run.pending))]
+    return [part for each in events for part in await _read_event(runs, reading, each)]
 
 
 async def _read_event(runs: Runs, reading: RunReading, event: RunEvent) -> list[Part]:
@@ -417,14 +479,14 @@ async def find_passed(runs: Runs, run_id: str) -> int:
     return look.events - 1 if look.status == "suspended" else look.events
 
 
-async def read_so_far(runs: Runs, run_id: str) -> list[tuple[int, Any]]:
-    """Return the events that a run has now, with their numbers."""
+async def read_so_far(runs: Runs, run_id: str) -> list[RunEvent]:
+    """Return the events that a run has now."""
     last = (await look_at(runs, run_id)).events
-    found: list[tuple[int, Any]] = []
+    found: list[RunEvent] = []
     if last:
         async with aclosing(runs.events(run_id)) as events:
             async for each in events:
-                found.append((each.number, each.event))
+                found.append(each)
                 if each.number >= last:
                     break
     return found

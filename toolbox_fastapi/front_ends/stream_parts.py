@@ -6,11 +6,12 @@ They belong to no protocol. Not here: reading them from the events of a run (`ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from toolbox.chat import FinishReason, PendingCall, TokenUsage, ToolExecution
+from toolbox.chat import FinishReason, PendingCall, TokenUsage, ToolExecution, UserMessage
+from toolbox.passages import Passage
 
 BlockKind: TypeAlias = Literal["text", "thought"]
 
@@ -105,6 +106,50 @@ class CallProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceStart:
+    """A call of a service begins, or goes on after it has waited; `service` is its stored name."""
+
+    call_id: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceText:
+    """The model of a service within a call has replied with a text: only with `inner_events=True`."""
+
+    call_id: str
+    service: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeanValues:
+    """The values of conversation-scoped beans, by the names of their classes."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Retrievers have found these passages for the user's message."""
+
+    passages: Sequence[Passage]
+
+
+@dataclass(frozen=True, slots=True)
+class AddedMessage:
+    """The user has added a message to the run; `by` is the person. With a `client_id`, another answer begins.
+
+    `entry_id` is that of the log, if the message was read there.
+    """
+
+    message: UserMessage
+    by: str | None = None
+    client_id: str | None = None
+    entry_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """The answer waits for other people: the calls that are pending, by their ids on the wire."""
 
@@ -145,6 +190,11 @@ Part: TypeAlias = (
     | CallReady
     | CallEnd
     | CallProgress
+    | ServiceStart
+    | ServiceText
+    | BeanValues
+    | Sources
+    | AddedMessage
     | Waits
     | Completed
     | Broken
