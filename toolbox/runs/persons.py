@@ -5,7 +5,7 @@ Not here: roles and identities themselves (`security`), refreshing the identity 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from ..context import ActiveScope
