@@ -467,7 +467,7 @@ async def _find_regenerated(chat: Chat, body: ChatBody) -> tuple[UserMessage, st
     if question is not None and question.user is not None:
         await go_back(chat, question)
         return question.user, question.id
-    if body.message_id is not None:
+    if body.message_id is not None or chat.keeps_no_log:
         raise unknown_message()
     if last is None:
         raise invalid("There is no message of the user to answer again.")

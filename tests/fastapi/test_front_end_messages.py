@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from toolbox import Container, MemoryId, register_ai_service, tool
+from toolbox import ChatMemoryStore, Container, MemoryId, produces, register_ai_service, tool
 from toolbox.conversations import LogEntry, conversation_scoped
 from toolbox.retrieval import Passage, Query, Retriever
 from toolbox.runs import Runs
@@ -474,6 +474,60 @@ async def test_messages_that_a_program_adds_are_shown_within_the_answer(running:
         "text",
     ]
     assert [each["content"] for each in agui if each["role"] == "user"] == ["hi", "only direct flights"]
+
+
+async def test_a_message_is_edited_while_answers_wait_beside_others(running: Running) -> None:
+    @register_ai_service(tools=Refunds, on_suspended="continue")
+    class Calm(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    app, container = made([says(REFUND), "Two.", "New."], Calm.chat, Calm)
+    async with running(app) as client:
+        await talk(client, ("a", "u1"), ("b", "u2"))
+        waiting = await shown(client)
+        await client.post("/api/chat", json=edited("A", "u1"))
+        after = await shown(client)
+        statuses = sorted(each.status for each in await container.runs.list())
+
+    assert [each["id"] for each in waiting][::2] == ["u1", "u2"]
+    assert waiting[1]["parts"][-1]["state"] == "approval-requested"
+    assert texts(after) == ["A", "New."]
+    assert statuses == ["cancelled", "completed", "completed"]
+
+
+class OnlyViews(ChatMemoryStore):
+    """A store with the three methods alone."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
+    async def get_messages(self, key: Any) -> Any:
+        return self.kept.get(key, [])
+
+    async def update_messages(self, key: Any, messages: Any) -> None:
+        self.kept[key] = [*messages]
+
+    async def delete_messages(self, key: Any) -> None:
+        self.kept.pop(key, None)
+
+
+async def test_a_store_without_logs_can_do_all_but_going_back(running: Running) -> None:
+    @produces()
+    def views() -> ChatMemoryStore:
+        return OnlyViews()
+
+    app, container = made([says(REFUND), "As you like.", "Bye."], Desk.chat, Desk, views)
+    async with running(app) as client:
+        [first] = await talk(client, ("a", "u1"))
+        reconnected = events_in((await client.get("/api/chat/room/stream")).text)
+        [second] = await talk(client, ("never mind", "u2"))
+        for body in (edited("A", "u1"), regenerated(user("a", "u1"))):
+            assert (await client.post("/api/chat", json=body)).status_code == 409
+        assert (await client.post("/api/chat/room/stop")).json() is False
+        [run] = await container.runs.list()
+
+    assert message_of(reconnected)["parts"] == first["parts"]
+    assert (texts([second]), run.status) == (["As you like."], "completed")
 
 
 # --- services within, sources, and state

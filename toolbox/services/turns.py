@@ -75,9 +75,13 @@ def client_ids_in(state: State, ids: Sequence[str | None]) -> dict[int, str]:
 
     `ids` are those of the user's message, and of the messages that were added, in their order.
     """
-    positions = (0, *sorted(state.added))
-    given = ((position, each) for position, each in zip(positions, ids, strict=False) if each is not None)
-    return {position - sum(other < position for other in state.unremembered): each for position, each in given}
+    found = {}
+    for position, each in zip((0, *sorted(state.added)), ids, strict=False):
+        # The first message is not the user's if a parameter gave the whole history.
+        message = state.messages[position] if position < len(state.messages) else None
+        if each is not None and isinstance(message, UserMessage):
+            found[position - sum(other < position for other in state.unremembered)] = each
+    return found
 
 
 # --- of a call that waits for an answer: its run replaces it when it ends

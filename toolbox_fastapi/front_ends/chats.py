@@ -183,6 +183,11 @@ class Chat:
         """True if the model's answer is structured: it may be refused and asked again."""
         return self.plan.output.structure is not None
 
+    @property
+    def keeps_no_log(self) -> bool:
+        """True if the conversation has a store that has only a view of it: nothing in it can be found again."""
+        return self._memory_id is not None and self.room is None
+
     def _read_memory_id(self, chat_id: str) -> Any:
         name = self.plan.memory_parameter
         if name is None:
@@ -251,7 +256,8 @@ class Chat:
         Answers among `replies` count first. Returns where the stream of the answer begins, or a response if an answer
         is refused. Raises `RefusedError`.
         """
-        if self.plan.options.on_suspended != "raise":  # a new call begins beside the run that waits, or cancels it
+        takes_messages = "tell" in supports_of(await self.runs.store())
+        if self.plan.options.on_suspended != "raise" or not takes_messages:
             found = await self.answer(replies) if replies else None
             return found if isinstance(found, Response) else await self._start(said)
         place: StreamPlace | None = None
@@ -270,7 +276,9 @@ class Chat:
         raise answered_by_others()
 
     async def _start(self, said: NewMessage) -> StreamPlace:
-        await self.find_open_runs()  # refuses another's
+        runs = await self.find_open_runs()
+        if self.plan.options.on_suspended == "raise" and any(each.status == "suspended" for each in runs):
+            raise waits_for_others()  # else a new call begins beside the run that waits, or cancels it
         filled, other = self._fill_parameters(said.message, said.arguments)
         started = await self.runs.start_message(self.plan, filled, other, said.offered, said.client_id)
         return StreamPlace(started.id)
@@ -285,8 +293,7 @@ class Chat:
         others = [each for each in run.pending if each.id not in answered]
         if not others:
             return {}
-        keeps_messages = "tell" in supports_of(await self.runs.store())
-        if said.while_waiting == "refuse" or not keeps_messages or not await self.may_answer_all(run, others):
+        if said.while_waiting == "refuse" or not await self.may_answer_all(run, others):
             raise waits_for_others()
         return {
             each.id: run_answers.reject(WROTE_INSTEAD) if each.kind == "approval" else run_answers.fail(WROTE_INSTEAD)

@@ -49,19 +49,29 @@ async def go_back(chat: Chat, question: ShownMessage) -> None:
     for run in runs:
         if not await chat.may_answer_all(run, run.pending):
             raise waits_for_others()
-    for run in runs:
-        await chat.runs.cancel(run.id, _REASON, chat.person)
     entry_id = question.entry_id
-    if runs:  # what they have said is in the log now, or is gone
-        entry_id = await _find_entry(chat, question)
+    if runs:
+        following = _entries_after(await read_room(chat.room), question)
+        for run in runs:
+            await chat.runs.cancel(run.id, _REASON, chat.person)
+        # What the runs have said is at the end of the log now, or is gone.
+        shown = await read_room(chat.room)
+        hidden = {_find_entry(shown, question), *following} - {None}
+        entry_id = next(
+            (each.entry_id for each in shown if each.entry_id is not None and each.entry_id in hidden), None
+        )
     if entry_id is not None:
         await chat.room.rewind(entry_id)
 
 
-async def _find_entry(chat: Chat, question: ShownMessage) -> str | None:
-    assert chat.room is not None
-    shown = await read_room(chat.room)
-    by_id = _find(shown, question.id, answers=False)
+def _entries_after(shown: Sequence[ShownMessage], question: ShownMessage) -> set[str | None]:
+    """Return the entries of the user's messages that follow a question."""
+    same = (at for at, each in enumerate(shown) if (each.id, each.base) == (question.id, question.base))
+    return {each.entry_id for each in shown[next(same, len(shown)) + 1 :] if each.entry_id is not None}
+
+
+def _find_entry(shown: Sequence[ShownMessage], question: ShownMessage) -> str | None:
+    """Return the entry of a question, whose run may have stored it just now."""
     by_run = (each for each in shown if each.user is not None and question.base and each.base == question.base)
-    found = by_id or next(by_run, None)
+    found = next(by_run, None) or _find(shown, question.id, answers=False)
     return None if found is None else found.entry_id

@@ -13,7 +13,7 @@ from typing import Any
 from toolbox.chat import AiMessage, ToolExecutionResultMessage, UserMessage
 from toolbox.conversations.conversations_bean import Conversation
 from toolbox.conversations.log import LogEntry
-from toolbox.errors import ConversationNotFoundError
+from toolbox.errors import ConversationNotFoundError, RunIncompatibleError, RunNotFoundError
 from toolbox.runs.run_answers import Run
 from toolbox.runs.runs_bean import Runs
 from toolbox.security import AccessDeniedError
@@ -75,8 +75,14 @@ async def read_room(room: Conversation, *, running: bool = True) -> list[ShownMe
 
 
 async def _messages_of_run(runs: Runs, run: Run[Any], entry_id: str | None, running: bool) -> list[ShownMessage]:
-    """Return the messages of a run that has not ended: its question, and its answers so far."""
-    question, client_id = await runs.question_of(run.id)
+    """Return the messages of a run that has not ended: its question, and its answers so far.
+
+    Nothing of a run that this program cannot read, or that was deleted just now.
+    """
+    try:
+        question, client_id = await runs.question_of(run.id)
+    except (RunIncompatibleError, RunNotFoundError):
+        return []
     shown = [ShownMessage(client_id or entry_id or f"{run.id}#question", question, entry_id, run.id)]
     shown += _split(run.id, await read_parts(runs, run))
     if not (running or run.status == "suspended") and shown[-1].user is None:
