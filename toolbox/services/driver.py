@@ -279,8 +279,11 @@ async def current_call(invocation: Invocation) -> AsyncIterator[None]:
     call_function = partial(call_with_beans, scope=invocation.host.scope, runner=invocation.runner)
     outer_call, outer_caller = current_invocation.set(invocation.context), current_bean_caller.set(call_function)
     try:
-        async with within_limits(invocation):
+        if invocation.deadline is None and invocation.account is None and invocation.memory_key is None:
             yield
+        else:
+            async with within_limits(invocation):
+                yield
     except BaseException as error:
         # Tools on threads, and calls on other loops that its tools have made, see this cancellation; the task's own
         # does not reach them. Runs that the error names wait for an answer that nobody would take: they are suspended

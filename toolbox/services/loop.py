@@ -279,12 +279,12 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     if isinstance(event, Heard):
         return _hear(rules, state, event)
     state, effect = _advance(rules, state, event)
-    return state, listening(rules, effect)
+    return state, listening(effect) if rules.listens else effect
 
 
-def listening(rules: Rules, effect: Effect) -> Effect:
+def listening(effect: Effect) -> Effect:
     """Return the effect, after looking for messages of the user if it is a request or the end."""
-    return Listen(effect) if rules.listens and isinstance(effect, (CallModel, Finish)) else effect
+    return Listen(effect) if isinstance(effect, (CallModel, Finish)) else effect
 
 
 def _advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
@@ -321,7 +321,8 @@ def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -
 
 def next_effect(rules: Rules, state: State) -> Effect:
     """Return the next effect for a state that was stored and read again."""
-    return listening(rules, _next_effect(rules, state))
+    effect = _next_effect(rules, state)
+    return listening(effect) if rules.listens else effect
 
 
 def _next_effect(rules: Rules, state: State) -> Effect:
@@ -508,7 +509,7 @@ def _hear(rules: Rules, state: State, heard: Heard) -> tuple[State, Effect]:
         match before:
             case ReadAnswer(response, text, beside):
                 state, effect = _read_or_check(rules, state, response, text, beside)
-                return state, listening(rules, effect)
+                return state, listening(effect)
             case CallModel():  # the state may have changed since
                 return state, CallModel(request_of(rules, state))
             case Finish():

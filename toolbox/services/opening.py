@@ -178,9 +178,10 @@ async def begin(invocation: Invocation) -> Effect:
         mode = "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
     name = invocation.model_name
     state, effect = loop.begin(rules, system, history, asked, mode=mode, model=name, recalled=recalled)
-    invocation.state = state.with_summary_usage(invocation.summary_usage)
+    summarized = invocation.summary_usage
+    invocation.state = state if summarized is None else state.with_summary_usage(summarized)
     invocation.has_begun = True
-    return loop.listening(rules, effect)
+    return loop.listening(effect) if rules.listens else effect
 
 
 async def open_invocation(invocation: Invocation) -> None:
