@@ -15,7 +15,7 @@ from ..errors import TranscriptError
 from ..safe_text import brief
 from ..transcripts import message_from_dict, message_to_dict, read_field, read_json, write_json
 from .keys import ChatMemoryKey, Owner
-from .log import NO_USAGE, Head, Log, Position, Turn, TurnState, ViewNotes, begin_head, number_turns
+from .log import NO_USAGE, Head, Log, Position, Turn, TurnState, ViewNotes, begin_head, number_turns, state_after
 
 VERSION = 1
 
@@ -139,9 +139,20 @@ def export_log(log: Log) -> dict[str, Any]:
         "owner": None if head.owner is None else head.owner.name,
         "title": head.title,
         "created_at": head.created_at.isoformat(),
-        "turns": [_turn_to_dict(each) for each in log.turns if each.shown],
+        "turns": _turns_to_dicts(log.turns),
         "beans": dict(head.beans),
     }
+
+
+def _turns_to_dicts(turns: Iterable[Turn]) -> list[dict[str, Any]]:
+    """Return the turns with messages. Who was put in charge between two of them is in the one before."""
+    written: list[dict[str, Any]] = []
+    for each in turns:
+        if each.shown:
+            written.append(_turn_to_dict(each))
+        elif each.in_charge is not None and written:
+            written[-1]["in_charge"] = each.in_charge
+    return written
 
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
@@ -184,7 +195,7 @@ def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: 
         messages=sum(len(each.messages) for each in turns),
         next_number=len(turns) + 1,
         beans=beans,
-        in_charge=turns[-1].in_charge if turns else None,
+        in_charge=state_after(turns)[1],
     )
     return Log(head, turns)
 

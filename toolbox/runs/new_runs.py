@@ -210,7 +210,7 @@ class NewRuns:
 
 
 def _has_check(plan: MethodPlan) -> bool:
-    return plan.layers.check_input is not None
+    return plan.checks_input
 
 
 def _find_differing(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -558,7 +558,7 @@ class ServiceCall:
 
     async def _create_run(self, invocation: Invocation) -> None:
         """Store a run that was not stored so far: with its states, and with results within suspended calls."""
-        session, plan, account = self.session, invocation.plan, invocation.account
+        session, plan, account = self.session, invocation.entry, invocation.account
         host = cast("StoringHost", invocation.host)
         store = await host.run_store()
         left = None
@@ -767,7 +767,7 @@ def _result_of(invocation: Invocation, value: Any) -> Result[Any]:
     reply = end.response.ai_message
     if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
         value = output.structure.read(reply.text or "").value
-    return invocation.state.result(value, end.finish_reason)
+    return invocation.state.result(value, end.finish_reason, invocation.plan.where)
 
 
 # --- usage

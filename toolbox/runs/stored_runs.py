@@ -280,7 +280,8 @@ class StoredRuns:
                 changed = await self.load(stored.id)
                 assert changed.version != stored.version, "the suspension is stored with the state"
                 return await self.result_of(changed)
-            return with_restored_results(plan, restored.state).result_while_suspended(document.pending, stored.id)
+            state = with_restored_results(plan, restored.state)
+            return state.result_while_suspended(document.pending, stored.id, state.in_charge or plan.where)
         try:
             return read_details(plan, read_value(plan, document.result), document.details)
         except Exception as error:  # pydantic raises many kinds of exceptions

@@ -35,7 +35,7 @@ class Telling:
             raise RunStateError(run_id, f"it is {stored.status}, and takes no more messages")
         prepared = self._preparing.prepare(stored)
         plan = prepared.plan
-        if plan.layers.check_input is not None:
+        if plan.checks_input:
             prepared = await self._preparing.admit(run_id, prepared, by)
             async with self._preparing.open_scope(prepared):
                 message = await check_input(self._host, plan, prepared.arguments, message) or message

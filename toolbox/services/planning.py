@@ -18,6 +18,7 @@ from typing_extensions import is_protocol
 
 from ..conversations.views import MessageWindow
 from ..errors import Problem
+from ..handover import handovers_of
 from ..introspection import (
     EMPTY,
     Signature,
@@ -216,6 +217,7 @@ class _MethodPlanner:
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),
             fallback=fallback,
             retrievers=self._read_retrievers(class_retrievers, messages),
+            handovers=handovers_of(self.function),
         )
 
     def _report(self, what: str, fix: str) -> None:

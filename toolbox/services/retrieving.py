@@ -78,6 +78,14 @@ async def find_passages_again(invocation: Invocation, effect: CallModel, streame
     return CallModel(request_of(invocation.rules, invocation.state))
 
 
+async def find_passages_of_charge(invocation: Invocation, streamed: StreamedCall | None) -> None:
+    """Ask the retrievers of a method that has taken the call over. Known passages keep their numbers."""
+    if not invocation.user_message.text.strip() or (invocation.place is not None and invocation.place.cancels):
+        return
+    invocation.asks_again = False
+    await _search(invocation, streamed)
+
+
 async def _search(invocation: Invocation, streamed: StreamedCall | None) -> None:
     numbers, cancellations = _numbers_of(invocation), CancellationsHere()
     before = len(numbers.passages)

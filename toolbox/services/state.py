@@ -56,14 +56,15 @@ from .stored_forms import (
 
 VERSION = 1
 
-Status: TypeAlias = Literal["waiting", "finished", "suspended"]
+Status: TypeAlias = Literal["waiting", "finished", "suspended", "handover"]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingToolCall:
     """One tool call of the current reply.
 
-    `outcome` is set when it has finished. `details` are JSON values about its suspension and its answer.
+    `outcome` is set when it has finished. `details` are JSON values about its suspension and its answer. A call with
+    the status `"handover"` hands over, after the other calls have ended.
     """
 
     request: ToolExecutionRequest
@@ -193,6 +194,8 @@ class State:
     - `passages`: what retrievers have found, in the order of their numbers. They are stored without their text.
     - `added`: positions in `messages` of those that the user has added while the run was running or suspended.
     - `stopped`: the limit of the service after which only the answer is asked for; None before.
+    - `in_charge`: the method that has taken the call over, such as `"Billing.chat"`; None for the one that was called.
+      `handovers`: how often it was handed over.
     """
 
     system: StoredSystemMessage | None
@@ -223,6 +226,8 @@ class State:
     passages: tuple[StoredPassage, ...] = ()
     stopped: StoredLimit = None
     added: Positions = frozenset()
+    in_charge: str | None = None
+    handovers: int = 0
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -336,8 +341,8 @@ class State:
             return self.messages
         return (*self.messages, *(each.outcome.message for each in self.pending if each.outcome is not None))
 
-    def result(self, value: Any, finish_reason: FinishReason | None) -> Result[Any]:
-        """Return the result of an invocation that has ended with this value."""
+    def result(self, value: Any, finish_reason: FinishReason | None, answered_by: str | None) -> Result[Any]:
+        """Return the result of an invocation that has ended with this value; `answered_by` is the method in charge."""
         return Result(
             value,
             self.all_executions,
@@ -348,11 +353,12 @@ class State:
             response_id=None if self.response is None else self.response.id,
             sources=self.passages,
             stopped_by=None if self.stopped is None else self.stopped.limit,
+            answered_by=answered_by,
         )
 
-    def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:
+    def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str, in_charge: str) -> Result[Any]:
         """Return the result of an invocation that waits for answers."""
-        return replace(self.result(None, FinishReason.TOOL_EXECUTION), pending=pending, run_id=run_id)
+        return replace(self.result(None, FinishReason.TOOL_EXECUTION, in_charge), pending=pending, run_id=run_id)
 
     def to_json(self) -> str:
         """Write the state as JSON. The `result_object` of an execution is written as JSON if possible, or lost.
@@ -366,6 +372,8 @@ class State:
         written = fields_to_dict(self)
         if not self.passages:  # most invocations have none, and earlier releases know none
             del written["passages"]
+        if self.in_charge is None and not self.handovers:  # the same
+            del written["in_charge"], written["handovers"]
         return {"version": VERSION, **written}
 
     @classmethod

@@ -30,6 +30,7 @@ from ..chat_streams import events_of
 from ..passages import Passage
 from ..service_events import ServiceEvent
 from ..tools.results import SUCCESS
+from ..tools.tool_calls import ToolOutcome
 from .inner_events import Send
 from .invocation import Invocation
 from .loop import (
@@ -76,9 +77,15 @@ class StreamedCall:
         """Send the passages of the call, after retrievers have found new ones."""
         await self._send(Retrieved(passages))
 
+    async def put_outcome(self, outcome: ToolOutcome) -> None:
+        """Send the result of a call that no tool has given."""
+        await self._send(ToolExecuted(outcome.execution))
+
     async def begin_request(self) -> None:
         """The model is asked: the round before it was not the last."""
         await self._send_delayed()
+        if (self._invocation.plan.layers.check_answer is None) != (self._held is None):  # another method is in charge
+            self._held = HeldText() if self._held is None else None
         self._has_pieces = self._has_sent_pieces = False
         self._invocation.said.clear()
         self.tasks.begin_reply()

@@ -101,7 +101,7 @@ class Tool(ToolOptions):
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
     is None if every identity may call the tool. `effects` are known effects, for reports. `former_names` are names in
-    stored runs.
+    stored runs. `hands_over_to` is the method that takes a call over, of a tool that the loop runs itself.
     """
 
     specification: ToolSpecification
@@ -124,6 +124,7 @@ class Tool(ToolOptions):
     visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
     access: Access | None = None
     effects: tuple[str, ...] = ()
+    hands_over_to: str | None = None
     step: ToolStep | None = field(default=None, compare=False, repr=False)
     run: ToolStep | None = field(default=None, compare=False, repr=False)
     complete: Callable[[Mapping[str, Any]], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
@@ -410,6 +411,8 @@ class ToolEnvironment:
     on_progress: Callable[[ToolProgress], object] | None = None
     """Receives the progress of tools, on the event loop."""
     model: Callable[[str | None], Awaitable[ChatModel]] | None = None
+    elsewhere: Mapping[str, Sequence[tuple[str, Tool]]] = field(default_factory=dict)
+    """The methods of the team that have a tool, with the tool, by its name."""
     passages: NumberedPassages | None = None
     """The passages of the invocation, if a retriever or one as a tool can find some."""
     abandon_runs: Callable[[Exception], Awaitable[list[str]]] | None = None

@@ -1,0 +1,86 @@
+"""Hand-over: a method hands a call over to another one, which answers in its place."""
+
+from typing import Protocol
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    Container,
+    MemoryId,
+    Result,
+    register_ai_service,
+    system_message,
+    tool,
+)
+from toolbox.handover import hands_over_to
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class Invoices:
+    @tool
+    def refund(self, order: int) -> str:
+        """Refund an order."""
+        return f"refunded {order}"
+
+
+@register_ai_service(tools=Invoices)
+class Billing(Protocol):
+    @system_message("You handle invoices and refunds. Be exact.")
+    @hands_over_to("Desk.chat", description="anything else")
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+@register_ai_service
+class Desk(Protocol):
+    @system_message("You greet customers.")
+    @hands_over_to(Billing.chat, description="invoices and refunds")
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+def program(*replies: object) -> tuple[Container, ScriptedChatModel]:
+    model = ScriptedChatModel([*replies])
+    return Container(models={"default": model}).register(Desk, Billing), model
+
+
+TO_BILLING, TO_DESK = tool_call("transfer_to_billing", {}), tool_call("transfer_to_desk", {})
+
+
+async def test_the_target_answers_within_the_call_and_the_next_ones() -> None:
+    container, model = program(TO_BILLING, "Which order?", tool_call("refund", {"order": 7}), "Done.")
+    async with container:
+        desk = container.get(Desk)
+        first = await desk.chat("ada", "I want my money back")
+        second = await desk.chat("ada", "It was order 7")
+        assert (first.content, first.answered_by) == ("Which order?", "Billing.chat")
+        assert (second.content, second.answered_by) == ("Done.", "Billing.chat")
+        room = container.conversations.of(Desk, "ada")
+        assert (await room.info()).in_charge == "Billing.chat"
+        assert [entry.answered_by for entry in await room.history()][-1] == "Billing.chat"
+
+    asked = [request.messages[0].text for request in model.requests]
+    assert asked == ["You greet customers.", *["You handle invoices and refunds. Be exact."] * 3]
+    offered = [[each.name for each in request.tool_specifications] for request in model.requests]
+    assert offered == [["transfer_to_billing"], *[["refund", "transfer_to_desk"]] * 3]
+    assert model.requests[1].messages[-1].text == "Handed over to Billing.chat."
+    assert [type(each).__name__ for each in first.messages] == [
+        "UserMessage",
+        "AiMessage",
+        "ToolExecutionResultMessage",
+        "AiMessage",
+    ]
+    assert [each.request.name for each in first.tool_executions] == ["transfer_to_billing"]
+
+
+async def test_all_other_calls_of_the_reply_run_first_and_the_first_hand_over_counts() -> None:
+    both = AiMessage(tool_execution_requests=[TO_DESK, tool_call("refund", {"order": 1}), TO_DESK])
+    container, model = program(TO_BILLING, both, "Hello again.")
+    async with container:
+        result = await container.get(Desk).chat("ada", "Refund order 1, and then …")
+    assert result.answered_by == "Desk.chat"
+    texts = [each.text for each in model.requests[2].messages[-3:]]
+    assert texts[0] == "Handed over to Desk.chat."
+    assert texts[1] == "refunded 1"
+    assert [each.is_error for each in model.requests[2].messages[-3:]] == [False, False, True]
