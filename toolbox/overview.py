@@ -1,8 +1,8 @@
 """A program for display: its beans with their tools and dependencies, and `Container.reach`, all ways to its tools.
 
-The ways go from the entries of a program through services as tools and hand-overs. Nothing is run: the plans of the services and the
-marks of the tools say everything. Not here: the bean graph (`di`), the rows of the second report (`security`), the
-entries of a web application (`toolbox_fastapi`), the output (`cli`, `toolbox_fastapi.dev_ui`).
+The ways go from the entries of a program through services as tools and hand-overs. Nothing is run: the plans of the
+services and the marks of the tools say everything. Not here: the bean graph (`di`), the rows of the second report
+(`security`), the entries of a web application (`toolbox_fastapi`), the output (`cli`, `toolbox_fastapi.dev_ui`).
 """
 
 from __future__ import annotations

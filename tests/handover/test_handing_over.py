@@ -84,3 +84,69 @@ async def test_all_other_calls_of_the_reply_run_first_and_the_first_hand_over_co
     assert texts[0] == "Handed over to Desk.chat."
     assert texts[1] == "refunded 1"
     assert [each.is_error for each in model.requests[2].messages[-3:]] == [False, False, True]
+
+
+async def test_what_others_have_is_an_error_result_that_names_them() -> None:
+    container, model = program(TO_BILLING, TO_DESK, tool_call("refund", {"order": 1}), TO_DESK, "I ask my colleague.")
+    async with container:
+        result = await container.get(Desk).chat("ada", "Hello")
+    assert result.content == "I ask my colleague."
+    assert [(each.result, each.is_error) for each in result.tool_executions][2:] == [
+        ("You do not have the tool 'refund' now; Billing.chat has it.", True),
+        ("You do not have the tool 'transfer_to_desk' now; Billing.chat has it.", True),
+    ]
+    assert len(model.requests) == 5
+
+
+async def test_a_call_is_handed_over_at_most_four_times() -> None:
+    container, _ = program(TO_BILLING, TO_DESK, TO_BILLING, TO_DESK, TO_BILLING, "Here I am.")
+    async with container:
+        result = await container.get(Desk).chat("ada", "Hello")
+    assert (result.content, result.answered_by) == ("Here I am.", "Desk.chat")
+    assert [each.is_error for each in result.tool_executions] == [False, False, False, False, True]
+
+
+async def test_reach_lists_the_ways_through_hand_overs() -> None:
+    container, _ = program()
+    found = {(each.entry, each.path, each.tool) for each in container.reach()}
+    assert ("Desk.chat", ("Billing.chat",), "refund") in found
+
+
+async def test_rewind_and_fork_begin_with_who_was_in_charge_then() -> None:
+    container, _ = program("Hello.", TO_BILLING, "Which order?", TO_DESK, "Bye.")
+    async with container:
+        desk, conversations = container.get(Desk), container.conversations
+        room = conversations.of(Desk, "ada")
+        for text in ("Hi", "Money back", "Thanks"):
+            await desk.chat("ada", text)
+        asked = [each for each in await room.history() if type(each.message).__name__ == "UserMessage"]
+        fork = await room.fork("copy", upto=asked[1])
+        assert (await fork.info()).in_charge == "Billing.chat"
+        assert (await room.info()).in_charge == "Desk.chat"
+        exported = await room.export()
+        assert [each["in_charge"] for each in exported["turns"]] == ["Desk.chat", "Billing.chat", "Desk.chat"]
+        assert [each["answered_by"] for each in exported["turns"]] == ["Desk.chat", "Billing.chat", "Desk.chat"]
+        await room.rewind(asked[2])
+        assert (await room.info()).in_charge == "Billing.chat"
+        await room.put_in_charge(Desk.chat)
+        assert (await room.info()).in_charge == "Desk.chat"
+        again = await conversations.restore(Desk, "again", await room.export())
+        assert (await again.info()).in_charge == "Desk.chat"
+        with pytest.raises(ValueError, match="cannot be in charge"):
+            await room.put_in_charge(program)
+
+
+async def test_a_method_that_is_gone_leaves_the_entry_in_charge(caplog: pytest.LogCaptureFixture) -> None:
+    container, _ = program("Hello.", "Hello again.", "And again.")
+    async with container:
+        desk, room = container.get(Desk), container.conversations.of(Desk, "ada")
+        await desk.chat("ada", "Hi")
+        exported = await room.export()
+        exported["turns"][-1]["in_charge"] = "Gone.chat"
+        await container.conversations.restore(Desk, "bob", exported)
+        first = await desk.chat("bob", "Hi")
+        assert first.answered_by == "Desk.chat"
+        assert len([each for each in caplog.records if "Gone.chat" in each.getMessage()]) == 1
+        assert (await container.conversations.of(Desk, "bob").info()).in_charge == "Desk.chat"
+        await desk.chat("bob", "Hi")
+        assert len([each for each in caplog.records if "Gone.chat" in each.getMessage()]) == 1

@@ -61,7 +61,7 @@ from .fallback_answers import read_fallback
 from .method_marks import MethodMarks
 from .option_checks import option_problems, search_problems
 from .outputs import Output, read_output
-from .parameter_roles import find_memory_id, is_call_options, read_roles
+from .parameter_roles import find_memory_id, is_call_options, read_roles, unused_problems
 from .plans import Layering, MethodPlan
 from .templates import Template, doubled_names, parse
 from .toolsets import Toolset, offer_problems
@@ -175,7 +175,8 @@ class _MethodPlanner:
         system = self._read_system_message()
         user = self._read_user_template()
         roles, faults = read_roles(self.where, self.parameters, system, user)
-        self.problems += faults
+        handovers = handovers_of(self.function)
+        self.problems += faults if handovers else (*faults, *unused_problems(self.where, roles.unused, user))
         toolset = self._read_toolset(output, memory_id)
         self._check_tool_guardrails(toolset)
         names = {**self.known, **self.around}
@@ -217,7 +218,8 @@ class _MethodPlanner:
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),
             fallback=fallback,
             retrievers=self._read_retrievers(class_retrievers, messages),
-            handovers=handovers_of(self.function),
+            handovers=handovers,
+            unused=tuple(each.name for each in roles.unused),
         )
 
     def _report(self, what: str, fix: str) -> None:

@@ -155,6 +155,7 @@ class MethodPlan:
     access: Access | None = None
     keeps_beans: bool = False
     handovers: tuple[HandoverMark, ...] = ()
+    unused: tuple[str, ...] = ()  # parameters that only methods to which it hands over may need
     targets: tuple[tuple[type[Any], str], ...] = ()
     team: Mapping[str, MethodPlan] = field(default_factory=dict, compare=False, repr=False)
     team_limits: UsageLimits | None = None

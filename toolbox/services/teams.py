@@ -273,8 +273,12 @@ def arguments_in_charge(
 
 def _problems_of_team(entry: MethodPlan, plans: Plans) -> Iterator[Problem]:
     """Yield problems of a method with each method that its calls can be handed over to."""
-    places = {entry.where: entry}
-    for target in targets_of(entry, plans):
+    places, targets = {entry.where: entry}, targets_of(entry, plans)
+    for name in entry.unused:
+        if not any(name in target.signature.parameters for target in targets):
+            fact = f"parameter {name!r} is not used in any message, nor by a method that it hands over to"
+            yield Problem(entry.where, fact, "remove it")
+    for target in targets:
         if target.where in places:
             fact = f"two methods of its team are named {target.where}, so nobody can tell them apart"
             yield Problem(entry.where, fact, "rename one of the classes")

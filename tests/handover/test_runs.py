@@ -1,0 +1,137 @@
+"""Hand-overs in runs: calls that wait, that continue in another process, and that are followed."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import Container, HandedOver, MemoryId, Result, register_ai_service, sql, tool
+from toolbox.errors import RunIncompatibleError, RunSuspendedError
+from toolbox.handover import hands_over_to
+from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve
+from toolbox.conversations.stores import InMemoryChatMemoryStore
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox import AiMessage
+
+pytestmark = pytest.mark.anyio
+
+TO_BILLING = tool_call("transfer_to_billing", {})
+refunded: list[int] = []
+
+
+@tool(requires_approval=True)
+def refund(order: int) -> str:
+    """Refund an order."""
+    refunded.append(order)
+    return f"refunded {order}"
+
+
+@register_ai_service(tools=refund, model="large")
+class Billing(Protocol):
+    """Invoices."""
+
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+@register_ai_service
+class Desk(Protocol):
+    @hands_over_to(Billing.chat)
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+@register_ai_service(name=f"{__name__}.Desk")
+class DeskAlone(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+class Process:
+    """A program with the stores that outlive it."""
+
+    def __init__(self) -> None:
+        self.runs, self.chats = InMemoryRunStore(), InMemoryChatMemoryStore()
+
+    def start(self, *replies: Any, services: tuple[Any, ...] = (Desk, Billing)) -> Container:
+        self.small, self.large = ScriptedChatModel([]), ScriptedChatModel([])
+        for to_large, reply in replies:
+            (self.large if to_large else self.small).will_reply(reply)
+        container = Container(models={"default": self.small, "large": self.large})
+        container.register(*services)
+        container.register(self.runs, self.chats)
+        return container
+
+
+async def test_a_call_of_the_target_waits_and_continues_in_another_process() -> None:
+    refunded.clear()
+    process = Process()
+    async with process.start((False, TO_BILLING), (True, tool_call("refund", {"order": 7}))) as container:
+        waiting = await container.get(Desk).chat("ada", "Money back")
+        assert waiting.answered_by == "Billing.chat"
+        [call] = waiting.pending
+        assert (call.tool_name, call.service) == ("refund", f"{__name__}.Billing")
+    async with process.start((True, "Done."), (True, "You are welcome.")) as container:
+        run = await container.runs.get(waiting.run_id or "")
+        assert run.service == f"{__name__}.Desk"
+        result = await container.runs.resume(waiting.run_id or "", {call.id: approve()})
+        assert (result.content, result.answered_by) == ("Done.", "Billing.chat")
+        assert refunded == [7]
+        assert [each.request.name for each in result.tool_executions] == ["transfer_to_billing", "refund"]
+        assert (await container.runs.resume(waiting.run_id or "", {})).answered_by == "Billing.chat"
+        assert (await container.get(Desk).chat("ada", "Thanks")).answered_by == "Billing.chat"
+
+
+async def test_a_call_beside_the_hand_over_that_waits_for_approval_waits_first() -> None:
+    @register_ai_service(tools=refund)
+    class Cashier(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    process = Process()
+    both = AiMessage(tool_execution_requests=[TO_BILLING, tool_call("refund", {"order": 1})])
+    async with process.start((False, both), (True, "Done."), services=(Cashier, Billing)) as container:
+        waiting = await container.get(Cashier).chat("ada", "Money back")
+        assert [each.tool_name for each in waiting.pending] == ["refund"]
+        assert waiting.answered_by == "Cashier.chat"
+        result = await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+        assert (result.content, result.answered_by) == ("Done.", "Billing.chat")
+
+
+async def test_a_run_whose_target_is_gone_does_not_fit() -> None:
+    process = Process()
+    async with process.start((False, TO_BILLING), (True, tool_call("refund", {"order": 7}))) as container:
+        waiting = await container.get(Desk).chat("ada", "Money back")
+    async with process.start(services=(DeskAlone,)) as container:
+        with pytest.raises(RunIncompatibleError):
+            await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+
+
+@register_ai_service(tools=refund)
+class DurableBilling(Protocol):
+    """Invoices."""
+
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+@register_ai_service(durable=True)
+class DurableDesk(Protocol):
+    @hands_over_to(DurableBilling.chat)
+    async def chat(self, run: RunId, room: MemoryId[str], text: str) -> Result[str]: ...
+
+
+async def test_a_durable_call_is_handed_over_and_its_events_say_so(tmp_path: Path) -> None:
+    from toolbox import ToolboxSettings
+    from toolbox.settings import SqlSettings
+
+    settings = ToolboxSettings(sql=SqlSettings(url=f"sqlite:///{tmp_path}/runs.db"))
+    model = ScriptedChatModel([tool_call("transfer_to_durable_billing", {}), "Done.", "Again."])
+    container = Container(models={"default": model}, settings=settings)
+    container.register(DurableDesk, DurableBilling, sql.engine, sql.SqlRunStore, sql.SqlChatMemoryStore)
+    async with container:
+        started = await container.runs.start(DurableDesk.chat, run="r1", room="ada", text="Hi")
+        seen = [each async for each in container.runs.events("r1")]
+        assert [each for each in seen if isinstance(each, HandedOver)] == [
+            HandedOver("DurableDesk.chat", "DurableBilling.chat")
+        ]
+        result = await container.get(DurableDesk).chat("r1", "ada", "Hi")
+        assert (result.content, result.answered_by) == ("Done.", "DurableBilling.chat")
+        assert (await container.conversations.of(DurableDesk, "ada").info()).in_charge == "DurableBilling.chat"
+        assert (await container.get(DurableDesk).chat("r2", "ada", "Hi")).answered_by == "DurableBilling.chat"
