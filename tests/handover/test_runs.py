@@ -5,13 +5,25 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, HandedOver, MemoryId, Result, register_ai_service, sql, tool
-from toolbox.errors import RunIncompatibleError, RunSuspendedError
-from toolbox.handover import hands_over_to
-from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve
+from tests.listening import Events
+from toolbox import (
+    AiMessage,
+    Container,
+    HandedOver,
+    HandedOverEvent,
+    MemoryId,
+    ModelHttpError,
+    Result,
+    register_ai_service,
+    sql,
+    tool,
+)
 from toolbox.conversations.stores import InMemoryChatMemoryStore
+from toolbox.errors import RunFailedError, RunIncompatibleError
+from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
+from toolbox.handover import hands_over_to
+from toolbox.runs import InMemoryRunStore, RunId, approve
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox import AiMessage
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +68,8 @@ class Process:
             (self.large if to_large else self.small).will_reply(reply)
         container = Container(models={"default": self.small, "large": self.large})
         container.register(*services)
-        container.register(self.runs, self.chats)
+        container.register_instance(self.runs)
+        container.register_instance(self.chats)
         return container
 
 
@@ -126,12 +139,49 @@ async def test_a_durable_call_is_handed_over_and_its_events_say_so(tmp_path: Pat
     container = Container(models={"default": model}, settings=settings)
     container.register(DurableDesk, DurableBilling, sql.engine, sql.SqlRunStore, sql.SqlChatMemoryStore)
     async with container:
-        started = await container.runs.start(DurableDesk.chat, run="r1", room="ada", text="Hi")
+        await container.runs.start(DurableDesk.chat, run="r1", room="ada", text="Hi")
         seen = [each async for each in container.runs.events("r1")]
-        assert [each for each in seen if isinstance(each, HandedOver)] == [
+        assert [each.event for each in seen if isinstance(each.event, HandedOver)] == [
             HandedOver("DurableDesk.chat", "DurableBilling.chat")
         ]
         result = await container.get(DurableDesk).chat("r1", "ada", "Hi")
         assert (result.content, result.answered_by) == ("Done.", "DurableBilling.chat")
         assert (await container.conversations.of(DurableDesk, "ada").info()).in_charge == "DurableBilling.chat"
         assert (await container.get(DurableDesk).chat("r2", "ada", "Hi")).answered_by == "DurableBilling.chat"
+
+
+async def test_a_run_that_failed_after_the_hand_over_goes_on_with_the_target() -> None:
+    judged: list[str] = []
+
+    class Masking(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            judged.append(request.user_message.text)
+            return self.success_with(request.user_message.text.replace("1234", "****"))
+
+    @register_ai_service(model="large")
+    class Expert(Protocol):
+        """Knows cards."""
+
+        @input_guardrails(Masking)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Front(Protocol):
+        @hands_over_to(Expert.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    process, to_expert = Process(), tool_call("transfer_to_expert", {})
+    services = (Front, Expert, Events)
+    replies = [(False, to_expert), (True, ModelHttpError(500, "broken"))]
+    async with process.start(*replies, services=services) as container:
+        started = await container.runs.start(Front.chat, room="ada", text="Card 1234")
+        with pytest.raises(RunFailedError):
+            await container.runs.result(started.id)
+        assert len(container.get(Events).of(HandedOverEvent)) == 1
+    async with process.start((True, "Blocked."), services=services) as container:
+        result = await container.runs.retry(started.id)
+        assert (result.content, result.answered_by) == ("Blocked.", "Expert.chat")
+        assert judged == ["Card 1234"]
+        assert process.small.requests == []
+        assert container.get(Events).of(HandedOverEvent) == []
+        assert process.large.requests[0].messages[0].text == "Card ****"

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import pytest
 from pydantic import BaseModel
 
+from tests.listening import Events
 from toolbox import (
     AiMessage,
     Container,
@@ -42,8 +43,6 @@ from toolbox.security import SecurityIdentity, roles_allowed
 from toolbox.services.outputs import ANSWER_TOOL
 from toolbox.testing import ScriptedChatModel, tool_call
 
-from tests.listening import Events
-
 pytestmark = pytest.mark.anyio
 
 TO_BILLING, TO_DESK = tool_call("transfer_to_billing", {}), tool_call("transfer_to_desk", {})
@@ -59,7 +58,7 @@ async def test_parameters_go_by_kind_or_by_name() -> None:
         """Invoices."""
 
         @system_message("Answer in {language}, {style}.")
-        async def chat(self, id: MemoryId[str], question: str, language: str, style: str = "briefly") -> str: ...
+        async def chat(self, chat_id: MemoryId[str], question: str, language: str, style: str = "briefly") -> str: ...
 
     @register_ai_service
     class Desk(Protocol):
@@ -216,7 +215,7 @@ async def test_guardrails_of_both_hold_and_what_one_rewrites_counts() -> None:
             ("Exact", "Done."),
             ("Polite", "Done."),
         ]
-        assert [each.text for each in model.requests[1].messages if each.text][0] == "My card is ****"
+        assert next(each.text for each in model.requests[1].messages if each.text) == "My card is ****"
         log = await container.conversations.of(Desk, "ada").history()
         assert log[0].message.text == "My card is ****"
         seen.clear()
@@ -345,14 +344,14 @@ async def test_retrievers_of_the_target_are_asked_for_the_same_message() -> None
 
 async def test_what_a_replaced_target_returns_is_the_answer() -> None:
     class FakeBilling:
-        async def chat(self, id: str, question: str) -> Result[str]:
-            return Result(f"fake for {id}: {question}")
+        async def chat(self, chat_id: str, question: str) -> Result[str]:
+            return Result(f"fake for {chat_id}: {question}")
 
     @register_ai_service
     class Billing(Protocol):
         """Invoices."""
 
-        async def chat(self, id: MemoryId[str], question: str) -> Result[str]: ...
+        async def chat(self, chat_id: MemoryId[str], question: str) -> Result[str]: ...
 
     @register_ai_service
     class Desk(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from time import perf_counter
 
-from ..chat import AiMessage, ChatResponse, FinishReason, ToolExecution, ToolExecutionRequest
+from ..chat import AiMessage, ChatResponse, FinishReason, ToolExecution, ToolExecutionRequest, UserMessage
 from ..context import current_invocation
 from ..events import HandedOverEvent
 from ..execution.markers import marked_execution
@@ -25,6 +25,7 @@ from .loop import Charge, Finish, HandOver, TakenOver
 from .opening import open_charge
 from .outputs import Result, Shape
 from .plans import MethodPlan
+from .recording_needs import HANDOVER
 from .retrieving import find_passages_of_charge
 from .streamed_call import StreamedCall
 from .templates import text_of
@@ -87,17 +88,34 @@ async def hand_over(effect: HandOver, invocation: Invocation, streamed: Streamed
         return TakenOver(dict(begun.outcomes(refusal, refusal)))
     source = invocation.plan.where
     _switch(plan, invocation)
-    if plan is not invocation.entry and plan.layers.check_input is not None:  # the entry's have judged it
-        await plan.layers.check_input(invocation)
+    await _begin_charge(source, invocation)
     charge = await _open(invocation, streamed)
     outcomes = dict(begun.outcomes(f"Handed over to {plan.where}.", f"Not done: {source} hands over only once."))
-    if invocation.host.listeners is not None:
-        invocation.host.listeners.tell(HandedOverEvent(invocation.context, source, plan.where))
     if streamed is not None:
         for outcome in outcomes.values():
             await streamed.put_outcome(outcome)
         await streamed.put_event(HandedOver(source, plan.where))
     return TakenOver(outcomes, charge)
+
+
+async def _begin_charge(source: str, invocation: Invocation) -> None:
+    """Let the target's input guardrails judge the user message, and tell the listeners: once in all processes of a run.
+
+    Raises `InputGuardrailError`.
+    """
+    plan, place, listeners = invocation.plan, invocation.place, invocation.host.listeners
+
+    async def begin_charge() -> UserMessage:
+        if plan is not invocation.entry and plan.layers.check_input is not None:  # the entry's have judged it
+            await plan.layers.check_input(invocation)
+        if listeners is not None:
+            listeners.tell(HandedOverEvent(invocation.context, source, plan.where))
+        return invocation.user_message
+
+    number = 1 + invocation.state.handovers
+    asked = await (begin_charge() if place is None else place.effect(HANDOVER, begin_charge, number))
+    if asked != invocation.user_message:
+        invocation.replace_user_message(asked)
 
 
 async def _open(invocation: Invocation, streamed: StreamedCall | None) -> Charge:
