@@ -404,13 +404,12 @@ class Conversation:
         Raises `ValueError` for a method that hand-overs of the service do not lead to, and
         `ConversationNotFoundError`. A call that is at work may still change who is in charge.
         """
-        charge = self._host.find_charge(self._key.service, method)
-        if charge is None:
-            name, service = getattr(method, "__qualname__", repr(method)), self._host.label_of(self._key.service)
-            raise ValueError(f"{name} cannot be in charge of a conversation of {service}: no hand-over leads to it")
 
         async def write(store: LogStore, check: _Check) -> None:
             self._known(check(await find_head(store, self._key)))
+            if (charge := self._host.find_charge(self._key.service, method)) is None:
+                name, service = getattr(method, "__qualname__", repr(method)), self._host.label_of(self._key.service)
+                raise ValueError(f"{name} cannot be in charge of a conversation of {service}: no hand-over leads to it")
             await store.write(self._key, LogWrite(turn=Turn(in_charge=charge)))
 
         await self._with(write)
