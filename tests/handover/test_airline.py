@@ -15,6 +15,7 @@ from toolbox import (
     InvocationContext,
     MemoryId,
     Result,
+    ToolExecutionRequest,
     register_ai_service,
     system_message,
     tool,
@@ -134,7 +135,7 @@ class Triage(Protocol):
     async def chat(self, thread: MemoryId[str], text: str) -> Result[str]: ...
 
 
-def to(agent: str) -> object:
+def to(agent: str) -> ToolExecutionRequest:
     return tool_call(f"transfer_to_{agent}", {})
 
 

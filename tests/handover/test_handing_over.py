@@ -1,6 +1,6 @@
 """Hand-over: a method hands a call over to another one, which answers in its place."""
 
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 import pytest
 
@@ -8,7 +8,9 @@ from toolbox import (
     AiMessage,
     Container,
     MemoryId,
+    Message,
     Result,
+    ToolExecutionResultMessage,
     register_ai_service,
     system_message,
     tool,
@@ -40,9 +42,13 @@ class Desk(Protocol):
     async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
 
 
-def program(*replies: object) -> tuple[Container, ScriptedChatModel]:
+def program(*replies: Any) -> tuple[Container, ScriptedChatModel]:
     model = ScriptedChatModel([*replies])
     return Container(models={"default": model}).register(Desk, Billing), model
+
+
+def is_result(message: Message) -> TypeGuard[ToolExecutionResultMessage]:
+    return isinstance(message, ToolExecutionResultMessage)
 
 
 TO_BILLING, TO_DESK = tool_call("transfer_to_billing", {}), tool_call("transfer_to_desk", {})
@@ -80,10 +86,12 @@ async def test_all_other_calls_of_the_reply_run_first_and_the_first_hand_over_co
     async with container:
         result = await container.get(Desk).chat("ada", "Refund order 1, and then …")
     assert result.answered_by == "Desk.chat"
-    texts = [each.text for each in model.requests[2].messages[-3:]]
-    assert texts[0] == "Handed over to Desk.chat."
-    assert texts[1] == "refunded 1"
-    assert [each.is_error for each in model.requests[2].messages[-3:]] == [False, False, True]
+    results = [(each.text, each.is_error) for each in model.requests[2].messages[-3:] if is_result(each)]
+    assert results == [
+        ("Handed over to Desk.chat.", False),
+        ("refunded 1", False),
+        ("Not done: Billing.chat hands over only once.", True),
+    ]
 
 
 async def test_what_others_have_is_an_error_result_that_names_them() -> None:

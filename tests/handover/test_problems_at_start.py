@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, MemoryId, Result, register_ai_service, tool, toolbox
+from toolbox import Container, MemoryId, Result, register_ai_service, system_message, tool, toolbox
 from toolbox.handover import hands_over_to
 from toolbox.testing import ScriptedChatModel
 
@@ -56,8 +56,6 @@ def test_a_target_without_a_memory_id_is_a_problem() -> None:
 
 
 def test_a_parameter_that_the_entry_lacks_is_a_problem_also_over_several_hand_overs() -> None:
-    from toolbox import system_message
-
     @register_ai_service
     class Expert(Protocol):
         """Knows everything."""
@@ -156,7 +154,7 @@ def test_two_methods_of_one_class_have_tools_of_their_own() -> None:
 
 def test_what_cannot_be_a_target_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="expected a method of a service"):
-        hands_over_to(Billing)  # type: ignore[arg-type, type-var]
+        hands_over_to(Billing)
     with pytest.raises(TypeError, match="expected a method of a service"):
         hands_over_to("chat")
     with pytest.raises(TypeError, match="is a class"):

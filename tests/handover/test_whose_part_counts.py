@@ -18,6 +18,7 @@ from toolbox import (
     Result,
     TokenStream,
     UsageLimitExceededError,
+    UserMessage,
     compensate_for,
     register_ai_service,
     system_message,
@@ -90,7 +91,9 @@ async def test_the_model_its_parameters_and_the_output_mode_are_those_of_the_tar
     small, large = ScriptedChatModel([TO_BILLING]), ScriptedChatModel([tool_call(ANSWER_TOOL, {"text": "7 euros"})])
     async with Container(models={"default": small, "large": large}).register(Desk, Billing) as container:
         assert await container.get(Desk).chat("How much?") == Answer(text="7 euros")
-    assert len(small.requests[0].messages[-1].contents) == 2  # the instructions about the answer
+    asked_first = small.requests[0].messages[-1]
+    assert isinstance(asked_first, UserMessage)
+    assert len(asked_first.contents) == 2  # the instructions about the answer
     [asked] = large.requests
     assert asked.temperature == 0.5
     assert [each.text for each in asked.messages[:1]] == ["How much?"]
@@ -117,6 +120,7 @@ async def test_a_hand_over_beside_the_answer_tool_is_a_round() -> None:
     async with started(model, Desk, Billing) as container:
         assert await container.get(Desk).chat("Well?") == Answer(text="yes")
     reply = model.requests[1].messages[-2]
+    assert isinstance(reply, AiMessage)
     assert [each.name for each in reply.tool_execution_requests] == ["transfer_to_billing"]
 
 
