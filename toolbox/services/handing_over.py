@@ -121,7 +121,7 @@ async def _begin_charge(source: str, invocation: Invocation) -> None:
 async def _open(invocation: Invocation, streamed: StreamedCall | None) -> Charge:
     if (answer := await answer_of_replacement(invocation)) is not None:
         plan, state = invocation.plan, invocation.state
-        return Charge(plan.where, state.system, state.mode, state.model or "", invocation.user_message, answer)
+        return Charge(plan.where, state.system, state.mode, state.model or "", invocation.user_message, answer=answer)
     charge = await open_charge(invocation)
     if invocation.plan.retrievers:
         await find_passages_of_charge(invocation, streamed)

@@ -187,7 +187,7 @@ class Invocation(ModelCall):
         if place is not None or plan.options.limits is not None or current_account.get() is not None or plan.team:
             self.account = self._open_account(restored)
         if restored is not None and (method := restored.state.in_charge) is not None:
-            self.put_in_charge(self.find_stored_member(method))
+            self.put_in_charge(self.find_stored_member(method), restored.state.counted_from)
 
     def _make_runner(self, caller_waits: bool) -> LoopRunner:
         """Return the runner of the tools: with the thread of the caller, if it waits and serves their calls."""
@@ -245,14 +245,18 @@ class Invocation(ModelCall):
         reason = f"this program has no {method}, to which {self.entry.where} had handed the call over"
         raise RunIncompatibleError(self.place.run_id, reason)
 
-    def put_in_charge(self, plan: MethodPlan) -> None:
-        """Let the method of this plan shape requests, replies and tools from now on: the switch of a hand-over."""
+    def put_in_charge(self, plan: MethodPlan, counted_from: Usage | None = None) -> None:
+        """Let the method of this plan shape requests, replies and tools from now on: the switch of a hand-over.
+
+        Its own limits count from `counted_from` on, by default from what is used now.
+        """
         self.plan = plan
         # A new object: events that listeners have kept stay those of the method before.
         self.context = copy_with(self.context, service=plan.service, method=plan.name)
         account = self.account
         if account is not None and account.limits is not None:
-            account.limits = narrowest(self.limits_of_entry, _from_now_on(plan.team_limits, account.usage))
+            used = account.usage if counted_from is None else counted_from
+            account.limits = narrowest(self.limits_of_entry, _counted_from(used, plan.team_limits))
 
     def restart_clock(self) -> Invocation:
         """Let the time of `timeout=` begin now: at the first step of a stream that was made before. Return `self`."""
@@ -411,7 +415,7 @@ class Invocation(ModelCall):
         return self.state.result_while_suspended(place.pending, place.run_id, self.plan.where)
 
 
-def _from_now_on(limits: UsageLimits | None, used: Usage) -> UsageLimits | None:
+def _counted_from(used: Usage, limits: UsageLimits | None) -> UsageLimits | None:
     """Return limits that count on top of what was used."""
     if limits is None:
         return None

@@ -35,6 +35,7 @@ from ..errors import (
     OutputParsingError,
     ToolboxError,
 )
+from ..limits import Usage
 from ..passages import after_texts
 from ..tools.tool_calls import ToolEnvironment, ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
@@ -258,7 +259,8 @@ class Heard:
 class Charge:
     """What a method that takes the call over begins with; `rules` are its own from now on.
 
-    `asked` is the user message after its input guardrails. With an `answer`, it has answered without a model.
+    `asked` is the user message after its input guardrails. `counted_from` is what was used by then, if its own limits
+    count from now on. With an `answer`, it has answered without a model.
     """
 
     method: str
@@ -266,6 +268,7 @@ class Charge:
     mode: OutputMode
     model: str
     asked: UserMessage
+    counted_from: Usage | None = None
     answer: Finish | None = None
 
 
@@ -575,6 +578,7 @@ def _take_over(rules: Rules, state: State, handed: TakenOver) -> tuple[State, Ef
         model=charge.model,
         in_charge=charge.method,
         handovers=state.handovers + 1,
+        counted_from=charge.counted_from,
     )
     if (answer := charge.answer) is not None:
         state = state.changed(response=answer.response)

@@ -218,7 +218,8 @@ async def open_charge(invocation: Invocation) -> loop.Charge:
         rules, state = invocation.rules, invocation.state.changed(system=system, offered=invocation.rules.names)
         await _route(invocation, request_of(rules, state.changed(pending=())))
     mode = plan.output_mode or _mode_of(invocation)
-    return loop.Charge(plan.where, system, mode, invocation.model_name, invocation.user_message)
+    used = invocation.account.usage if invocation.account is not None and plan.team_limits is not None else None
+    return loop.Charge(plan.where, system, mode, invocation.model_name, invocation.user_message, used)
 
 
 async def open_invocation(invocation: Invocation) -> None:

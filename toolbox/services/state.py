@@ -167,6 +167,13 @@ def _arguments_to_pairs(arguments: Mapping[int, Mapping[str, Any]]) -> list[Any]
 StoredPendingCall: TypeAlias = Annotated[PendingToolCall, StoredForm(_pending_to_dict, _pending_from_dict)]
 StoredArguments: TypeAlias = Annotated[Mapping[int, Mapping[str, Any]], StoredForm(_arguments_to_pairs, dict)]
 StoredPassage: TypeAlias = Annotated[Passage, StoredForm(source_to_dict, source_from_dict)]
+StoredUsage: TypeAlias = Annotated[
+    Usage | None,
+    StoredForm(
+        lambda usage: None if usage is None else usage_to_dict(usage),
+        lambda written: None if written is None else usage_from_dict(written),
+    ),
+]
 StoredLimit: TypeAlias = Annotated[ReachedLimit | None, StoredForm(_reached_to_dict, _reached_from_dict)]
 Positions: TypeAlias = Annotated[frozenset[int], PlainSerializer(sorted)]
 
@@ -195,7 +202,8 @@ class State:
     - `added`: positions in `messages` of those that the user has added while the run was running or suspended.
     - `stopped`: the limit of the service after which only the answer is asked for; None before.
     - `in_charge`: the method that has taken the call over, such as `"Billing.chat"`; None for the one that was called.
-      `handovers`: how often it was handed over.
+      `handovers`: how often it was handed over. `counted_from`: what was used when it was handed over last, if the
+      method in charge has its own limits.
     """
 
     system: StoredSystemMessage | None
@@ -228,6 +236,7 @@ class State:
     added: Positions = frozenset()
     in_charge: str | None = None
     handovers: int = 0
+    counted_from: StoredUsage = None
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -373,7 +382,7 @@ class State:
         if not self.passages:  # most invocations have none, and earlier releases know none
             del written["passages"]
         if self.in_charge is None and not self.handovers:  # the same
-            del written["in_charge"], written["handovers"]
+            del written["in_charge"], written["handovers"], written["counted_from"]
         return {"version": VERSION, **written}
 
     @classmethod
