@@ -9,8 +9,10 @@ import pytest
 from toolbox import (
     AiMessage,
     AiServiceTool,
+    ChatRequest,
     Container,
     HandedOver,
+    InvocationContext,
     MemoryId,
     Result,
     ReturnBehavior,
@@ -18,7 +20,10 @@ from toolbox import (
     ToolProviderRequest,
     ToolProviderResult,
     ToolSpecification,
+    UnknownToolError,
+    application_scoped,
     create_ai_service,
+    decorates,
     register_ai_service,
     return_to_model,
     sql,
@@ -27,8 +32,10 @@ from toolbox import (
 )
 from toolbox.handover import hands_over_to
 from toolbox.limits import UsageLimits
+from toolbox.models import ModelRouter
 from toolbox.runs import approve
 from toolbox.search import KeywordToolSearch
+from toolbox.security import SecurityIdentity, roles_allowed
 from toolbox.settings import SqlSettings, ToolboxSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -51,6 +58,12 @@ def show() -> str:
 async def look(at: str) -> str:
     """Look at something."""
     return f"seen {at}"
+
+
+@tool(requires_approval=True)
+def approved() -> str:
+    """Do something."""
+    return "done"
 
 
 @register_ai_service(tools=look)
@@ -335,3 +348,96 @@ async def test_a_text_before_a_hand_over_is_sent_and_stored() -> None:
         await container.get(Desk).chat("ada", "Hi")
         log = await container.conversations.of(Desk, "ada").history()
     assert [each.message.text for each in log] == ["Hi", "One moment.", "Handed over to Billing.chat.", "Billing."]
+
+
+async def test_routers_of_both_choose_once() -> None:
+    @application_scoped
+    class Sizes(ModelRouter):
+        names = ("small", "large")
+
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def choose(self, request: ChatRequest, context: InvocationContext) -> str:
+            self.asked.append(len(request.tool_specifications))
+            return "large" if context.service.__name__ == "Books" else "small"
+
+    @register_ai_service(model=Sizes, tools=approved)
+    class Books(Protocol):
+        """Books."""
+
+        async def chat(self, text: str) -> Result[str]: ...
+
+    @register_ai_service(model=Sizes)
+    class Shop(Protocol):
+        @hands_over_to(Books.chat)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    small = ScriptedChatModel([tool_call("transfer_to_books", {})])
+    large = ScriptedChatModel([tool_call("approved", {}), "Books."])
+    container = Container(models={"small": small, "large": large}).register(Shop, Books, Sizes)
+    async with container:
+        waiting = await container.get(Shop).chat("Hi")
+        result = await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+        assert result.content == "Books."
+        assert container.get(Sizes).asked == [1, 1]
+
+
+async def test_a_decorator_of_the_target_is_not_called() -> None:
+    @register_ai_service
+    class Books(Protocol):
+        """Books."""
+
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    @decorates(Books)
+    class Loud:
+        def __init__(self, inner: Books) -> None:
+            self.inner = inner
+
+        async def chat(self, room: str, text: str) -> Result[str]:
+            raise AssertionError("not called")
+
+    @register_ai_service
+    class Shop(Protocol):
+        @hands_over_to(Books.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([tool_call("transfer_to_books", {}), "Books."])
+    async with started(model, Shop, Books, Loud) as container:
+        assert (await container.get(Shop).chat("ada", "Hi")).content == "Books."
+
+
+async def test_a_colleague_that_the_identity_may_not_call_is_not_named() -> None:
+    @register_ai_service(tools=look)
+    class Books(Protocol):
+        """Books."""
+
+        @roles_allowed("librarian")
+        async def chat(self, text: str) -> str: ...
+
+    @register_ai_service
+    class Shop(Protocol):
+        @hands_over_to(Books.chat)
+        async def chat(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("look", {"at": "it"}), tool_call("look", {"at": "it"}), "Shop."])
+    program = Container(models={"default": model}, seeds=[SecurityIdentity]).register(Shop, Books)
+    async with program as container:
+        async with container.request_scope({SecurityIdentity: SecurityIdentity("bob", {"guest"})}):
+            with pytest.raises(UnknownToolError):
+                await container.get(Shop).chat("Hi")
+        async with container.request_scope({SecurityIdentity: SecurityIdentity("ann", {"librarian"})}):
+            assert await container.get(Shop).chat("Hi") == "Shop."
+
+
+async def test_a_forced_choice_of_a_hand_over_is_for_the_first_request() -> None:
+    @register_ai_service(tool_choice="transfer_to_billing")
+    class Shop(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([TO_BILLING, "Billing."])
+    async with started(model, Shop, Billing, Desk) as container:
+        assert (await container.get(Shop).chat("ada", "Hi")).answered_by == "Billing.chat"
+    assert [each.tool_choice for each in model.requests] == ["transfer_to_billing", None]

@@ -13,12 +13,13 @@ from time import perf_counter
 
 from ..chat import AiMessage, ChatResponse, FinishReason, ToolExecution, ToolExecutionRequest, UserMessage
 from ..context import current_invocation
+from ..di.decorating import decorates_mark_of
 from ..events import HandedOverEvent
 from ..execution.markers import marked_execution
 from ..handover import MOST_HANDOVERS
 from ..security import identity_in
 from ..service_events import HandedOver
-from ..tools.marks import OWN_TOOL_CALLS
+from ..tools.function_calls import has_own_tool_calls
 from ..tools.tool_calls import ToolOutcome
 from .invocation import Invocation
 from .loop import Charge, Finish, HandOver, TakenOver
@@ -158,12 +159,16 @@ class _Begun:
 
 
 async def answer_of_replacement(invocation: Invocation) -> Finish | None:
-    """Return what the method in charge of a replaced bean returns, as the end of the call; None for our own service."""
+    """Return what the method in charge of a replaced bean returns, as the end of the call; None for our own service.
+
+    A bean that decorates the service is not called: a hand-over is not a call of the target's own conversation.
+    """
     plan, place = invocation.plan, invocation.place
     if plan is invocation.entry or (place is not None and place.cancels):
         return None
     bean = await invocation.host.scope.find(plan.service)
-    if bean is None or (hasattr(type(bean), OWN_TOOL_CALLS) and plan.service in type(bean).__mro__):
+    is_ours = has_own_tool_calls(bean) and plan.service in type(bean).__mro__
+    if bean is None or is_ours or decorates_mark_of(type(bean)) is not None:
         return None
     method, arguments = getattr(bean, plan.name), invocation.arguments_in_charge
     value = await invocation.runner.run(marked_execution(method), lambda: method(**arguments), plan.where)

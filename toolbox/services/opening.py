@@ -75,15 +75,18 @@ async def _find_recorded(name: str, invocation: Invocation) -> ChatModel:
         raise RunIncompatibleError(invocation.place.run_id, error.problems[0].what) from error
 
 
-async def _route(invocation: Invocation, request: ChatRequest) -> None:
-    """Take the model that the router chooses, or has chosen before this process continued the run."""
+async def _route(invocation: Invocation, request: ChatRequest, number: int = 1) -> None:
+    """Take the model that the router chooses, or has chosen before this process continued the run.
+
+    `number` counts the choices of a call: there is one more after each hand-over.
+    """
 
     async def choose() -> str:
         name = await _ask_router(invocation, request)
         invocation.model_name, invocation.model = name, await invocation.host.models.find(name, invocation.context)
         return name
 
-    place, number = invocation.place, 1 + (invocation.state.handovers if invocation.has_begun else 0)
+    place = invocation.place
     name = await (choose() if place is None else place.effect(MODEL_CHOICE, choose, number))
     if not invocation.model_name:
         invocation.model_name, invocation.model = name, await _find_recorded(name, invocation)
@@ -216,7 +219,7 @@ async def open_charge(invocation: Invocation) -> loop.Charge:
     )
     if not invocation.model_name:
         rules, state = invocation.rules, invocation.state.changed(system=system, offered=invocation.rules.names)
-        await _route(invocation, request_of(rules, state.changed(pending=())))
+        await _route(invocation, request_of(rules, state.changed(pending=())), 2 + state.handovers)
     mode = plan.output_mode or _mode_of(invocation)
     used = invocation.account.usage if invocation.account is not None and plan.team_limits is not None else None
     return loop.Charge(plan.where, system, mode, invocation.model_name, invocation.user_message, used)

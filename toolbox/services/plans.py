@@ -27,7 +27,7 @@ from ..security import Access, SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
 from ..tools.retrievers import BoundRetriever
-from ..tools.tool_calls import Tool, ToolLayer
+from ..tools.tool_calls import Tool, ToolLayer, ToolOfTeam
 from .call_messages import MethodMessages
 from .declaration import CallLimits, ServiceOptions
 from .loop import AnswerChecked, CallModel, CheckAnswer, ModelReplied, Rules, RunTool, ToolFinished, ToolSuspended
@@ -123,8 +123,8 @@ class MethodPlan:
     `handovers` are the marks of `@hands_over_to`, and `targets` what they name: service and method. `team` has a plan
     for each method that a call of this one can be handed over to, by its place such as `"Billing.chat"`: what shapes
     requests, replies and tools is that method's, everything about the call as a whole is this one's. `team_limits` are
-    the method's own limits in such a plan, which count from the hand-over on. `tools_of_team` are the places that have
-    a tool, with the tool, by its name. `spoken_parameter` is the parameter that is the user message.
+    the method's own limits in such a plan, which count from the hand-over on. `tools_of_team` says which methods have
+    a tool, by its name. `spoken_parameter` is the parameter that is the user message.
     """
 
     service: type[Any]
@@ -159,7 +159,7 @@ class MethodPlan:
     targets: tuple[tuple[type[Any], str], ...] = ()
     team: Mapping[str, MethodPlan] = field(default_factory=dict, compare=False, repr=False)
     team_limits: UsageLimits | None = None
-    tools_of_team: Mapping[str, Sequence[tuple[str, Tool]]] = field(default_factory=dict, compare=False, repr=False)
+    tools_of_team: Mapping[str, Sequence[ToolOfTeam]] = field(default_factory=dict, compare=False, repr=False)
     spoken_parameter: str | None = None
     model_name: str | None = field(init=False)
     output_mode: OutputMode | None = field(init=False)

@@ -21,10 +21,11 @@ from ..handover import HandoverMark
 from ..introspection import EMPTY, snake_case, type_name
 from ..tools.marks import SearchBehavior, toolbox_of
 from ..tools.sources import AiServiceTool, clashes, read_tools
-from ..tools.tool_calls import Tool
+from ..tools.tool_calls import Tool, ToolOfTeam
 from .declaration import ServiceOptions
 from .declared_sources import as_sources
 from .method_marks import MethodMarks
+from .option_checks import choice_problems
 from .plans import Layering, MethodPlan
 from .toolsets import Toolset, offer_problems
 
@@ -88,6 +89,7 @@ def _with_own_handovers(plan: MethodPlan, plans: Plans, problems: list[Problem])
         tools.append(_make_tool(name, description, target))
     problems += clashes([*plan.toolset.tools, *tools], plan.where)
     toolset = Toolset.of([*plan.toolset.tools, *tools])
+    problems += choice_problems(plan.where, plan.options, list(toolset.by_name), has_providers=bool(plan.providers))
     problems += offer_problems(plan.where, Toolset.of(tools), plan.output, None, plan.options.output_mode)
     return replace(plan, toolset=toolset, targets=tuple((each.service, each.name) for _, each in found))
 
@@ -171,10 +173,10 @@ def with_teams(plans: Plans, layering: Layering) -> dict[type[Any], dict[str, Me
 def _with_team(entry: MethodPlan, targets: Sequence[MethodPlan], layering: Layering) -> MethodPlan:
     undoing = [_compensations_of(each, _joint_options(entry, each), layering) for each in targets]
     compensations = {name: tool for found in (*undoing, entry.compensations) for name, tool in found.items()}
-    tools: dict[str, list[tuple[str, Tool]]] = defaultdict(list)
+    tools: dict[str, list[ToolOfTeam]] = defaultdict(list)
     for plan in (entry, *targets):
         for tool in plan.toolset.tools:
-            tools[tool.name].append((plan.where, tool))
+            tools[tool.name].append(ToolOfTeam(plan.where, tool, plan.access))
     entry = replace(entry, compensations=compensations, tools_of_team=dict(tools))
     return replace(entry, team={each.where: _plan_in_charge(entry, each, layering) for each in targets})
 

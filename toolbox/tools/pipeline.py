@@ -183,13 +183,13 @@ async def _answer_who_has_it(request: ToolExecutionRequest, environment: ToolEnv
     """
     name, context = request.name, environment.context
     here = f"{context.service.__name__}.{context.method}"
-    having = [(each, tool) for each, tool in environment.elsewhere[name] if each != here or tool.hands_over_to]
-    if any(tool.access is not None for _, tool in having):
+    having = [each for each in environment.elsewhere[name] if each.method != here or each.tool.hands_over_to]
+    if any(each.is_restricted for each in having):
         identity = await identity_in(environment.scope)
-        having = [(each, tool) for each, tool in having if tool.access is None or tool.access.allows(identity)]
+        having = [each for each in having if each.allows(identity)]
     if not having:
         raise _not_offered(request, filter(environment.was_sent, environment.tools), environment)
-    places = " and ".join(dict.fromkeys(each for each, _ in having))
+    places = " and ".join(dict.fromkeys(each.method for each in having))
     return EncodedInFull(f"You do not have the tool {name!r} now; {places} has it.", is_error=True)
 
 
