@@ -11,6 +11,7 @@ from toolbox import (
     Container,
     HandedOver,
     HandedOverEvent,
+    InputGuardrailError,
     MemoryId,
     ModelHttpError,
     Result,
@@ -185,3 +186,39 @@ async def test_a_run_that_failed_after_the_hand_over_goes_on_with_the_target() -
         assert process.small.requests == []
         assert container.get(Events).of(HandedOverEvent) == []
         assert process.large.requests[0].messages[0].text == "Card ****"
+
+
+async def test_guardrails_of_the_one_in_charge_judge_a_run_before_it_is_stored_or_when_that_has_changed() -> None:
+    judged: list[str] = []
+
+    class NoDigits(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            judged.append(request.user_message.text)
+            has_digits = any(each.isdigit() for each in request.user_message.text)
+            return self.fatal("digits") if has_digits else self.success()
+
+    @register_ai_service
+    class Expert(Protocol):
+        """Knows cards."""
+
+        @input_guardrails(NoDigits)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Front(Protocol):
+        @hands_over_to(Expert.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel(["Expert.", "Expert."])
+    async with Container(models={"default": model}).register(Front, Expert) as container:
+        room = await container.conversations.create(Front, "ada")
+        waits = await container.runs.start(Front.chat, "ada", "one")
+        assert judged == []
+        await room.put_in_charge(Expert.chat)
+        assert (await container.runs.execute(waits.id)).status == "completed"
+        assert judged == ["one"]
+        with pytest.raises(InputGuardrailError):
+            await container.runs.start(Front.chat, "ada", "2")
+        started = await container.runs.start(Front.chat, "ada", "three")
+        assert (await container.runs.execute(started.id)).status == "completed"
+        assert judged == ["one", "2", "three"]

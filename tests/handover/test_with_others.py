@@ -178,7 +178,7 @@ async def test_an_answer_at_a_limit_of_the_entry_comes_from_the_target() -> None
         @hands_over_to(Books.chat)
         async def chat(self, text: str) -> Result[str]: ...
 
-    replies = [tool_call("transfer_to_books", {}), tool_call("look", {"at": "a"}), "So be it."]
+    replies: list[Any] = [tool_call("transfer_to_books", {}), tool_call("look", {"at": "a"}), "So be it."]
     async with started(ScriptedChatModel(replies), Shop, Books) as container:
         result = await container.get(Shop).chat("Hi")
     assert (result.content, result.stopped_by, result.answered_by) == ("So be it.", "max_tool_rounds", "Books.chat")
@@ -319,10 +319,11 @@ async def test_a_hand_over_counts_as_a_tool_call_in_limits() -> None:
 
 async def test_a_database_keeps_who_is_in_charge(tmp_path: Any) -> None:
     settings = ToolboxSettings(sql=SqlSettings(url=f"sqlite:///{tmp_path}/chats.db"))
-    for replies, answered_by in (([TO_BILLING, "Billing."], "Billing.chat"), (["Billing."], "Billing.chat")):
+    scripts: list[list[Any]] = [[TO_BILLING, "Billing."], ["Billing."]]
+    for replies in scripts:
         container = Container(models={"default": ScriptedChatModel(replies)}, settings=settings)
         async with container.register(Desk, Billing, sql.engine, sql.SqlChatMemoryStore):
-            assert (await container.get(Desk).chat("ada", "Hi")).answered_by == answered_by
+            assert (await container.get(Desk).chat("ada", "Hi")).answered_by == "Billing.chat"
             room = container.conversations.of(Desk, "ada")
             [listed] = await container.conversations.list()
             assert listed.in_charge == "Billing.chat"

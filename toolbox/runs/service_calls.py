@@ -706,14 +706,16 @@ class PreparedRun:
 
 async def check_input(
     host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any], message: UserMessage | None = None
-) -> UserMessage | None:
+) -> tuple[UserMessage | None, str]:
     """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
+
+    Returns the method in charge too, such as `"Billing.chat"`.
 
     `message` is the user message, if it is not that of the arguments. Raises `InputGuardrailError`.
     """
     invocation = Invocation(plan, host, arguments, message=message)
     await check_input_first(invocation)
-    return invocation.user_message if invocation.has_other_message else None
+    return invocation.user_message if invocation.has_other_message else None, invocation.plan.where
 
 
 async def find_provided_tool(
@@ -738,7 +740,7 @@ async def execute(
     body, document = ServiceCall(session), prepared.document
     message = read_user_message(session.id, document)
     invocation = Invocation(prepared.plan, host, prepared.arguments, place=body.root, message=message)
-    invocation.is_input_checked = document.is_checked
+    invocation.is_input_checked, invocation.input_checked_by = document.is_checked, document.checked_by
     if document.cancels:
         invocation.before_end = body.refuse_end
     if host.listeners is not None:

@@ -38,7 +38,8 @@ class Telling:
         if plan.checks_input:
             prepared = await self._preparing.admit(run_id, prepared, by)
             async with self._preparing.open_scope(prepared):
-                message = await check_input(self._host, plan, prepared.arguments, message) or message
+                checked, _ = await check_input(self._host, plan, prepared.arguments, message)
+                message = checked or message
         written = told_to_json(ToldMessage(message, history_name(by)))
         if not await store.add_message(run_id, uuid4().hex, written):
             status = (await self._runs.load(run_id)).status

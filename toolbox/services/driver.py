@@ -322,7 +322,7 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
     if has_memory:
         yield with_memory  # loads the messages; writes them at its end, if the call has ended with an answer
     # The conversation says who is in charge.
-    if invocation.checks_input and not (invocation.is_resumed or invocation.is_input_checked):
+    if not invocation.is_resumed and invocation.unchecked:
         yield with_checked_input
 
 

@@ -113,6 +113,8 @@ class Invocation(ModelCall):
     """The servers whose tools are missing."""
     is_input_checked = False
     """True if the input guardrails have judged the user message, before the run was stored."""
+    input_checked_by: str | None = None
+    """The method that was in charge then; None without hand-overs."""
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
     owner: Owner | None = None
@@ -217,6 +219,14 @@ class Invocation(ModelCall):
     def checks_input(self) -> bool:
         """True if input guardrails judge the user message: of the method that was called, or of the one in charge."""
         return any(each.layers.check_input is not None for each in (self.entry, self.plan))
+
+    @property
+    def unchecked(self) -> list[MethodPlan]:
+        """The plans whose input guardrails judge the user message before the first request."""
+        plans = [] if self.is_input_checked else [self.entry]
+        if self.plan is not self.entry and not (self.is_input_checked and self.input_checked_by == self.plan.where):
+            plans.append(self.plan)
+        return [each for each in plans if each.layers.check_input is not None]
 
     @property
     def arguments_in_charge(self) -> Mapping[str, Any]:

@@ -346,10 +346,9 @@ async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
 @asynccontextmanager
 async def with_checked_input(invocation: Invocation) -> AsyncIterator[None]:
     """Let the input guardrails judge the user message. Raises `InputGuardrailError`."""
-    plans = [invocation.entry] if invocation.plan is invocation.entry else [invocation.entry, invocation.plan]
-    for plan in plans:
-        if plan.layers.check_input is not None:
-            await plan.layers.check_input(invocation)
+    for plan in invocation.unchecked:
+        assert plan.layers.check_input is not None
+        await plan.layers.check_input(invocation)
     yield
 
 
