@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from time import perf_counter
 
-from ..chat import AiMessage, ChatResponse, FinishReason, ToolExecution, ToolExecutionRequest, UserMessage
+from ..chat import AiMessage, ChatResponse, FinishReason, ToolExecuted, ToolExecution, ToolExecutionRequest, UserMessage
 from ..context import current_invocation
 from ..di.decorating import decorates_mark_of
 from ..events import HandedOverEvent
@@ -85,17 +85,19 @@ async def hand_over(effect: HandOver, invocation: Invocation, streamed: Streamed
     """Hand the call over to the method that the model has chosen first. Raises `InputGuardrailError` of that method."""
     begun = _Begun(effect)
     refusal, plan = await _find_target(effect.request, invocation)
+    source, charge = invocation.plan.where, None
     if plan is None:
-        return TakenOver(dict(begun.outcomes(refusal, refusal)))
-    source = invocation.plan.where
-    _switch(plan, invocation)
-    await _begin_charge(source, invocation)
-    charge = await _open(invocation, streamed)
-    outcomes = dict(begun.outcomes(f"Handed over to {plan.where}.", f"Not done: {source} hands over only once."))
+        outcomes = dict(begun.outcomes(refusal, refusal))
+    else:
+        _switch(plan, invocation)
+        await _begin_charge(source, invocation)
+        charge = await _open(invocation, streamed)
+        outcomes = dict(begun.outcomes(f"Handed over to {plan.where}.", f"Not done: {source} hands over only once."))
     if streamed is not None:
         for outcome in outcomes.values():
-            await streamed.put_outcome(outcome)
-        await streamed.put_event(HandedOver(source, plan.where))
+            await streamed.put_event(ToolExecuted(outcome.execution))
+        if plan is not None:
+            await streamed.put_event(HandedOver(source, plan.where))
     return TakenOver(outcomes, charge)
 
 

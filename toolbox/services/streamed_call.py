@@ -30,7 +30,6 @@ from ..chat_streams import events_of
 from ..passages import Passage
 from ..service_events import ServiceEvent
 from ..tools.results import SUCCESS
-from ..tools.tool_calls import ToolOutcome
 from .inner_events import Send
 from .invocation import Invocation
 from .loop import (
@@ -76,10 +75,6 @@ class StreamedCall:
     async def send_passages(self, passages: tuple[Passage, ...]) -> None:
         """Send the passages of the call, after retrievers have found new ones."""
         await self._send(Retrieved(passages))
-
-    async def put_outcome(self, outcome: ToolOutcome) -> None:
-        """Send the result of a call that no tool has given."""
-        await self._send(ToolExecuted(outcome.execution))
 
     async def begin_request(self) -> None:
         """The model is asked: the round before it was not the last."""

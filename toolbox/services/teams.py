@@ -32,19 +32,9 @@ from .toolsets import Toolset, offer_problems
 Plans = Mapping[type[Any], Mapping[str, MethodPlan]]
 
 OPTIONS_OF_ENTRY: Final = (
-    *(
-        "name",
-        "former_names",
-        "chat_memory",
-        "limits",
-        "on_limit",
-        "timeout",
-        "durable",
-        "run_retries",
-        "max_tool_rounds",
-    ),
-    *("compensate_on_tool_errors", "compensate_on_failure", "on_suspended", "when_busy", "shared_conversations"),
-    *("unfinished_turns", "concurrent_tools", "inner_events"),
+    *("name", "former_names", "chat_memory", "shared_conversations", "when_busy", "unfinished_turns", "on_suspended"),
+    *("limits", "on_limit", "timeout", "max_tool_rounds", "concurrent_tools", "inner_events", "durable", "run_retries"),
+    *("compensate_on_tool_errors", "compensate_on_failure"),
 )
 """The options that are about the call as a whole. All others shape a request, its reply or its tools."""
 
