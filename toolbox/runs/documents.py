@@ -280,7 +280,10 @@ class RunDocument:
 
     def to_json(self) -> str:
         """Write the document as JSON text."""
-        return json.dumps({"version": VERSION, **fields_to_dict(self)})
+        written = fields_to_dict(self)
+        if self.checked_by is None:  # most runs have none, and earlier releases know none
+            del written["checked_by"]
+        return json.dumps({"version": VERSION, **written})
 
     @classmethod
     def from_json(cls, text: str) -> RunDocument:
