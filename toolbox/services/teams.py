@@ -121,7 +121,7 @@ def _describe(target: MethodPlan) -> str | None:
 
 
 def _make_tool(name: str, description: str | None, target: MethodPlan) -> Tool:
-    """Return the tool that hands over to a method. Whoever may not call the method does not see it."""
+    """Return the tool that hands over to a method. Identities that may not call the method do not see it."""
     source = AiServiceTool(ToolSpecification(name, description), _refuse, search_behavior=SearchBehavior.ALWAYS_VISIBLE)
     [tool], _ = read_tools([source], target.where)
     return replace(tool, where=target.where, access=target.access, hands_over_to=target.where)
