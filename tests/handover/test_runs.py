@@ -15,6 +15,7 @@ from toolbox import (
     MemoryId,
     ModelHttpError,
     Result,
+    UserMessage,
     register_ai_service,
     sql,
     tool,
@@ -222,3 +223,38 @@ async def test_guardrails_of_the_one_in_charge_judge_a_run_before_it_is_stored_o
         started = await container.runs.start(Front.chat, "ada", "three")
         assert (await container.runs.execute(started.id)).status == "completed"
         assert judged == ["one", "2", "three"]
+
+
+async def test_a_message_for_a_run_passes_the_guardrails_of_the_one_in_charge() -> None:
+    class NoDigits(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            has_digits = any(each.isdigit() for each in request.user_message.text)
+            return self.fatal("digits") if has_digits else self.success()
+
+    @register_ai_service(tools=refund)
+    class Expert(Protocol):
+        """Knows cards."""
+
+        @input_guardrails(NoDigits)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    @register_ai_service(tools=refund)
+    class Front(Protocol):
+        @hands_over_to(Expert.chat)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    refund_7 = tool_call("refund", {"order": 7})
+    model = ScriptedChatModel([refund_7, tool_call("transfer_to_expert", {}), refund_7, "Done."])
+    async with Container(models={"default": model}).register(Front, Expert) as container:
+        first = await container.get(Front).chat("Hi")
+        run_id = first.run_id or ""
+        await container.runs.tell(run_id, "order 7")
+        second = await container.runs.resume(run_id, {first.pending[0].id: approve()})
+        assert second.answered_by == "Expert.chat"
+        with pytest.raises(InputGuardrailError):
+            await container.runs.tell(run_id, "order 8")
+        await container.runs.tell(run_id, "hurry")
+        done = await container.runs.resume(run_id, {second.pending[0].id: approve()})
+        assert done.content == "Done."
+        texts = [each.text for each in done.messages if isinstance(each, UserMessage)]
+        assert texts == ["Hi", "order 7", "hurry"]

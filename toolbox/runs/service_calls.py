@@ -705,15 +705,22 @@ class PreparedRun:
 
 
 async def check_input(
-    host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any], message: UserMessage | None = None
+    host: ServiceHost,
+    plan: MethodPlan,
+    arguments: Mapping[str, Any],
+    message: UserMessage | None = None,
+    in_charge: str | None = None,
 ) -> tuple[UserMessage | None, str]:
     """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
 
     Returns the method in charge too, such as `"Billing.chat"`.
 
-    `message` is the user message, if it is not that of the arguments. Raises `InputGuardrailError`.
+    `message` is the user message, if it is not that of the arguments. `in_charge` is the method that has taken the call
+    over already, by default that of the conversation. Raises `InputGuardrailError`.
     """
     invocation = Invocation(plan, host, arguments, message=message)
+    if in_charge is not None and (found := invocation.find_member(in_charge)) is not None:
+        invocation.put_in_charge(found)
     await check_input_first(invocation)
     return invocation.user_message if invocation.has_other_message else None, invocation.plan.where
 

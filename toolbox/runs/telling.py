@@ -37,8 +37,9 @@ class Telling:
         plan = prepared.plan
         if plan.checks_input:
             prepared = await self._preparing.admit(run_id, prepared, by)
+            in_charge = await self._runs.in_charge_of(stored) if plan.team else None
             async with self._preparing.open_scope(prepared):
-                checked, _ = await check_input(self._host, plan, prepared.arguments, message)
+                checked, _ = await check_input(self._host, plan, prepared.arguments, message, in_charge)
                 message = checked or message
         written = told_to_json(ToldMessage(message, history_name(by)))
         if not await store.add_message(run_id, uuid4().hex, written):

@@ -365,7 +365,7 @@ async def check_input_first(invocation: Invocation) -> None:
             if key is not None:
                 invocation.excerpt = await (await invocation.host.memories()).load(key, plan.window)
                 invocation.history = invocation.excerpt.messages
-                if plan.team and invocation.excerpt.head is not None:
+                if plan.team and invocation.plan is plan and invocation.excerpt.head is not None:
                     await take_stored_charge(invocation, invocation.excerpt.head.in_charge)
             beans: AbstractAsyncContextManager[None] = NOTHING
             if key is not None and plan.keeps_beans:
