@@ -6,6 +6,7 @@ when a call is handed over (`loop`), who may take over (`teams`).
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
@@ -169,7 +170,7 @@ async def answer_of_replacement(invocation: Invocation) -> Finish | None:
     if plan is invocation.entry or (place is not None and place.cancels):
         return None
     bean = await invocation.host.scope.find(plan.service)
-    is_ours = has_own_tool_calls(bean) and plan.service in type(bean).__mro__
+    is_ours = has_own_tool_calls(bean) and plan.service in inspect.getmro(type(bean))
     if bean is None or is_ours or decorates_mark_of(type(bean)) is not None:
         return None
     method, arguments = getattr(bean, plan.name), invocation.arguments_in_charge
