@@ -258,3 +258,17 @@ async def test_a_message_for_a_run_passes_the_guardrails_of_the_one_in_charge() 
         assert done.content == "Done."
         texts = [each.text for each in done.messages if isinstance(each, UserMessage)]
         assert texts == ["Hi", "order 7", "hurry"]
+
+
+async def test_a_failed_run_whose_target_is_gone_stays_as_it_is() -> None:
+    process = Process()
+    async with process.start((False, TO_BILLING), (True, tool_call("refund", {"order": 7}))) as container:
+        waiting = await container.get(Desk).chat("ada", "Money back")
+        process.large.will_reply(ModelHttpError(500, "broken"))
+        with pytest.raises(ModelHttpError):
+            await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+    async with process.start(services=(DeskAlone,)) as container:
+        with pytest.raises(RunIncompatibleError, match=r"Billing\.chat"):
+            await container.runs.retry(waiting.run_id or "")
+    async with process.start((True, "Done.")) as container:
+        assert (await container.runs.execute(waiting.run_id or "")).status == "completed"

@@ -8,11 +8,13 @@ from pydantic import BaseModel
 from tests.listening import Events
 from toolbox import (
     AiMessage,
+    ChatResponse,
     Container,
     HandedOver,
     HandedOverEvent,
     InvocationContext,
     MemoryId,
+    ModelHttpError,
     ModelRequestEvent,
     PartialResponse,
     Result,
@@ -38,7 +40,9 @@ from toolbox.guardrails import (
     output_guardrails,
 )
 from toolbox.handover import hands_over_to
+from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, interceptors
 from toolbox.limits import UsageLimits
+from toolbox.models import fallback
 from toolbox.retrieval import Passage, Query, Retriever
 from toolbox.security import SecurityIdentity, roles_allowed
 from toolbox.services.outputs import ANSWER_TOOL
@@ -464,3 +468,84 @@ async def test_without_a_memory_id_the_hand_over_ends_with_the_call() -> None:
     async with started(ScriptedChatModel([TO_BILLING, "Billing.", "Desk."]), Desk, Billing) as container:
         assert (await container.get(Desk).chat("Hi")).answered_by == "Billing.chat"
         assert (await container.get(Desk).chat("Hi")).answered_by == "Desk.chat"
+
+
+async def test_tools_of_the_entry_are_undone_after_a_hand_over_too() -> None:
+    undone: list[int] = []
+
+    class Orders:
+        @tool
+        def book(self, order: int) -> str:
+            """Book an order."""
+            return "booked"
+
+        @compensate_for("book")
+        def cancel(self, order: int) -> None:
+            undone.append(order)
+
+    @register_ai_service
+    class Billing(Protocol):
+        """Invoices."""
+
+        async def chat(self, text: str) -> str: ...
+
+    @register_ai_service(compensate_on_failure=True, tools=Orders)
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("book", {"order": 7}), TO_BILLING, ValueError("broken")])
+    async with started(model, Desk, Billing) as container:
+        with pytest.raises(ValueError, match="broken"):
+            await container.get(Desk).chat("Hi")
+    assert undone == [7]
+
+
+async def test_the_fallback_is_that_of_the_entry() -> None:
+    @register_ai_service
+    class Billing(Protocol):
+        """Invoices."""
+
+        async def chat(self, question: str) -> str: ...
+
+    @register_ai_service
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, text: str) -> str: ...
+
+        @staticmethod
+        @fallback(chat)
+        def sorry(text: str) -> str:
+            return f"Sorry about {text!r}"
+
+    async with started(ScriptedChatModel([TO_BILLING, ModelHttpError(503, "away")]), Desk, Billing) as container:
+        assert await container.get(Desk).chat("Hi") == "Sorry about 'Hi'"
+
+
+async def test_interceptors_are_those_of_the_target() -> None:
+    seen: list[str] = []
+
+    def noting(name: str) -> Any:
+        class Noting(ModelInterceptor):
+            async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+                seen.append(name)
+                return await proceed(call)
+
+        return Noting
+
+    @register_ai_service
+    @interceptors(noting("billing"))
+    class Billing(Protocol):
+        """Invoices."""
+
+        async def chat(self, text: str) -> str: ...
+
+    @register_ai_service
+    @interceptors(noting("desk"))
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, text: str) -> str: ...
+
+    async with started(ScriptedChatModel([TO_BILLING, "Done."]), Desk, Billing) as container:
+        await container.get(Desk).chat("Hi")
+    assert seen == ["desk", "billing"]

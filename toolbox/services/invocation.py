@@ -240,6 +240,11 @@ class Invocation(ModelCall):
         """The tools that enclosing blocks add: to the method that was called, not to one that takes over."""
         return self.added if self.plan is self.entry else ()
 
+    def find_tool(self, name: str) -> Tool | None:
+        """Return the tool of an earlier call: of the method in charge, or of one that was in charge before."""
+        toolsets = (self.toolset, *(each.toolset for each in (self.entry, *self.entry.team.values())))
+        return next((tool for each in toolsets if (tool := each.stored(name)) is not None), None)
+
     def find_member(self, method: str) -> MethodPlan | None:
         """Return the plan of a call that this method has taken over; None for one that the entry does not reach."""
         if method == self.entry.where:

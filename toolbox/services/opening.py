@@ -242,7 +242,7 @@ async def resume(invocation: Invocation, stored: State) -> Effect:
 
     def restore(name: str, written: Any) -> Any:
         """Return the stored result of a tool in the tool's return type, if this program still has the tool."""
-        tool = invocation.toolset.stored(name)
+        tool = invocation.find_tool(name)
         return written if tool is None else restored_result(tool.returns, written)
 
     invocation.state = stored.with_results(restore).changed(offered=tuple(dict.fromkeys(names)))

@@ -119,7 +119,7 @@ def note_passages(invocation: Invocation, event: object = None) -> None:
 
 def _add_results(numbers: NumberedPassages, executions: Iterable[ToolExecution], invocation: Invocation) -> None:
     for each in executions:
-        tool, found = invocation.toolset.stored(each.request.name), each.result_object
+        tool, found = invocation.find_tool(each.request.name), each.result_object
         if tool is not None and tool.run is search and isinstance(found, list):
             numbers.add(passage for passage in found if isinstance(passage, Passage))
 
