@@ -52,6 +52,7 @@ LAYERS: dict[str, int] = {
     "toolbox.service_events": 2,
     "toolbox.limits": 2,
     "toolbox.retrieval": 2,
+    "toolbox.handover": 2,
     "toolbox.logs": 2,
     "toolbox.library_logs": 1,
     "toolbox.tls": 2,

@@ -44,7 +44,7 @@ _LISTED = {
     ".rest": "register_rest_client",
     ".search": "ToolSearchRequest ToolSearchResult ToolSearchStrategy",
     ".security": "AccessDeniedError ForbiddenError UnauthenticatedError",
-    ".service_events": "InnerEvent",
+    ".service_events": "HandedOver InnerEvent",
     ".services.declaration": """
         DEFAULT handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool register_ai_service
         system_message user_message

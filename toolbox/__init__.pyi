@@ -145,6 +145,7 @@ from .events import (
     EventListener,
     FallbackUsedEvent,
     GuardrailExecutedEvent,
+    HandedOverEvent,
     InvocationEvent,
     MemoryWrittenEvent,
     ModelFailedEvent,
@@ -219,6 +220,7 @@ from .security import (
     UnauthenticatedError,
 )
 from .service_events import (
+    HandedOver,
     InnerEvent,
 )
 from .services.declaration import (
@@ -327,6 +329,8 @@ __all__ = [
     "ForbiddenError",
     "FrameworkError",
     "GuardrailExecutedEvent",
+    "HandedOver",
+    "HandedOverEvent",
     "IllegalConfigurationError",
     "ImageContent",
     "Inject",

@@ -216,6 +216,8 @@ class InvocationContext:
       of the notes that can be pickled.
     - `approved_by`: the name or `SecurityIdentity` of the person who approved this tool call; None without approval.
     - `user`: the name of the caller's `SecurityIdentity`, for logs and traces; None for an anonymous caller.
+    - `entry`: the method that was called, such as `"Desk.chat"`. After a hand-over, `service` and `method` are those in
+      charge, and this one stays. None outside of AI services.
     - `place`: for the framework only: the place of a tool call in its run.
     """
 
@@ -233,6 +235,7 @@ class InvocationContext:
     approved_by: Any = None
     place: CallPlace | None = field(default=None, compare=False, repr=False)
     user: str | None = field(default=None, compare=False, repr=False)
+    entry: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def cancelled(self) -> bool:
@@ -248,7 +251,7 @@ class InvocationContext:
         notes = {name: value for name, value in self.notes.copy().items() if _can_pickle(value)}
         facts = (service, self.method, memory_id, self.user_message, attributes, self.deadline, self.request)
         ids = (self.invocation_id, self.outer_invocation_id)
-        return InvocationContext, (*facts, Cancellation(), *ids, notes, self.approved_by, None, self.user)
+        return InvocationContext, (*facts, Cancellation(), *ids, notes, self.approved_by, None, self.user, self.entry)
 
     @staticmethod
     def current() -> InvocationContext | None:

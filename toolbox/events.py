@@ -36,6 +36,7 @@ __all__ = [
     "EventListener",
     "FallbackUsedEvent",
     "GuardrailExecutedEvent",
+    "HandedOverEvent",
     "InvocationEvent",
     "MemoryWrittenEvent",
     "ModelFailedEvent",
@@ -315,6 +316,17 @@ class RunStartedEvent(InvocationEvent):
 
     run_id: str
     trace: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOverEvent(InvocationEvent):
+    """A call was handed over: `source` and `target` are methods, such as `"Desk.chat"` and `"Billing.chat"`.
+
+    The context is that of the target. A call that the method in charge of its conversation answers has no such event.
+    """
+
+    source: str
+    target: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from .events import (
     EventListener,
     FallbackUsedEvent,
     GuardrailExecutedEvent,
+    HandedOverEvent,
     InvocationEvent,
     MemoryWrittenEvent,
     ModelFailedEvent,
@@ -178,6 +179,8 @@ def _collect_facts(event: InvocationEvent) -> tuple[str, Facts]:
             return "model_skipped", {"model": model, "until": until.isoformat()}
         case FallbackUsedEvent(error=error):
             return "fallback_used", {"error_type": type(error).__name__}
+        case HandedOverEvent(source=source, target=target):
+            return "handed_over", {"source": source, "target": target}
         case UsageCountedEvent(usage=usage):
             counted = {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls}
             cost = str(usage.cost) if usage.cost is not None else None

@@ -1,8 +1,8 @@
 """A program for display: its beans with their tools and dependencies, and `Container.reach`, all ways to its tools.
 
-The ways go from the entries of a program through services as tools. Nothing is run: the plans of the services and the
-marks of the tools say everything. Not here: the bean graph (`di`), the rows of the second report (`security`), the
-entries of a web application (`toolbox_fastapi`), the output (`cli`, `toolbox_fastapi.dev_ui`).
+The ways go from the entries of a program through services as tools and hand-overs. Nothing is run: the plans of the
+services and the marks of the tools say everything. Not here: the bean graph (`di`), the rows of the second report
+(`security`), the entries of a web application (`toolbox_fastapi`), the output (`cli`, `toolbox_fastapi.dev_ui`).
 """
 
 from __future__ import annotations
@@ -220,8 +220,15 @@ def _follow_tools(way: _Way, tools: Iterable[Tool], plans: Plans, outer: tuple[M
         if not here.is_open:
             continue
         yield here.reach(tool.name, _find_effects(tool, here.graph, in_durable=bool(outer) and outer[0].durable))
-        if (plan := inner_plan(tool, plans)) is not None:
-            yield from _follow_method(here.through(plan), plan, plans, outer)
+        inner = inner_plan(tool, plans) if tool.hands_over_to is None else _find_target(tool, outer[-1], plans)
+        if inner is not None:
+            yield from _follow_method(here.through(inner), inner, plans, outer)
+
+
+def _find_target(tool: Tool, plan: MethodPlan, plans: Plans) -> MethodPlan | None:
+    """Return the method to which a tool of this method hands over."""
+    targets = (plans.get(service, {}).get(name) for service, name in plan.targets)
+    return next((each for each in targets if each is not None and each.where == tool.hands_over_to), None)
 
 
 def _find_effects(tool: Tool, graph: BeanGraph, *, in_durable: bool) -> tuple[str, ...]:

@@ -217,7 +217,7 @@ class RegisteredProgram:
         problems += registered.unreadable
         read = len(problems)
         problems += registered.problems()  # plans the services
-        host.registered.settle()
+        problems += host.registered.settle()
         tools = tools_of_beans(graph)
         problems += tool_problems(graph, tools)
         problems += host.models.problems(problems)

@@ -39,6 +39,14 @@ class InnerEvent:
     event: ServiceEvent
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The call was handed over: `source` and `target` are methods, such as `"Desk.chat"` and `"Billing.chat"`."""
+
+    source: str
+    target: str
+
+
 ServiceEvent: TypeAlias = (
     StreamEvent
     | IntermediateResponse
@@ -48,6 +56,7 @@ ServiceEvent: TypeAlias = (
     | ToolProgress
     | Retrieved
     | ToldEvent
+    | HandedOver
     | InnerEvent
 )
 """The events of a service's `TokenStream`."""

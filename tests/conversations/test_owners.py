@@ -258,10 +258,10 @@ async def test_all_operations_of_a_room_are_for_its_owner() -> None:
             "delete": lambda room: room.delete(),
         }
         public = {each for each in vars(Conversation) if not each.startswith("_")}
-        assert {*operations} == public - {"service", "memory_id", "runs"}
+        assert {*operations, "put_in_charge"} == public - {"service", "memory_id", "runs"}
         for other in (BOB, NOBODY):
             async with container.request_scope({SecurityIdentity: other}):
-                for operation in operations.values():
+                for operation in (*operations.values(), lambda room: room.put_in_charge(Desk.chat)):
                     with pytest.raises(AccessDeniedError):
                         await operation(conversations.of(Desk, "room"))
         assert (await conversations.of(Desk, "room").info()).title is None

@@ -25,7 +25,18 @@ from ..safe_text import is_text
 from ..security import SecurityIdentity
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner, refuse_other
-from .log import Head, Log, LogEntry, RememberedApproval, begin_head, fork_log, newest_entries, without_approvals
+from .log import (
+    Head,
+    Log,
+    LogEntry,
+    LogWrite,
+    RememberedApproval,
+    Turn,
+    begin_head,
+    fork_log,
+    newest_entries,
+    without_approvals,
+)
 from .log_forms import export_log, restore_log
 from .memories import ChatMemories, MemoryHost, Program
 from .stores import Deleted, LogStore, find_head, keeps_logs
@@ -60,6 +71,10 @@ class ConversationsHost(MemoryHost, Protocol):
 
     def shares_conversations(self, service: str) -> bool:
         """Return True for a service with `shared_conversations=True`."""
+        ...
+
+    def find_charge(self, service: str, method: Any) -> str | None:
+        """Return the name of a method that can be in charge of conversations of a service; None for all others."""
         ...
 
     async def stop_conversation(self, key: ChatMemoryKey, by: str | SecurityIdentity | None) -> bool:
@@ -101,6 +116,7 @@ class ConversationInfo:
     - `updated_at` moves with each stored turn only; both times have a time zone.
     - `messages`: the number of entries of `history()`. `usage`: the tokens of all requests, also for summaries.
     - `cursor`: the place in the list, a text for `list(before=…)`.
+    - `in_charge`: the method that answers the next call, such as `"Billing.chat"`; None where there are no hand-overs.
     """
 
     service: str
@@ -112,6 +128,7 @@ class ConversationInfo:
     messages: int
     usage: TokenUsage
     cursor: str
+    in_charge: str | None = None
 
 
 class Conversations:
@@ -291,8 +308,8 @@ class Conversation:
 
     In a request with another identity than that of the owner, or with none, all methods raise `AccessDeniedError`.
     Where there is no such conversation, `history` and `messages` return `[]`, `run` None and `stop` False; all others
-    raise `ConversationNotFoundError`. Reading, `rename`, `adopt`, `forget_approvals` and `stop` do not wait for a call
-    that is at work; `rewind` and `delete` do, and inside that call they raise `MemoryInUseError`.
+    raise `ConversationNotFoundError`. Reading, `rename`, `adopt`, `put_in_charge`, `forget_approvals` and `stop` do not
+    wait for a call that is at work; `rewind` and `delete` do, and inside that call they raise `MemoryInUseError`.
     """
 
     def __init__(self, host: ConversationsHost, key: ChatMemoryKey, *, operator: bool = False) -> None:
@@ -442,6 +459,22 @@ class Conversation:
                 return change(head)
 
             self._known(await store.change(self._key, change_own))
+
+        await self._with(write)
+
+    async def put_in_charge(self, method: Callable[..., Any]) -> None:
+        """Let this method answer from the next call on: `await room.put_in_charge(Desk.chat)`.
+
+        Raises `ValueError` for a method that hand-overs of the service do not lead to, and
+        `ConversationNotFoundError`. A call that is at work may still change who is in charge.
+        """
+
+        async def write(store: LogStore, check: _Check) -> None:
+            self._known(check(await find_head(store, self._key)))
+            if (charge := self._host.find_charge(self._key.service, method)) is None:
+                name, service = getattr(method, "__qualname__", repr(method)), self._host.label_of(self._key.service)
+                raise ValueError(f"{name} cannot be in charge of a conversation of {service}: no hand-over leads to it")
+            await store.write(self._key, LogWrite(turn=Turn(in_charge=charge)))
 
         await self._with(write)
 
@@ -654,6 +687,7 @@ def _info_of(head: Head, service: str) -> ConversationInfo:
         messages=head.messages,
         usage=head.usage,
         cursor=f"{(head.updated_at - _EPOCH) // _MICROSECOND}.{head.id}",
+        in_charge=head.in_charge,
     )
 
 

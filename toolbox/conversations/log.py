@@ -49,8 +49,9 @@ class Turn:
     - `run_id`: the run that it belongs to. It replaces what this run had stored before.
     - `note` is what a model reads at its end, unless it was answered; by default that of `NOTES`.
     - `client_ids` are ids that a client gave to messages, by index. `sources` and `answered_by` belong to the answer.
+    - `in_charge` is the method that answers the next call, such as `"Billing.chat"`; None if it did not change.
     - `beans` are the conversation-scoped beans that changed in it, as JSON, by name. A turn without messages has
-      nothing else.
+      nothing but them and `in_charge`.
     - `start` is the index of its first message; above 0, messages before it are gone for good. From the index
       `hidden_from` on, a rewind has hidden it.
     """
@@ -107,6 +108,7 @@ class LogEntry:
     - `usage`: the tokens of all requests of its call but summaries, at the last entry of the call; None at the others.
     - `run_id`: the run that it belongs to, or None. `client_id`: the id that a client gave to the message, or None.
     - `sources`: of an answer, the passages that retrievers found for it, without their texts.
+    - `answered_by`: of an answer, the method that gave it, such as `"Billing.chat"`; None without hand-overs.
 
     As JSON, `message` has the form of `toolbox.transcripts`.
     """
@@ -119,6 +121,7 @@ class LogEntry:
     run_id: str | None = None
     client_id: str | None = None
     sources: tuple[Passage, ...] = ()
+    answered_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +268,9 @@ def entries_of(turns: Iterable[Turn]) -> Iterator[LogEntry]:
             usage = turn.usage if index == last and turn.usage != NO_USAGE else None
             client_id = turn.client_ids.get(index)
             sources = tuple(map(source_from_dict, turn.sources)) if index == last else ()
-            yield LogEntry(entry_id(turn, index), turn.at, message, turn.state, usage, turn.run_id, client_id, sources)
+            answered_by = turn.answered_by if index == last else None
+            about = turn.state, usage, turn.run_id, client_id, sources, answered_by
+            yield LogEntry(entry_id(turn, index), turn.at, message, *about)
 
 
 def newest_entries(turns: Iterable[Turn], limit: int) -> tuple[LogEntry, ...]:

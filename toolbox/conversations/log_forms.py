@@ -27,6 +27,7 @@ from .log import (
     ViewNotes,
     begin_head,
     number_turns,
+    state_after,
 )
 
 VERSION = 1
@@ -189,9 +190,20 @@ def export_log(log: Log) -> dict[str, Any]:
         "owner": None if head.owner is None else head.owner.name,
         "title": head.title,
         "created_at": head.created_at.isoformat(),
-        "turns": [_turn_to_dict(each) for each in log.turns if each.shown],
+        "turns": _turns_to_dicts(log.turns),
         "beans": dict(head.beans),
     }
+
+
+def _turns_to_dicts(turns: Iterable[Turn]) -> list[dict[str, Any]]:
+    """Return the turns with messages. Who was put in charge between two of them is in the one before."""
+    written: list[dict[str, Any]] = []
+    for each in turns:
+        if each.shown:
+            written.append(_turn_to_dict(each))
+        elif each.in_charge is not None and written:
+            written[-1]["in_charge"] = each.in_charge
+    return written
 
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
@@ -234,7 +246,7 @@ def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: 
         messages=sum(len(each.messages) for each in turns),
         next_number=len(turns) + 1,
         beans=beans,
-        in_charge=turns[-1].in_charge if turns else None,
+        in_charge=state_after(turns)[1],
     )
     return Log(head, turns)
 

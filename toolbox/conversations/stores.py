@@ -307,7 +307,8 @@ class _Kept:
 
     def seen(self, first: int = 0) -> tuple[Turn, ...]:
         """Return the turns from a number on that are not hidden as a whole."""
-        turns = (self.dropped, *self.turns.values()) if self.dropped.beans else self.turns.values()
+        has_state = self.dropped.beans or self.dropped.in_charge
+        turns = (self.dropped, *self.turns.values()) if has_state else self.turns.values()
         return tuple(each for each in turns if each.number >= first and each.counts)
 
 

@@ -19,6 +19,7 @@ from ..di.decorators import PRODUCER_MARK, SCOPE_MARK, Scope, scope_mark_of
 from ..di.graph import BeanGraph
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, decorator_of
+from ..handover import HANDOVERS_MARK
 from ..introspection import class_of, has_body, may_be_marked_in, type_name
 from ..models.fallback_marks import FALLBACK_MARK, fallbacks_at
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS
@@ -107,6 +108,7 @@ _RULES: Mapping[str, tuple[str, _Rule]] = {
     "tool_output_guardrails": ("@tool_output_guardrails", _OF_TOOLS),
     "input_guardrails": ("@input_guardrails", _OF_ANSWERS),
     "output_guardrails": ("@output_guardrails", _OF_ANSWERS),
+    HANDOVERS_MARK: ("@hands_over_to", _OF_METHODS),
     SYSTEM_MARK: ("@system_message", _OF_SERVICES),
     PROVIDERS_MARK: ("@mcp_toolbox", _OF_SERVICES),
     USER_MARK: ("@user_message", _OF_METHODS),

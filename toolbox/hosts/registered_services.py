@@ -45,6 +45,7 @@ from ..services.method_marks import named_at_method
 from ..services.methods import implementation_of
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
+from ..services.teams import with_handovers, with_teams
 from ..tools.sources import bean_types, classes_of_methods
 from ..tools.tool_calls import Tool
 from .bean_checks import (
@@ -110,10 +111,13 @@ class RegisteredServices:
         """The method plans of all services, by class; available after the check."""
         return {cls: service.plans for cls, service in self._services.items()}
 
-    def settle(self) -> None:
-        """Use plans with what depends on other services, when all services have theirs."""
-        for cls, plans in settled(self.plans).items():
+    def settle(self) -> list[Problem]:
+        """Use plans with what depends on other services, when all services have theirs. Return problems with teams."""
+        planned = {cls: service.planned for cls, service in self._services.items()}
+        handed, problems = with_handovers(planned)
+        for cls, plans in with_teams(settled(handed), self.layering).items():
             self._services[cls].plans = plans
+        return problems
 
     def model_names(self, graph: BeanGraph) -> set[str]:
         """Return the names of the models that settings have, or that services and beans use; not those of producers."""
@@ -155,6 +159,8 @@ class _Service:
 
     plans: Mapping[str, MethodPlan]
     """The plans of its methods, by name; available after the check."""
+    planned: Mapping[str, MethodPlan]
+    """The same without what depends on other services."""
 
     def __init__(self, cls: type[Any], options: ServiceOptions, services: RegisteredServices) -> None:
         self._cls, self._options, self._services, self._host = cls, options, services, services.host
@@ -203,11 +209,12 @@ class _Service:
             limits, layering = self._services.limits, self._services.layering
             home = graph.class_behind
             planned = plan_service(self._cls, self._options, layering, graph.names, limits=limits, home=home)
-            self.plans, self._problems = planned
+            self.planned, self._problems = planned
             if self._services.keeps_beans:
-                self.plans = {name: replace(plan, keeps_beans=True) for name, plan in self.plans.items()}
+                self.planned = {name: replace(plan, keeps_beans=True) for name, plan in self.planned.items()}
+            self.plans = self.planned
             self._planned_in = graph
-        plans = self.plans
+        plans = self.planned
         yield from self._problems
         yield from service_cycles(self._cls, self._services.offered_by)
         yield from self._model_problems(graph)

@@ -179,6 +179,15 @@ class ServiceHosting(ABC, Generic[Models]):
         plan = next(iter(self.plans_of(service).values()), None)
         return service.rpartition(".")[2] if plan is None else plan.service.__name__
 
+    def find_charge(self, service: str, method: Any) -> str | None:
+        """Return the name of a method that can be in charge of conversations of a service; None for all others."""
+        function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+        for entry in self.plans_of(service).values():
+            for plan in (entry, *entry.team.values()) if entry.team else ():
+                if inspect.getattr_static(plan.service, plan.name, None) is function:
+                    return plan.where
+        return None
+
     def open_conversation(self, key: ChatMemoryKey, beans: StoredBeans) -> AbstractAsyncContextManager[object]:
         """Return a new scope for the beans of a conversation, which only the programs of containers have."""
         scope: Any = self.scope

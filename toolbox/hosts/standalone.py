@@ -48,6 +48,7 @@ from ..services.method_marks import NamedAt, named_at_method, named_at_tool
 from ..services.methods import implementation_of
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
+from ..services.teams import with_handovers, with_teams
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import InjectedParameter, Tool, read_injected
 from .ineffective_marks import class_problems
@@ -331,9 +332,11 @@ def create_ai_service(
         problems += [*faults, *host.not_injected(where, injected)]
     if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
         problems.append(problem)
+    handed, faults = with_handovers({cls: plans} if plans else {})
+    problems += faults
     if problems:
         raise IllegalConfigurationError(dict.fromkeys(problems))
-    host.own_plans = settled({cls: plans})
+    host.own_plans = with_teams(settled(handed), Capabilities(everywhere))
     made: T = implementation_of(cls, host.plans[cls], host)()
     return made
 

@@ -208,6 +208,7 @@ class RunDocument:
     - `arguments`: of the method, as JSON values by name. `unwritten` names those that pydantic cannot write, `dropped`
       those that an input guardrail kept out of the run. `digest`: a salted hash of all arguments of the call.
     - `is_checked`: the input guardrails have judged the message. `message`: what they made of it, as JSON values.
+      `checked_by`: the method that was in charge then, whose guardrails have judged it too; None without hand-overs.
     - `output`: a fingerprint of the method's return type.
     - `seeds`: by the qualified name of their type. `identity`: who asked. `attributes`: of the `InvocationContext`.
     - `waiting`: the pending calls; `answers`: all answers so far; `history`: for people.
@@ -256,6 +257,7 @@ class RunDocument:
     dropped: tuple[str, ...] = ()
     digest: str = ""
     is_checked: bool = False
+    checked_by: str | None = None
     message: Mapping[str, Any] | None = None
     is_reduced: bool = False
     identity_attributes: Mapping[str, Any] | None = None
@@ -287,7 +289,10 @@ class RunDocument:
 
     def to_json(self) -> str:
         """Write the document as JSON text."""
-        return json.dumps({"version": VERSION, **fields_to_dict(self)})
+        written = fields_to_dict(self)
+        if self.checked_by is None:  # most runs have none, and earlier releases know none
+            del written["checked_by"]
+        return json.dumps({"version": VERSION, **written})
 
     @classmethod
     def from_json(cls, text: str) -> RunDocument:

@@ -126,9 +126,10 @@ class NewRuns:
         plan, document = new.prepared.plan, new.prepared.document
         if not _has_check(plan):
             return new
-        checked = await check_input(self._host, plan, arguments, message)
+        checked, in_charge = await check_input(self._host, plan, arguments, message)
         # A guardrail may have asked a model, which counts for the limits around this call.
-        document = document.changed(is_checked=True, limits=remaining(current_account.get()))
+        by = in_charge if plan.team else None
+        document = document.changed(is_checked=True, checked_by=by, limits=remaining(current_account.get()))
         if checked is not None:
             document = with_message(document, plan, arguments, checked)
         return new.with_document(document)
@@ -214,7 +215,7 @@ class NewRuns:
 
 
 def _has_check(plan: MethodPlan) -> bool:
-    return plan.layers.check_input is not None
+    return plan.checks_input
 
 
 def _find_differing(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

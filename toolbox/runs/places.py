@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
-RecordedFact: TypeAlias = Literal["", "start", "outside", "model", "summary", "r", "s", "failed", "sources"]
+RecordedFact: TypeAlias = Literal["", "start", "outside", "model", "summary", "r", "s", "failed", "sources", "handover"]
 """What a record can say about a place. A new kind of effect adds one; earlier releases refuse to read its records."""
 
 
@@ -39,6 +39,7 @@ class RecordKey:
     - `#r0`, `0/1#r3`: the first reply of its model, and the fourth
     - `#s1`, `0/1#s2`: its state when it was suspended for the first time, and for the second time
     - `#sources`, `0/1#sources`: what its retrievers found first, without the texts
+    - `#handover`, `#handover.2`: it was handed over for the first time, and for the second time
     - `#failed`, `0/1#failed`: the error that ends it, and what to undo
     """
 

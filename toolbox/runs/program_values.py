@@ -219,6 +219,7 @@ def write_details(result: Result[Any]) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "response_id": result.response_id,
         "stopped_by": result.stopped_by,
+        "answered_by": result.answered_by,
     }
     return {"state": state.to_dict(), **facts}
 
@@ -229,7 +230,7 @@ def read_details(plan: MethodPlan, content: Any, written: Mapping[str, Any] | No
         return Result(content)
     reason = written["finish_reason"]
     state = with_restored_results(plan, State.from_dict(written["state"]))
-    result = state.result(content, None if reason is None else FinishReason(reason))
+    result = state.result(content, None if reason is None else FinishReason(reason), written.get("answered_by"))
     return replace(result, response_id=written.get("response_id"), stopped_by=written.get("stopped_by"))
 
 
@@ -237,7 +238,8 @@ def with_restored_results(plan: MethodPlan, state: State) -> State:
     """Return a state that was stored, with the results of tools in their types."""
 
     def read_result(name: str, value: Any) -> Any:
-        tool = plan.toolset.stored(name)
+        found = (each.toolset.stored(name) for each in (plan, *plan.team.values()))
+        tool = next((each for each in found if each is not None), None)
         return value if tool is None else restored_result(tool.returns, value)
 
     return state.with_results(read_result)

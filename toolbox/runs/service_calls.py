@@ -568,7 +568,7 @@ class ServiceCall:
 
     async def _create_run(self, invocation: Invocation) -> None:
         """Store a run that was not stored so far: with its states, and with results within suspended calls."""
-        session, plan, account = self.session, invocation.plan, invocation.account
+        session, plan, account = self.session, invocation.entry, invocation.account
         host = cast("StoringHost", invocation.host)
         store = await host.run_store()
         left = None
@@ -720,15 +720,24 @@ class PreparedRun:
 
 
 async def check_input(
-    host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any], message: UserMessage | None = None
-) -> UserMessage | None:
+    host: ServiceHost,
+    plan: MethodPlan,
+    arguments: Mapping[str, Any],
+    message: UserMessage | None = None,
+    in_charge: str | None = None,
+) -> tuple[UserMessage | None, str]:
     """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
 
-    `message` is the user message, if it is not that of the arguments. Raises `InputGuardrailError`.
+    Returns the method in charge too, such as `"Billing.chat"`.
+
+    `message` is the user message, if it is not that of the arguments. `in_charge` is the method that has taken the call
+    over already, by default that of the conversation. Raises `InputGuardrailError`.
     """
     invocation = Invocation(plan, host, arguments, message=message)
+    if in_charge is not None and (found := invocation.find_member(in_charge)) is not None:
+        invocation.put_in_charge(found)
     await check_input_first(invocation)
-    return invocation.user_message if invocation.has_other_message else None
+    return invocation.user_message if invocation.has_other_message else None, invocation.plan.where
 
 
 async def find_provided_tool(
@@ -753,7 +762,7 @@ async def execute(
     body, document = ServiceCall(session), prepared.document
     message = read_user_message(session.id, document)
     invocation = Invocation(prepared.plan, host, prepared.arguments, place=body.root, message=message)
-    invocation.is_input_checked = document.is_checked
+    invocation.is_input_checked, invocation.input_checked_by = document.is_checked, document.checked_by
     if document.cancels:
         invocation.before_end = body.refuse_end
     if host.listeners is not None:
@@ -782,7 +791,7 @@ def _result_of(invocation: Invocation, value: Any) -> Result[Any]:
     reply = end.response.ai_message
     if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
         value = output.structure.read(reply.text or "").value
-    return invocation.state.result(value, end.finish_reason)
+    return invocation.state.result(value, end.finish_reason, invocation.plan.where)
 
 
 # --- usage

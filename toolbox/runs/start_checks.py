@@ -27,6 +27,7 @@ from ..services.inner_plans import inner_plan, is_run
 from ..services.method_marks import named_at_method, named_at_tool
 from ..services.plans import MethodPlan
 from ..services.stored_forms import adapter_of
+from ..services.teams import targets_of
 from ..tools.tool_calls import Tool
 from .exactly_once import ExactlyOnce, exactly_once_at_start, exactly_once_of
 from .run_engines import RunEngine
@@ -169,6 +170,7 @@ def _recorded_tools(plans: Plans) -> dict[str, Tool]:
         if id(plan) in seen:
             continue
         seen.add(id(plan))
+        todo += targets_of(plan, plans)
         for tool in plan.toolset.tools:
             if (inner := inner_plan(tool, plans)) is not None:
                 todo.append(inner)
@@ -317,6 +319,8 @@ class _Needs:
         if plan.durable and isinstance(plan.messages.system, FunctionMessage):
             for parameter in plan.messages.system.injected:
                 yield from self._of_point(parameter.wanted, path, parameter.optional)
+        for target in targets_of(plan, self._plans):
+            yield from self.of(target, (*path, target.where))
         yield from self.of_tools((*plan.toolset.tools, *plan.compensations.values()), path)
         yield from self.of_tools((each.tool for each in plan.retrievers), path)
 

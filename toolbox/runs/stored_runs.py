@@ -26,6 +26,7 @@ from ..safe_text import is_text, printable
 from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
+from ..services.recording_needs import StoredInvocation
 from ..store_clock import clock_of
 from ..tools.tool_calls import Tool
 from .documents import RunDocument, UnreadableDocumentError
@@ -282,17 +283,26 @@ class StoredRuns:
         if plan is None:
             raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
         if stored.status == "suspended":
-            session = RunSession.of(stored, document, await self.records(stored.id), await self.open())
-            restored = ServiceCall(session).root.restored()
+            restored = await self._restored(stored, document)
             if restored is None:  # the run has ended since the header was read, and its store has deleted the records
                 changed = await self.load(stored.id)
                 assert changed.version != stored.version, "the suspension is stored with the state"
                 return await self.result_of(changed)
-            return with_restored_results(plan, restored.state).result_while_suspended(document.pending, stored.id)
+            state = with_restored_results(plan, restored.state)
+            return state.result_while_suspended(document.pending, stored.id, state.in_charge or plan.where)
         try:
             return read_details(plan, read_value(plan, document.result), document.details)
         except Exception as error:  # pydantic raises many kinds of exceptions
             raise RunIncompatibleError(stored.id, f"its result no longer fits {plan.where}: {error}") from error
+
+    async def in_charge_of(self, stored: StoredRun) -> str | None:
+        """Return the method to which the call of a run was handed over, as its records say; None for the called one."""
+        restored = await self._restored(stored, read_document(stored))
+        return None if restored is None else restored.state.in_charge
+
+    async def _restored(self, stored: StoredRun, document: RunDocument) -> StoredInvocation | None:
+        session = RunSession.of(stored, document, await self.records(stored.id), await self.open())
+        return ServiceCall(session).root.restored()
 
 
 def read_document(stored: StoredRun) -> RunDocument:

@@ -35,10 +35,12 @@ class Telling:
             raise RunStateError(run_id, f"it is {stored.status}, and takes no more messages")
         prepared = self._preparing.prepare(stored)
         plan = prepared.plan
-        if plan.layers.check_input is not None:
+        if plan.checks_input:
             prepared = await self._preparing.admit(run_id, prepared, by)
+            in_charge = await self._runs.in_charge_of(stored) if plan.team else None
             async with self._preparing.open_scope(prepared):
-                message = await check_input(self._host, plan, prepared.arguments, message) or message
+                checked, _ = await check_input(self._host, plan, prepared.arguments, message, in_charge)
+                message = checked or message
         written = told_to_json(ToldMessage(message, history_name(by), client_id))
         if not await store.add_message(run_id, uuid4().hex, written):
             status = (await self._runs.load(run_id)).status

@@ -34,7 +34,7 @@ async def find_toolset(invocation: Invocation) -> Toolset:
     own = plan.toolset
     if own.is_restricted:
         own = plan.visible_to(await identity_in(host.scope))
-    toolset = _join(own, await _keep_allowed(invocation.added, invocation), plan)
+    toolset = _join(own, await _keep_allowed(invocation.added_tools, invocation), plan)
     for provider in plan.providers:
         found = provider if provider.bean is None else Provider(await host.scope.aget(provider.bean))
         if getattr(found.given, "dynamic", False) is True:

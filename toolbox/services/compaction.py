@@ -165,7 +165,7 @@ class _SummaryCall(ModelCall):
     def __init__(self, invocation: Invocation, name: str, model: ChatModel) -> None:
         self.host, self.context, self.runner = invocation.host, invocation.context, invocation.runner
         self.model_name, self.model, self.where = name, model, invocation.where
-        self.plan, self.account = invocation.plan, invocation.account
+        self.plan, self.account = invocation.entry, invocation.account
 
     def count_tool_calls(self, response: ChatResponse) -> int:
         """Return 0: no tool was offered, so none is called."""
@@ -174,7 +174,7 @@ class _SummaryCall(ModelCall):
 
 async def _ask(request: ChatRequest, model: str | None, invocation: Invocation) -> ChatResponse:
     """Return the reply to a request for a summary, inside of the layers of a model request that do not need tools."""
-    plan = invocation.plan
+    plan = invocation.entry
     name = model or plan.model_name or invocation.model_name or DEFAULT_NAME
     call = _SummaryCall(invocation, name, await invocation.host.models.find(name, invocation.context))
     performing: PerformEffect = _ask_now

@@ -338,7 +338,7 @@ def _arguments_that_ran(position: int, execution: ToolExecution, invocation: Inv
 
 def _stored_call(request: ToolExecutionRequest, invocation: Invocation) -> ToolCall:
     """Return a stored call as the model made it. Raises `ToolArgumentsError` if its arguments are not valid."""
-    tool, environment = invocation.toolset.stored(request.name), invocation.environment
+    tool, environment = invocation.find_tool(request.name), invocation.environment
     assert tool is not None
     arguments = None if tool.decode is None else tool.decode(request)
     return ToolCall(tool, request, arguments, environment.context, environment)
@@ -380,7 +380,7 @@ async def _undo(
 
 def _name_now(execution: ToolExecution, invocation: Invocation) -> str:
     """Return the present name of the tool of an execution, which a stored run may know by a former one."""
-    tool = invocation.toolset.stored(execution.request.name)
+    tool = invocation.find_tool(execution.request.name)
     return execution.request.name if tool is None else tool.name
 
 

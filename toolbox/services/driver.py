@@ -30,6 +30,7 @@ from ..tools.tool_calls import ToolSuspension
 from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans
 from .compaction import shorten
+from .handing_over import answer_of_replacement, hand_over, take_answer
 from .inner_events import Send, current_reader, sender_of
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
@@ -42,6 +43,7 @@ from .loop import (
     Effect,
     Fail,
     Finish,
+    HandOver,
     Heard,
     Listen,
     ModelReplied,
@@ -92,6 +94,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             answers_at_limit = invocation.account is not None and invocation.rules.answers_at_limit
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
+            if plan is not invocation.entry and stored is None and (given := await answer_of_replacement(invocation)):
+                effect = take_answer(given, invocation)
             if invocation.environment.passages is not None:
                 note_passages(invocation)
             while not isinstance(effect, (Finish, Fail, Suspend)):
@@ -124,6 +128,9 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                         invocation.environment.sent = event.sent
                 elif isinstance(effect, CheckAnswer):
                     event = await _check_answer(effect, invocation)
+                elif isinstance(effect, HandOver):
+                    event = await hand_over(effect, invocation, streamed)
+                    invocation.perform = within_layers(invocation)
                 elif isinstance(effect, Listen):
                     event = await _listen(effect, invocation, streamed)
                 elif answers_at_limit:
@@ -144,7 +151,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     raise asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")
                 if streamed is not None:
                     await streamed.advanced(performed, event, effect)
-                has_ended = isinstance(performed, RunTools) and len(invocation.state.executions) > rounds_done
+                is_of_tools = isinstance(performed, (RunTools, HandOver))
+                has_ended = is_of_tools and len(invocation.state.executions) > rounds_done
                 if has_ended and (compensate := plan.layers.after_round) is not None:
                     await compensate(invocation, rounds_done)
                     if isinstance(effect, CallModel):
@@ -308,7 +316,7 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
             yield with_recorded_usage
     if invocation.host.listeners is not None:
         yield observed
-    if plan.access is not None and not invocation.is_admitted:
+    if invocation.entry.access is not None and not invocation.is_admitted:
         yield with_roles
     has_memory = invocation.memory_key is not None
     if has_memory:
@@ -316,7 +324,8 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
     yield from plan.layers.around_turn  # compensation, if the call fails
     if has_memory:
         yield with_memory  # loads the messages; writes them at its end, if the call has ended with an answer
-    if plan.layers.check_input is not None and not (invocation.is_resumed or invocation.is_input_checked):
+    # The conversation says who is in charge.
+    if not invocation.is_resumed and invocation.unchecked:
         yield with_checked_input
 
 

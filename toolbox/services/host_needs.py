@@ -6,7 +6,7 @@ Not here: what it needs of a run (`recording_needs`), the hosts themselves (`too
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from ..security import SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.tool_calls import Tool
 from .open_calls import Running
+from .plans import MethodPlan
 from .recording_needs import PlaceInRun
 
 
@@ -55,6 +56,11 @@ class ServiceHost(Protocol):
     max_concurrent_tools: int
     listeners: Listeners | None
     run_identity: tuple[str, ...]
+
+    @property
+    def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
+        """The method plans of all services, by class."""
+        ...
 
     @property
     def runs(self) -> Any:

@@ -47,7 +47,7 @@ def sender_of(invocation: Invocation) -> Send | None:
     reader, outer = current_reader.get(), current_invocation.get()
     if reader is None or outer is None or outer.request is None:
         return None
-    call_id, service = outer.request.id, stored_name(invocation.plan.service)
+    call_id, service = outer.request.id, stored_name(invocation.entry.service)
 
     async def send(event: ServiceEvent) -> None:
         await reader.send(InnerEvent(invocation.context, service, call_id, event))

@@ -12,6 +12,7 @@ from typing import Any
 from ..introspection import class_of
 from ..tools.tool_calls import Tool
 from .plans import MethodPlan
+from .teams import targets_of
 
 PROVIDER_MAY_SUSPEND = "__toolbox_may_suspend__"
 """At classes of tool providers: a function of the `BeanGraph` that tells if they may offer tools that suspend calls."""
@@ -38,7 +39,8 @@ def is_run(plan: MethodPlan, graph: Any) -> bool:
 
     `graph` are the beans, in which tool providers find out if they may offer tools that suspend.
     """
-    asked = (getattr(each.bean, PROVIDER_MAY_SUSPEND, None) for each in plan.providers)
+    providers = [each for plan in (plan, *plan.team.values()) for each in plan.providers]
+    asked = (getattr(each.bean, PROVIDER_MAY_SUSPEND, None) for each in providers)
     return plan.durable or plan.may_suspend or any(each is not None and each(graph) for each in asked)
 
 
@@ -76,15 +78,21 @@ def settled(plans: Mapping[type[Any], Mapping[str, MethodPlan]]) -> dict[type[An
         changed = False
         for methods in known.values():
             for name, plan in methods.items():
-                waits = any(may_suspend(tool, known) for tool in plan.toolset.tools)
-                leads = any(leads_to_provider(tool, known) for tool in plan.toolset.tools)
+                team = [plan, *targets_of(plan, known)] if plan.targets else [plan]
+                tools = [tool for each in team for tool in each.toolset.tools]
+                waits = any(may_suspend(tool, known) for tool in tools)
+                leads = any(leads_to_provider(tool, known) for tool in tools)
                 if (waits, leads) != (plan.may_suspend, plan.has_inner_provider):
                     methods[name] = replace(plan, may_suspend=waits, has_inner_provider=leads)
                     changed = True
     for methods in known.values():
         # A provider may add tools that suspend.
         checks = any(
-            plan.may_suspend or plan.durable or plan.providers or plan.has_inner_provider for plan in methods.values()
+            plan.may_suspend
+            or plan.durable
+            or plan.has_inner_provider
+            or any(each.providers for each in [plan, *targets_of(plan, known)])
+            for plan in methods.values()
         )
         for name, plan in methods.items():
             if plan.checks_suspended != checks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeAlias, cast
 
 from ..chat import (
@@ -26,9 +26,17 @@ from ..conversations.memories import Caller, caller_here
 from ..conversations.views import Excerpt
 from ..di.scopes import ConversationScope
 from ..di.stored_beans import StoredBeans
-from ..errors import ConversationStoppedError, IllegalConfigurationError, McpConnectionError, Problem, RunSuspendedError
+from ..errors import (
+    ConversationStoppedError,
+    IllegalConfigurationError,
+    McpConnectionError,
+    Problem,
+    RunIncompatibleError,
+    RunSuspendedError,
+)
 from ..execution.runners import CallerRunner, LoopRunner
-from ..limits import Account, UsageLimitExceededError, current_account, narrowest
+from ..frozen_copies import copy_with
+from ..limits import Account, Usage, UsageLimitExceededError, UsageLimits, current_account, narrowest
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
 from .call_messages import last_user_message
 from .host_needs import ServiceHost
@@ -49,6 +57,7 @@ from .outputs import Result, Shape
 from .plans import MethodPlan
 from .recording_needs import FindApprovals, PlaceInRun, StoredInvocation
 from .state import ReachedLimit, State
+from .teams import arguments_in_charge
 from .tools_of_blocks import current_additional_tools
 from .toolsets import Provider, Toolset
 
@@ -104,6 +113,8 @@ class Invocation(ModelCall):
     """The servers whose tools are missing."""
     is_input_checked = False
     """True if the input guardrails have judged the user message, before the run was stored."""
+    input_checked_by: str | None = None
+    """The method that was in charge then; None without hand-overs."""
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
     find_approvals: FindApprovals | None = None
@@ -117,6 +128,13 @@ class Invocation(ModelCall):
     """The beans of its conversation, if it has one and the program has such beans."""
     joined: ConversationScope | None = None
     """The scope of a block that holds the conversation, and whose beans the call shares."""
+    entry: MethodPlan
+    """The plan of the method that was called; `plan` is that of the method in charge, the same without a hand-over."""
+    limits_of_entry: UsageLimits | None = None
+    stored_charge: str | None = None
+    """The method in charge that the conversation had stored."""
+    leaves_charge = False
+    """True if that one is not in reach of the method that was called, which then answers and changes nothing."""
 
     def __init__(
         self,
@@ -136,6 +154,7 @@ class Invocation(ModelCall):
         if place is not None:
             plan, restored = plan.in_run, place.restored()
         self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
+        self.entry = plan
         self.where = plan.where
         self.stored, self.stored_state = restored, None if restored is None else restored.state
         self.said: list[str] = []  # the text of the current reply that was sent to the reader of a stream
@@ -161,14 +180,17 @@ class Invocation(ModelCall):
             attributes=current_attributes.get(),
             deadline=earliest,
             outer_invocation_id=outer.invocation_id if outer is not None else None,
+            entry=plan.where,
         )
         if restored is not None:
             self.context.notes.update(restored.notes)
         added = current_additional_tools.get()
         if added is not None and added[1] is outer:
             self.added, self.added_by = added[0], added[2]
-        if place is not None or plan.options.limits is not None or current_account.get() is not None:
+        if place is not None or plan.options.limits is not None or current_account.get() is not None or plan.team:
             self.account = self._open_account(restored)
+        if restored is not None and (method := restored.state.in_charge) is not None:
+            self.put_in_charge(self.find_stored_member(method), restored.state.counted_from)
 
     def _make_runner(self, caller_waits: bool) -> LoopRunner:
         """Return the runner of the tools: with the thread of the caller, if it waits and serves their calls."""
@@ -182,12 +204,75 @@ class Invocation(ModelCall):
         if self.place is not None:
             # They become one, so a refusal does not tell whether the limit was the invocation's own.
             limits = narrowest(limits, self.place.limits)
+        if limits is None and any(each.team_limits is not None for each in self.plan.team.values()):
+            limits = UsageLimits()  # they count from the hand-over on
         if around is None and limits is None:
             return None
         account = Account(limits, around, self)
+        self.limits_of_entry = limits
         if restored is not None and restored.usage is not None and account.limits is not None:
             account.usage = restored.usage
         return account
+
+    # --- hand-over
+
+    @property
+    def checks_input(self) -> bool:
+        """True if input guardrails judge the user message: of the method that was called, or of the one in charge."""
+        return any(each.layers.check_input is not None for each in (self.entry, self.plan))
+
+    @property
+    def unchecked(self) -> list[MethodPlan]:
+        """The plans whose input guardrails judge the user message before the first request."""
+        plans = [] if self.is_input_checked else [self.entry]
+        if self.plan is not self.entry and not (self.is_input_checked and self.input_checked_by == self.plan.where):
+            plans.append(self.plan)
+        return [each for each in plans if each.layers.check_input is not None]
+
+    @property
+    def arguments_in_charge(self) -> Mapping[str, Any]:
+        """The arguments of the method in charge, by name."""
+        if self.plan is self.entry:
+            return self.arguments
+        return arguments_in_charge(self.entry, self.plan, self.arguments, self.user_message)
+
+    @property
+    def added_tools(self) -> Sequence[Tool]:
+        """The tools that enclosing blocks add: to the method that was called, not to one that takes over."""
+        return self.added if self.plan is self.entry else ()
+
+    def find_tool(self, name: str) -> Tool | None:
+        """Return the tool of an earlier call: of the method in charge, or of one that was in charge before."""
+        toolsets = (self.toolset, *(each.toolset for each in (self.entry, *self.entry.team.values())))
+        return next((tool for each in toolsets if (tool := each.stored(name)) is not None), None)
+
+    def find_member(self, method: str) -> MethodPlan | None:
+        """Return the plan of a call that this method has taken over; None for one that the entry does not reach."""
+        if method == self.entry.where:
+            return self.entry
+        found = self.entry.team.get(method)
+        return found if found is None or self.place is None else found.in_run
+
+    def find_stored_member(self, method: str) -> MethodPlan:
+        """Return the same for the method in charge of a stored run. Raises `RunIncompatibleError` if it is gone."""
+        if (found := self.find_member(method)) is not None:
+            return found
+        assert self.place is not None
+        reason = f"this program has no {method}, to which {self.entry.where} had handed the call over"
+        raise RunIncompatibleError(self.place.run_id, reason)
+
+    def put_in_charge(self, plan: MethodPlan, counted_from: Usage | None = None) -> None:
+        """Let the method of this plan shape requests, replies and tools from now on: the switch of a hand-over.
+
+        Its own limits count from `counted_from` on, by default from what is used now.
+        """
+        self.plan = plan
+        # A new object: events that listeners have kept stay those of the method before.
+        self.context = copy_with(self.context, service=plan.service, method=plan.name)
+        account = self.account
+        if account is not None and account.limits is not None:
+            used = account.usage if counted_from is None else counted_from
+            account.limits = narrowest(self.limits_of_entry, _counted_from(used, plan.team_limits))
 
     def restart_clock(self) -> Invocation:
         """Let the time of `timeout=` begin now: at the first step of a stream that was made before. Return `self`."""
@@ -216,12 +301,12 @@ class Invocation(ModelCall):
 
     def become_run(self) -> None:
         """Continue as a new run, because a tool that was added may suspend the call."""
-        self.place = _find_place_in_new_run(self.plan, self.host, self.arguments)
+        self.place = _find_place_in_new_run(self.entry, self.host, self.arguments)
         if self.beans is not None:
             self.place.use_beans(self.beans)
         if self.find_approvals is not None:
             self.place.use_approvals(self.find_approvals)
-        self.plan = self.plan.in_run
+        self.plan, self.entry = self.plan.in_run, self.entry.in_run
 
     def use_beans(self, beans: StoredBeans) -> None:
         """Use the beans of the conversation, which are stored with the turn. A run records how they change."""
@@ -342,7 +427,7 @@ class Invocation(ModelCall):
             raise IllegalConfigurationError([Problem(self.plan.where, fact, "let the tool return a result")])
         if self.plan.output.shape is not Shape.RESULT or isinstance(end.value, Result):  # that of a fallback
             return end.value
-        return self.state.result(end.value, end.finish_reason)
+        return self.state.result(end.value, end.finish_reason, self.plan.where)
 
     def _suspended_value(self, place: PlaceInRun) -> Any:
         """Return a `Result` with the pending calls, or raise the error that has them."""
@@ -351,7 +436,15 @@ class Invocation(ModelCall):
         # The execution of a stored run wants it as a `Result`, whatever the method returns.
         if self.plan.output.shape is not Shape.RESULT and not place.is_stored:
             raise RunSuspendedError(place.run_id, place.pending)
-        return self.state.result_while_suspended(place.pending, place.run_id)
+        return self.state.result_while_suspended(place.pending, place.run_id, self.plan.where)
+
+
+def _counted_from(used: Usage, limits: UsageLimits | None) -> UsageLimits | None:
+    """Return limits that count on top of what was used."""
+    if limits is None:
+        return None
+    values = {each.name: getattr(limits, each.name) for each in fields(limits)}
+    return UsageLimits(**{name: most if most is None else most + (used.of(name) or 0) for name, most in values.items()})
 
 
 # --- the place in a run

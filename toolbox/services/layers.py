@@ -46,6 +46,7 @@ from ..events import (
 from ..execution.cancellation import finish_before_cancellation
 from ..security import identity_in, identity_now
 from .conversation_beans import with_beans
+from .handing_over import charge_to_store, take_stored_charge
 from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
@@ -84,7 +85,7 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
 
     Returns the scope of a block that holds the conversation and that the call joins, or None.
     """
-    key, plan = invocation.memory_key, invocation.plan
+    key, plan = invocation.memory_key, invocation.entry
     assert key is not None
     memories = await invocation.host.memories()
     joined = await _take_turn(turn, memories, key, invocation)
@@ -97,6 +98,9 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     if checks and await _refuse_suspended(key, invocation):
         invocation.excerpt = await _load(invocation, key, memories)
     invocation.history = invocation.excerpt.messages
+    if plan.team and not invocation.is_resumed:
+        head = invocation.excerpt.head
+        await take_stored_charge(invocation, None if head is None else head.in_charge)
     if plan.options.on_suspended == "continue":
         invocation.before_suspension = partial(_append_waiting, invocation)
     return joined
@@ -153,6 +157,9 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     if (block := invocation.joined) is not None and block.closing:
         raise MemoryLeaseLostError(key.service, key.memory_id)
     turn = replace(turn, beans=_changed_beans(turn, invocation), client_ids=await _client_ids_of(turn, invocation))
+    if invocation.entry.team and turn.state != "waiting":
+        answered_by = invocation.plan.where if turn.state == "answered" else None
+        turn = replace(turn, in_charge=charge_to_store(invocation), answered_by=answered_by)
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
     window, written = invocation.plan.window, tuple[Message, ...]()
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
@@ -276,7 +283,7 @@ async def check_conversation_first(host: ServiceHost, plan: MethodPlan, key: Cha
 
 async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> bool:
     """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that and return True."""
-    host, plan = invocation.host, invocation.plan
+    host, plan = invocation.host, invocation.entry
     was_cancelled = False
     while (run_id := await host.suspended_run(key)) is not None:  # several, if the program said "continue" before
         if plan.options.on_suspended == "raise":
@@ -311,7 +318,7 @@ def admit(invocation: Invocation) -> None:
 
     Raises `UnauthenticatedError` or `ForbiddenError`.
     """
-    plan, listeners = invocation.plan, invocation.host.listeners
+    plan, listeners = invocation.entry, invocation.host.listeners
     assert plan.access is not None
     try:
         identity = identity_now(invocation.host.scope)
@@ -330,7 +337,7 @@ def admit(invocation: Invocation) -> None:
 @asynccontextmanager
 async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
     """Check that the current identity may call the method. Raises `UnauthenticatedError` or `ForbiddenError`."""
-    plan = invocation.plan
+    plan = invocation.entry
     assert plan.access is not None
     identity = await identity_in(invocation.host.scope)
     complete_context(invocation.context, user=identity.name or None)
@@ -345,8 +352,9 @@ async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
 @asynccontextmanager
 async def with_checked_input(invocation: Invocation) -> AsyncIterator[None]:
     """Let the input guardrails judge the user message. Raises `InputGuardrailError`."""
-    assert invocation.plan.layers.check_input is not None
-    await invocation.plan.layers.check_input(invocation)
+    for plan in invocation.unchecked:
+        assert plan.layers.check_input is not None
+        await plan.layers.check_input(invocation)
     yield
 
 
@@ -355,7 +363,7 @@ async def check_input_first(invocation: Invocation) -> None:
 
     The guardrails see its conversation as it stands now, without waiting for its turn.
     """
-    plan, key = invocation.plan, invocation.memory_key
+    plan, key = invocation.entry, invocation.memory_key
     token = current_invocation.set(invocation.context)
     began = perf_counter()
     try:
@@ -363,6 +371,8 @@ async def check_input_first(invocation: Invocation) -> None:
             if key is not None:
                 invocation.excerpt = await (await invocation.host.memories()).load(key, plan.window)
                 invocation.history = invocation.excerpt.messages
+                if plan.team and invocation.plan is plan and invocation.excerpt.head is not None:
+                    await take_stored_charge(invocation, invocation.excerpt.head.in_charge)
             beans: AbstractAsyncContextManager[None] = NOTHING
             if key is not None and plan.keeps_beans:
                 beans = with_beans(invocation, (await invocation.host.memories()).find_block(key))

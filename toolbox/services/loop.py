@@ -35,6 +35,7 @@ from ..errors import (
     OutputParsingError,
     ToolboxError,
 )
+from ..limits import Usage
 from ..passages import after_texts
 from ..tools.tool_calls import ToolEnvironment, ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
@@ -54,7 +55,8 @@ class Rules:
     `checks_answers`, the answer is checked after it was parsed; the model is asked again up to `max_answer_retries`
     times. `passages` is a text that follows the user's in each request; it is not a part of the message. With
     `answers_at_limit`, a limit that is reached leads to one last request, in which no tool may be called. With
-    `listens`, messages that the user adds during the call are looked for at the end of each round.
+    `listens`, messages that the user adds during the call are looked for at the end of each round. `handovers` are the
+    names of the tools that hand the call over to another method.
     """
 
     max_rounds: int = 10
@@ -81,6 +83,7 @@ class Rules:
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
     passages: str = ""
+    handovers: frozenset[str] = frozenset()
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,6 +121,19 @@ class RunTools:
     def indexes(self) -> list[int]:
         """The indexes of all waiting calls."""
         return [index for index, each in enumerate(self.pending) if each.status == "waiting"]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Hand the call over to the method that a call of the model names: `indexes` are those of all such calls."""
+
+    indexes: Sequence[int]
+    pending: Sequence[PendingToolCall]
+
+    @property
+    def request(self) -> ToolExecutionRequest:
+        """The call that counts: the first one."""
+        return self.pending[self.indexes[0]].request
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +185,7 @@ class Fail:
     error: ToolboxError
 
 
-Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Listen | Suspend | Finish | Fail
+Effect: TypeAlias = CallModel | CheckAnswer | RunTools | HandOver | Listen | Suspend | Finish | Fail
 
 
 # --- events: results of effects
@@ -239,7 +255,34 @@ class Heard:
     before: CallModel | ReadAnswer | Finish
 
 
-Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit | Heard
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a method that takes the call over begins with; `rules` are its own from now on.
+
+    `asked` is the user message after its input guardrails. `counted_from` is what was used by then, if its own limits
+    count from now on. With an `answer`, it has answered without a model.
+    """
+
+    method: str
+    system: SystemMessage | None
+    mode: OutputMode
+    model: str
+    asked: UserMessage
+    counted_from: Usage | None = None
+    answer: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """The calls that hand over have their results, by index. `charge` is that of the new method; None without one."""
+
+    outcomes: Mapping[int, ToolOutcome]
+    charge: Charge | None = None
+
+
+Event: TypeAlias = (
+    ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit | Heard | TakenOver
+)
 
 
 # --- the steps
@@ -261,13 +304,17 @@ def begin(
     messages of the history are those of the conversation.
     """
     messages = () if user_message is None else (user_message,)
-    prompted = None
-    if rules.structure is not None and mode == "prompt":
-        last = [*history, *messages][-1]
-        user = last if isinstance(last, UserMessage) else UserMessage(())
-        prompted = UserMessage([*user.contents, rules.structure.instructions], user.name, user.attributes)
+    prompted = _prompted(rules, mode, [*history, *messages][-1])
     state = State(system, tuple(history), messages, prompted, mode, rules.names, model=model, recalled=recalled)
     return state, CallModel(request_of(rules, state))
+
+
+def _prompted(rules: Rules, mode: OutputMode, last: Message) -> UserMessage | None:
+    """Return the last user message with the instructions for a structured answer, if they are sent there."""
+    if rules.structure is None or mode != "prompt":
+        return None
+    user = last if isinstance(last, UserMessage) else UserMessage(())
+    return UserMessage([*user.contents, rules.structure.instructions], user.name, user.attributes)
 
 
 def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
@@ -300,6 +347,8 @@ def _advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
             return _take_check(rules, state, event)
         case ReachedLimit():
             return _stop_at(rules, state, event)
+        case TakenOver():
+            return _take_over(rules, state, event)
         case Heard():
             return _hear(rules, state, event)
         case ToolSuspended(index, details):
@@ -313,7 +362,7 @@ def _advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
     """Add a call of an incomplete reply. The index is None if the call must wait for the complete reply."""
     is_last = state.stopped is not None or state.rounds >= rules.max_rounds
-    if is_last or rules.max_calls is not None or rules.whole_replies:
+    if is_last or rules.max_calls is not None or rules.whole_replies or request.name in rules.handovers:
         # The complete reply may be refused or changed. `_take_reply` refuses it; limits do: `Invocation.starts_early`.
         return state, None
     return state.changed(pending=(*state.pending, PendingToolCall(request))), len(state.pending)
@@ -484,7 +533,58 @@ def _take_reply(
     if reached is not None:
         return _fail_at(reached, state)
     pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
+    if rules.handovers:
+        pending = tuple(_marked_as_handover(rules, state, each) for each in pending)
     return _after_tools(rules, state.changed(rounds=state.rounds + 1, pending=pending), 0)
+
+
+def _marked_as_handover(rules: Rules, state: State, call: PendingToolCall) -> PendingToolCall:
+    """Return a call with the status of one that hands over, if the model could see such a tool."""
+    name = call.request.name
+    was_sent = state.sent is None or name in state.sent
+    return replace(call, status="handover") if name in rules.handovers and was_sent else call
+
+
+# --- handing over
+
+
+def _take_over(rules: Rules, state: State, handed: TakenOver) -> tuple[State, Effect]:
+    """End the round, and go on with the method that is in charge now. Its rules are `rules`.
+
+    Such a reply is a round, also if it has an answer or the call of an immediate tool.
+    """
+    calls = [*state.pending]
+    for index, outcome in handed.outcomes.items():
+        calls[index] = PendingToolCall(calls[index].request, "finished", outcome)
+    pending, charge = tuple(calls), handed.charge
+    if charge is None:
+        return _after_tools(rules, state.changed(pending=pending), 0)
+    response = state.response
+    assert response is not None
+    state, messages = _with_executions(state, pending)
+    state = _with_round(state, response.ai_message, messages)
+    own, history = state.messages, state.history
+    if not rules.continues_history:
+        own = (charge.asked, *own[1:])
+    elif isinstance(history[-1], UserMessage):
+        history = (*history[:-1], charge.asked)
+    state = state.changed(
+        system=charge.system,
+        history=history,
+        messages=own,
+        prompted=_prompted(rules, charge.mode, history[-1] if rules.continues_history else charge.asked),
+        mode=charge.mode,
+        offered=rules.names,
+        sent=None,
+        model=charge.model,
+        in_charge=charge.method,
+        handovers=state.handovers + 1,
+        counted_from=charge.counted_from,
+    )
+    if (answer := charge.answer) is not None:
+        state = state.changed(response=answer.response)
+        return _with_messages(state, answer.response.ai_message), answer
+    return state, CallModel(request_of(rules, state))
 
 
 # --- messages that the user adds
@@ -528,14 +628,21 @@ def _with_intermediate(rules: Rules, state: State, answer: ReadAnswer) -> State:
     """Return the state with an answer that is not the last one, as it came."""
     message = _answer_message(rules, state, answer.response, answer.text)
     if answer.beside:
-        state = _with_round(rules, state, answer.response.ai_message, answer.beside)
+        state = _with_round(state, answer.response.ai_message, answer.beside)
     return _with_messages(state, message) if message.text or message.attributes else state
 
 
-def _with_round(rules: Rules, state: State, reply: AiMessage, results: Sequence[Message]) -> State:
+def _with_round(state: State, reply: AiMessage, results: Sequence[Message]) -> State:
     """Return the state with the calls beside an answer as a round like any other: the answer is a separate message."""
-    ran = replace(reply, tool_execution_requests=tool_calls_in(rules, state.mode, reply))
-    return state.changed(messages=(*state.messages[:-1], ran, *results))
+    if len(results) < len(reply.tool_execution_requests):  # the calls of the answer tool have no results
+        left, ran = [*results], list[ToolExecutionRequest]()
+        for request in reply.tool_execution_requests:
+            result = left[0] if left else None
+            if isinstance(result, ToolExecutionResultMessage) and result.tool_name == request.name:
+                ran.append(request)
+                del left[0]
+        reply = replace(reply, tool_execution_requests=ran)
+    return state.changed(messages=(*state.messages[:-1], reply, *results))
 
 
 # --- limits
@@ -553,7 +660,7 @@ def _stop_at(rules: Rules, state: State, reached: ReachedLimit) -> tuple[State, 
     text = f"The call did not finish: the limit {reached.limit}={reached.allowed} was reached."
     pending = list(state.pending)
     for index, each in enumerate(pending):
-        if each.status == "waiting":
+        if each.status in ("waiting", "handover"):
             outcome = ToolOutcome(ToolExecution(each.request, text, None, True, reached.at, 0.0))
             pending[index] = PendingToolCall(each.request, "finished", outcome, each.details)
     return _after_tools(rules, state.changed(pending=tuple(pending)), 0)
@@ -646,7 +753,7 @@ def _read_or_check(
             return _with_messages(state, *said), Fail(error)
         return _ask_for_correction(rules, state, response, error, beside)
     if beside:
-        state = _with_round(rules, state, reply, beside)
+        state = _with_round(state, reply, beside)
     if rules.checks_answers:
         return state, CheckAnswer(response, text, answer)
     return _accept_answer(rules, state, response, text, answer.value)
@@ -738,12 +845,26 @@ def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]
     suspended = [index for index, each in enumerate(pending) if each.status == "suspended"]
     if suspended or not isinstance(state.last_message, AiMessage):  # the reply is incomplete
         return state, Suspend(suspended)
+    if handing := [index for index, each in enumerate(pending) if each.status == "handover"]:
+        return state, HandOver(handing, pending)
     return _round_ended(rules, state, pending)
 
 
 def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall]) -> tuple[State, Effect]:
     response = state.response
     assert response is not None
+    state, messages = _with_executions(state, pending)
+    if (answer := _answer_in(rules, state.mode, response.ai_message)) is not None:
+        return _answered(rules, state, response, answer, messages)
+    state = _with_messages(state, *messages)
+    if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
+        return state, ended
+    return state, CallModel(request_of(rules, state))
+
+
+def _with_executions(state: State, pending: Sequence[PendingToolCall]) -> tuple[State, Sequence[Message]]:
+    """Return the state with the executions of a round, and the messages of its results in the order of the calls."""
+    assert state.response is not None
     messages, executions, failed, ran = [], [*state.executions], state.failed, state.ran
     for call in pending:
         outcome = call.outcome
@@ -754,17 +875,9 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
             ran |= {len(executions)}
         executions.append(outcome.execution)
         messages.append(outcome.message)
-    reply = response.ai_message
     if len(pending) > 1:
-        requests = tool_calls_in(rules, state.mode, reply)
-        messages = [messages[index] for index in _places(pending, requests)]
-    state = state.changed(executions=tuple(executions), pending=(), failed=failed, ran=ran)
-    if (answer := _answer_in(rules, state.mode, reply)) is not None:
-        return _answered(rules, state, response, answer, messages)
-    state = _with_messages(state, *messages)
-    if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
-        return state, ended
-    return state, CallModel(request_of(rules, state))
+        messages = [messages[index] for index in _places(pending, state.response.ai_message.tool_execution_requests)]
+    return state.changed(executions=tuple(executions), pending=(), failed=failed, ran=ran), messages
 
 
 def may_end(rules: Rules, requests: Sequence[ToolExecutionRequest]) -> bool:
@@ -820,11 +933,16 @@ def _joined_by(
 
 
 def _places(pending: Sequence[PendingToolCall], requests: Sequence[ToolExecutionRequest]) -> list[int]:
-    """Return the index of the pending call for each request, matched by id, name and arguments."""
+    """Return the index of the pending call for each request, matched by id, name and arguments.
+
+    The calls of the answer tool are not pending.
+    """
     free = list(range(len(pending)))
     places = []
     for request in requests:
-        index = next(each for each in free if identity_of(pending[each].request) == identity_of(request))
+        index = next((each for each in free if identity_of(pending[each].request) == identity_of(request)), None)
+        if index is None:
+            continue
         free.remove(index)
         places.append(index)
     return places

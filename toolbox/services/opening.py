@@ -22,6 +22,7 @@ from .answers import restored_result
 from .compaction import summarize_first
 from .invocation import Invocation
 from .loop import Effect, Rules, next_effect, request_of
+from .outputs import OutputMode
 from .recording_needs import MODEL_CHOICE
 from .state import State
 from .toolsets import Toolset
@@ -29,7 +30,7 @@ from .toolsets import Toolset
 
 def _read_call_options(invocation: Invocation, parameter: str) -> ChatRequestParameters | None:
     """Return the options of this call. Raises `TypeError` for a value of another type."""
-    given = invocation.arguments[parameter]
+    given = invocation.arguments_in_charge[parameter]
     if given is not None and not isinstance(given, ChatRequestParameters):
         where = f"{invocation.where}(): {parameter}"
         raise TypeError(f"{where} must be a ChatRequestParameters or None, got {type(given).__name__}")
@@ -44,11 +45,15 @@ async def find_model(invocation: Invocation) -> None:
 
     A run keeps the model with which it began, also if the call chose it.
     """
-    plan, stored = invocation.plan, invocation.stored_state
+    stored = invocation.stored_state
+    await _find_model(invocation, stored.model if stored is not None else None)
+
+
+async def _find_model(invocation: Invocation, recorded: str | None) -> None:
+    plan = invocation.plan
     if plan.call_options is not None:
         invocation.call_options = _read_call_options(invocation, plan.call_options)
     options = invocation.call_options
-    recorded = stored.model if stored is not None else None
     chosen = options.model if options is not None else None
     if recorded is not None and recorded != plan.model_name:
         invocation.model_name, invocation.model = recorded, await _find_recorded(recorded, invocation)
@@ -70,15 +75,19 @@ async def _find_recorded(name: str, invocation: Invocation) -> ChatModel:
         raise RunIncompatibleError(invocation.place.run_id, error.problems[0].what) from error
 
 
-async def _route(invocation: Invocation, request: ChatRequest) -> None:
-    """Take the model that the router chooses, or has chosen before this process continued the run."""
+async def _route(invocation: Invocation, request: ChatRequest, number: int = 1) -> None:
+    """Take the model that the router chooses, or has chosen before this process continued the run.
+
+    `number` counts the choices of a call: there is one more after each hand-over.
+    """
 
     async def choose() -> str:
         name = await _ask_router(invocation, request)
         invocation.model_name, invocation.model = name, await invocation.host.models.find(name, invocation.context)
         return name
 
-    name = await (choose() if invocation.place is None else invocation.place.effect(MODEL_CHOICE, choose))
+    place = invocation.place
+    name = await (choose() if place is None else place.effect(MODEL_CHOICE, choose, number))
     if not invocation.model_name:
         invocation.model_name, invocation.model = name, await _find_recorded(name, invocation)
 
@@ -103,7 +112,7 @@ async def _ask_router(invocation: Invocation, request: ChatRequest) -> str:
 async def find_tools(invocation: Invocation) -> None:
     """Find the tools, the rules of the loop for them, and what they need to run."""
     host, toolset = invocation.host, invocation.plan.toolset
-    if invocation.added or invocation.plan.providers or toolset.is_restricted:
+    if invocation.added_tools or invocation.plan.providers or toolset.is_restricted:
         toolset = await find_toolset(invocation)
     plan = invocation.plan  # another one, if the tools may suspend the call
     invocation.toolset, invocation.rules = toolset, _rules_for(toolset, invocation)
@@ -120,6 +129,7 @@ async def find_tools(invocation: Invocation) -> None:
         abandon_runs=host.abandon_runs,
         model=host.models.find,
         passages=_number_passages(invocation) if plan.retrievers or toolset.has_retrievers else None,
+        elsewhere=invocation.entry.tools_of_team,
     )
 
 
@@ -158,7 +168,8 @@ async def add_dynamic_tools(invocation: Invocation, messages: Sequence[Message])
 async def begin(invocation: Invocation) -> Effect:
     """Begin with the messages of the arguments. Without a model by now, the router chooses it by the first request."""
     plan = invocation.plan
-    host, context, arguments = invocation.host, invocation.context, invocation.arguments
+    host, context = invocation.host, invocation.context
+    arguments = invocation.arguments_in_charge
     system = await plan.messages.make_system_message(arguments, context, host.scope, invocation.runner)
     if invocation.excerpt is not None and invocation.excerpt.unsummarized is not None:
         await summarize_first(invocation)
@@ -174,14 +185,45 @@ async def begin(invocation: Invocation) -> Effect:
     if not invocation.model_name:
         _, first = loop.begin(rules, system, history, asked, mode=mode or "schema", recalled=recalled)
         await _route(invocation, first.request)
-    if mode is None:
-        mode = "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
+    mode = mode or _mode_of(invocation)
     name = invocation.model_name
     state, effect = loop.begin(rules, system, history, asked, mode=mode, model=name, recalled=recalled)
+    if plan is not invocation.entry:
+        state = state.changed(in_charge=plan.where)
     summarized = invocation.summary_usage
     invocation.state = state if summarized is None else state.with_summary_usage(summarized)
     invocation.has_begun = True
     return loop.listening(effect) if rules.listens else effect
+
+
+def _mode_of(invocation: Invocation) -> OutputMode:
+    """Return how a structured answer is requested, if the model decides it by what it supports."""
+    return "schema" if getattr(invocation.model, "supports_response_format", False) else "prompt"
+
+
+async def open_charge(invocation: Invocation) -> loop.Charge:
+    """Find the model, the tools and the system message of a method that takes the call over, and return its charge."""
+    plan, before = invocation.plan, invocation.environment
+    invocation.model_name, invocation.call_options = "", None
+    await _find_model(invocation, None)
+    if invocation.call_options is not None:  # a choice of a tool is for the first request of a call
+        invocation.call_options = replace(invocation.call_options, tool_choice=None)
+    invocation.dynamic_providers, invocation.passages = (), ""
+    await find_tools(invocation)
+    found = invocation.environment
+    found.attempts, found.on_progress = before.attempts, before.on_progress
+    if before.passages is not None:
+        found.passages = before.passages
+    arguments = invocation.arguments_in_charge
+    system = await plan.messages.make_system_message(
+        arguments, invocation.context, invocation.host.scope, invocation.runner
+    )
+    if not invocation.model_name:
+        rules, state = invocation.rules, invocation.state.changed(system=system, offered=invocation.rules.names)
+        await _route(invocation, request_of(rules, state.changed(pending=())), 2 + state.handovers)
+    mode = plan.output_mode or _mode_of(invocation)
+    used = invocation.account.usage if invocation.account is not None and plan.team_limits is not None else None
+    return loop.Charge(plan.where, system, mode, invocation.model_name, invocation.user_message, used)
 
 
 async def open_invocation(invocation: Invocation) -> None:
@@ -201,7 +243,7 @@ async def resume(invocation: Invocation, stored: State) -> Effect:
 
     def restore(name: str, written: Any) -> Any:
         """Return the stored result of a tool in the tool's return type, if this program still has the tool."""
-        tool = invocation.toolset.stored(name)
+        tool = invocation.find_tool(name)
         return written if tool is None else restored_result(tool.returns, written)
 
     invocation.state = stored.with_results(restore).changed(offered=tuple(dict.fromkeys(names)))

@@ -6,7 +6,7 @@ Not here: the options themselves and the error handlers of a class (`declaration
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 
 from ..bean_references import BeanReference
@@ -157,3 +157,21 @@ def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     elif named.bean is None and not isinstance(getattr(strategy, "specification", None), ToolSpecification):
         fix = "set `specification` to the ToolSpecification of the search tool"
         yield Problem(where, f"the tool_search {type(strategy).__name__} has no specification", fix)
+
+
+def choice_problems(
+    where: str, options: ServiceOptions, names: Sequence[str], *, has_providers: bool
+) -> Iterator[Problem]:
+    """Yield a problem for a `tool_choice=` that no tool of a method has; `names` are those of its tools."""
+    choice = options.tool_choice
+    if choice is None or choice in {*names, "auto", "none"} or has_providers:
+        return
+    if options.parameters.get("tools") and choice in ("required", "any"):
+        return  # for tools of the server
+    if not names:
+        fact, fix = "the method offers no tools", "list tools in tools= or @toolbox(…), or remove tool_choice"
+        yield Problem(where, f"invalid tool_choice={choice!r}: {fact}", fix)
+    elif choice not in ("required", "any"):
+        offered = ", ".join(repr(name) for name in names)
+        fact, fix = "no tool of this name is offered", f'use one of: {offered}, "required", "auto", "none"'
+        yield Problem(where, f"invalid tool_choice={choice!r}: {fact}", fix)

@@ -81,6 +81,8 @@ class Result(Generic[T]):
     - `sources`: the passages that retrievers found; the answer names the first as `[1]`. Stored ones have no text.
     - `stopped_by`: the name of the limit at which the model was asked for its answer, such as `"max_tool_rounds"`, with
       `on_limit="answer"`; else None.
+    - `answered_by`: the method that has answered, such as `"Billing.chat"`: after a hand-over not the one that was
+      called. None in results of earlier releases.
     """
 
     content: T = field(hash=False)
@@ -94,6 +96,7 @@ class Result(Generic[T]):
     response_id: str | None = None
     sources: Sequence[Passage] = ()
     stopped_by: str | None = None
+    answered_by: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("tool_executions", "messages", "pending", "compensations", "sources"):

@@ -30,6 +30,7 @@ class ParameterRoles:
     contents: tuple[str, ...]
     call_options: str | None
     run_id: str | None
+    unused: tuple[Parameter, ...] = ()  # in no message, though the method has one
 
 
 def read_roles(
@@ -73,10 +74,13 @@ def read_roles(
             left = [each for each in left if each.name != user_message]
         elif not left and not contents and all_readable:
             problems += _problems_without_user_message(where, history, parameters.values())
-    if variables <= {*parameters, "it"}:  # report a misspelled variable only once
-        problems += _problems_of_unused(where, left, user)
+    is_misspelled = not variables <= {*parameters, "it"}  # reported once
+    if not is_misspelled and user is None and user_message is None:
+        problems += unused_problems(where, left, user)
+        left = []
     first_options, first_run_id = next(iter(call_options), None), next(iter(run_ids), None)
-    return ParameterRoles(user_message, values, history, contents, first_options, first_run_id), problems
+    unused = () if is_misspelled else tuple(left)
+    return ParameterRoles(user_message, values, history, contents, first_options, first_run_id, unused), problems
 
 
 def find_memory_id(where: str, parameters: Iterable[Parameter]) -> tuple[str | None, list[Problem]]:
@@ -114,8 +118,9 @@ def _problems_without_user_message(
         )
 
 
-def _problems_of_unused(where: str, left: Iterable[Parameter], user: Template | None) -> Iterator[Problem]:
-    for each in left:
+def unused_problems(where: str, unused: Iterable[Parameter], user: Template | None) -> Iterator[Problem]:
+    """Yield a problem for each parameter that no message uses."""
+    for each in unused:
         if each.annotation is EMPTY and user is None:
             fact, fix = "has no type annotation", f"add one, for example `{each.name}: str`"
         else:

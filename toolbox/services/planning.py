@@ -18,6 +18,7 @@ from typing_extensions import is_protocol
 
 from ..conversations.views import MessageWindow
 from ..errors import Problem
+from ..handover import handovers_of
 from ..introspection import (
     EMPTY,
     Signature,
@@ -58,9 +59,9 @@ from .declaration import (
 from .declared_sources import as_sources, provider_problems, providers_of
 from .fallback_answers import read_fallback
 from .method_marks import MethodMarks
-from .option_checks import option_problems, search_problems
+from .option_checks import choice_problems, option_problems, search_problems
 from .outputs import Output, read_output
-from .parameter_roles import find_memory_id, is_call_options, read_roles
+from .parameter_roles import find_memory_id, is_call_options, read_roles, unused_problems
 from .plans import Layering, MethodPlan
 from .templates import Template, doubled_names, parse
 from .toolsets import Toolset, offer_problems
@@ -174,7 +175,8 @@ class _MethodPlanner:
         system = self._read_system_message()
         user = self._read_user_template()
         roles, faults = read_roles(self.where, self.parameters, system, user)
-        self.problems += faults
+        handovers = handovers_of(self.function)
+        self.problems += faults if handovers else (*faults, *unused_problems(self.where, roles.unused, user))
         toolset = self._read_toolset(output, memory_id)
         self._check_tool_guardrails(toolset)
         names = {**self.known, **self.around}
@@ -216,6 +218,8 @@ class _MethodPlanner:
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),
             fallback=fallback,
             retrievers=self._read_retrievers(class_retrievers, messages),
+            handovers=handovers,
+            unused=tuple(each.name for each in roles.unused),
         )
 
     def _report(self, what: str, fix: str) -> None:
@@ -359,7 +363,10 @@ class _MethodPlanner:
             self.problems += problems
         toolset = Toolset.of(tools)
         self.problems += offer_problems(self.where, toolset, output, memory_id, self.options.output_mode)
-        self._check_tool_choice([tool.specification.name for tool in toolset.tools])
+        if not handovers_of(self.function):  # else when those are known
+            names = list(toolset.by_name)
+            has_providers = bool(self.providers)
+            self.problems += choice_problems(self.where, self.options, names, has_providers=has_providers)
         return toolset
 
     def _read_retrievers(
@@ -374,24 +381,6 @@ class _MethodPlanner:
             fact = "has retrievers, but no user message for which they could search"
             self._report(fact, "add a `str` parameter, or @retrieves() for none")
         return retrievers
-
-    def _check_tool_choice(self, names: Sequence[str]) -> None:
-        choice = self.options.tool_choice
-        if choice is None or choice in {*names, "auto", "none"} or self.providers:
-            return
-        if self.options.parameters.get("tools") and choice in ("required", "any"):
-            return  # for tools of the server
-        if not names:
-            self._report(
-                f"invalid tool_choice={choice!r}: the method offers no tools",
-                "list tools in tools= or @toolbox(…), or remove tool_choice",
-            )
-        elif choice not in ("required", "any"):
-            offered = ", ".join(repr(name) for name in names)
-            self._report(
-                f"invalid tool_choice={choice!r}: no tool of this name is offered",
-                f'use one of: {offered}, "required", "auto", "none"',
-            )
 
     def _check_tool_guardrails(self, toolset: Toolset) -> None:
         if toolset.tools or self.providers:

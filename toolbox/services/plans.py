@@ -18,6 +18,8 @@ from ..conversations.keys import ChatMemoryKey
 from ..conversations.views import ChosenView
 from ..errors import IllegalConfigurationError, ModelError, Problem
 from ..execution.markers import Execution
+from ..handover import HandoverMark
+from ..limits import UsageLimits
 from ..models.routing import router_in
 from ..models.selection import DEFAULT_NAME
 from ..schemas import NotStrict
@@ -25,7 +27,7 @@ from ..security import Access, SecurityIdentity
 from ..tools.failures import ToolErrors
 from ..tools.function_calls import with_layers
 from ..tools.retrievers import BoundRetriever
-from ..tools.tool_calls import Tool, ToolLayer
+from ..tools.tool_calls import Tool, ToolLayer, ToolOfTeam
 from .call_messages import MethodMessages
 from .declaration import CallLimits, ServiceOptions
 from .loop import AnswerChecked, CallModel, CheckAnswer, ModelReplied, Rules, RunTool, ToolFinished, ToolSuspended
@@ -117,6 +119,12 @@ class MethodPlan:
     uses `async for`. `keeps_beans` is True if the program has conversation-scoped beans. `access` is None if everyone
     may call the method, `model_name` if a router chooses the model of each call, `output_mode` if the model decides by
     what it supports.
+
+    `handovers` are the marks of `@hands_over_to`, and `targets` what they name: service and method. `team` has a plan
+    for each method that a call of this one can be handed over to, by its place such as `"Billing.chat"`: what shapes
+    requests, replies and tools is that method's, everything about the call as a whole is this one's. `team_limits` are
+    the method's own limits in such a plan, which count from the hand-over on. `tools_of_team` says which methods have
+    a tool, by its name. `spoken_parameter` is the parameter that is the user message.
     """
 
     service: type[Any]
@@ -146,6 +154,13 @@ class MethodPlan:
     checks_suspended: bool = False
     access: Access | None = None
     keeps_beans: bool = False
+    handovers: tuple[HandoverMark, ...] = ()
+    unused: tuple[str, ...] = ()  # parameters that only methods to which it hands over may need
+    targets: tuple[tuple[type[Any], str], ...] = ()
+    team: Mapping[str, MethodPlan] = field(default_factory=dict, compare=False, repr=False)
+    team_limits: UsageLimits | None = None
+    tools_of_team: Mapping[str, Sequence[ToolOfTeam]] = field(default_factory=dict, compare=False, repr=False)
+    spoken_parameter: str | None = None
     model_name: str | None = field(init=False)
     output_mode: OutputMode | None = field(init=False)
     where: str = field(init=False)
@@ -161,6 +176,8 @@ class MethodPlan:
         if self.layers.tools:
             toolset = Toolset.of([with_layers(tool, self.layers.tools) for tool in toolset.tools])
         object.__setattr__(self, "toolset", toolset)
+        if self.spoken_parameter is None:
+            object.__setattr__(self, "spoken_parameter", self.messages.user_parameter)
         object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
         model = self.options.model
@@ -179,6 +196,11 @@ class MethodPlan:
             return "prompt"
         mode = self.options.output_mode
         return None if mode == "tool" and self.output.is_stream else mode
+
+    @property
+    def checks_input(self) -> bool:
+        """True if input guardrails may judge the user message of a call."""
+        return any(each.layers.check_input is not None for each in (self, *self.team.values()))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a call by name, with defaults.
@@ -273,6 +295,7 @@ class MethodPlan:
             checks_answers=self.layers.check_answer is not None,
             max_answer_retries=self.layers.max_answer_retries,
             answers_at_limit=options.on_limit == "answer",
+            handovers=frozenset(toolset.handovers),
         )
 
     def rules_of_call(self, rules: Rules, given: ChatRequestParameters) -> Rules:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, UserMessage
 from ..context import CallPlace
@@ -18,6 +18,7 @@ from ..errors import EndsInvocation
 from ..limits import Usage, UsageLimits
 from ..tools.failures import message_of
 from ..tools.tool_calls import ToolCall, ToolStep
+from ..transcripts import message_from_dict, message_to_dict
 from .state import State
 from .stored_forms import response_from_dict, response_to_dict
 
@@ -113,6 +114,14 @@ MODEL_CHOICE: EffectForm[str] = EffectForm("model", lambda name: {"model": name}
 
 SUMMARY: EffectForm[SummaryReply] = EffectForm("summary", SummaryReply.write, SummaryReply.read)
 """A model has summarized a part of the conversation."""
+
+
+HANDOVER: EffectForm[UserMessage] = EffectForm(
+    "handover",
+    lambda asked: {"asked": message_to_dict(asked)},
+    lambda written: cast("UserMessage", message_from_dict(written["asked"], "asked")),
+)
+"""A call was handed over: the user message after the input guardrails of the method that has taken over."""
 
 
 # --- the place in a run

@@ -78,6 +78,14 @@ async def find_passages_again(invocation: Invocation, effect: CallModel, streame
     return CallModel(request_of(invocation.rules, invocation.state))
 
 
+async def find_passages_of_charge(invocation: Invocation, streamed: StreamedCall | None) -> None:
+    """Ask the retrievers of a method that has taken the call over. Known passages keep their numbers."""
+    if not invocation.user_message.text.strip() or (invocation.place is not None and invocation.place.cancels):
+        return
+    invocation.asks_again = False
+    await _search(invocation, streamed)
+
+
 async def _search(invocation: Invocation, streamed: StreamedCall | None) -> None:
     numbers, cancellations = _numbers_of(invocation), CancellationsHere()
     before = len(numbers.passages)
@@ -111,7 +119,7 @@ def note_passages(invocation: Invocation, event: object = None) -> None:
 
 def _add_results(numbers: NumberedPassages, executions: Iterable[ToolExecution], invocation: Invocation) -> None:
     for each in executions:
-        tool, found = invocation.toolset.stored(each.request.name), each.result_object
+        tool, found = invocation.find_tool(each.request.name), each.result_object
         if tool is not None and tool.run is search and isinstance(found, list):
             numbers.add(passage for passage in found if isinstance(passage, Passage))
 

@@ -56,14 +56,15 @@ from .stored_forms import (
 
 VERSION = 1
 
-Status: TypeAlias = Literal["waiting", "finished", "suspended"]
+Status: TypeAlias = Literal["waiting", "finished", "suspended", "handover"]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingToolCall:
     """One tool call of the current reply.
 
-    `outcome` is set when it has finished. `details` are JSON values about its suspension and its answer.
+    `outcome` is set when it has finished. `details` are JSON values about its suspension and its answer. A call with
+    the status `"handover"` hands over, after the other calls have ended.
     """
 
     request: ToolExecutionRequest
@@ -166,6 +167,13 @@ def _arguments_to_pairs(arguments: Mapping[int, Mapping[str, Any]]) -> list[Any]
 StoredPendingCall: TypeAlias = Annotated[PendingToolCall, StoredForm(_pending_to_dict, _pending_from_dict)]
 StoredArguments: TypeAlias = Annotated[Mapping[int, Mapping[str, Any]], StoredForm(_arguments_to_pairs, dict)]
 StoredPassage: TypeAlias = Annotated[Passage, StoredForm(source_to_dict, source_from_dict)]
+StoredUsage: TypeAlias = Annotated[
+    Usage | None,
+    StoredForm(
+        lambda usage: None if usage is None else usage_to_dict(usage),
+        lambda written: None if written is None else usage_from_dict(written),
+    ),
+]
 StoredLimit: TypeAlias = Annotated[ReachedLimit | None, StoredForm(_reached_to_dict, _reached_from_dict)]
 Positions: TypeAlias = Annotated[frozenset[int], PlainSerializer(sorted)]
 
@@ -193,6 +201,9 @@ class State:
     - `passages`: what retrievers have found, in the order of their numbers. They are stored without their text.
     - `added`: positions in `messages` of those that the user has added while the run was running or suspended.
     - `stopped`: the limit of the service after which only the answer is asked for; None before.
+    - `in_charge`: the method that has taken the call over, such as `"Billing.chat"`; None for the one that was called.
+      `handovers`: how often it was handed over. `counted_from`: what was used when it was handed over last, if the
+      method in charge has its own limits.
     """
 
     system: StoredSystemMessage | None
@@ -223,6 +234,9 @@ class State:
     passages: tuple[StoredPassage, ...] = ()
     stopped: StoredLimit = None
     added: Positions = frozenset()
+    in_charge: str | None = None
+    handovers: int = 0
+    counted_from: StoredUsage = None
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields."""
@@ -336,8 +350,8 @@ class State:
             return self.messages
         return (*self.messages, *(each.outcome.message for each in self.pending if each.outcome is not None))
 
-    def result(self, value: Any, finish_reason: FinishReason | None) -> Result[Any]:
-        """Return the result of an invocation that has ended with this value."""
+    def result(self, value: Any, finish_reason: FinishReason | None, answered_by: str | None) -> Result[Any]:
+        """Return the result of an invocation that has ended with this value; `answered_by` is the method in charge."""
         return Result(
             value,
             self.all_executions,
@@ -348,11 +362,12 @@ class State:
             response_id=None if self.response is None else self.response.id,
             sources=self.passages,
             stopped_by=None if self.stopped is None else self.stopped.limit,
+            answered_by=answered_by,
         )
 
-    def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str) -> Result[Any]:
+    def result_while_suspended(self, pending: Sequence[PendingCall], run_id: str, in_charge: str) -> Result[Any]:
         """Return the result of an invocation that waits for answers."""
-        return replace(self.result(None, FinishReason.TOOL_EXECUTION), pending=pending, run_id=run_id)
+        return replace(self.result(None, FinishReason.TOOL_EXECUTION, in_charge), pending=pending, run_id=run_id)
 
     def to_json(self) -> str:
         """Write the state as JSON. The `result_object` of an execution is written as JSON if possible, or lost.
@@ -366,6 +381,8 @@ class State:
         written = fields_to_dict(self)
         if not self.passages:  # most invocations have none, and earlier releases know none
             del written["passages"]
+        if self.in_charge is None and not self.handovers:  # the same
+            del written["in_charge"], written["handovers"], written["counted_from"]
         return {"version": VERSION, **written}
 
     @classmethod

@@ -79,6 +79,8 @@ class StreamedCall:
     async def begin_request(self) -> None:
         """The model is asked: the round before it was not the last."""
         await self._send_delayed()
+        if (self._invocation.plan.layers.check_answer is None) != (self._held is None):  # another method is in charge
+            self._held = HeldText() if self._held is None else None
         self._has_pieces = self._has_sent_pieces = False
         self._invocation.said.clear()
         self.tasks.begin_reply()

@@ -58,7 +58,7 @@ async def put_items(invocation: Invocation, put: Put) -> None:
     assert structure is not None
     item_type = structure.item_type
     assert item_type is not None
-    if invocation.plan.layers.check_answer is not None:
+    if any(each.layers.check_answer is not None for each in (invocation.entry, *invocation.entry.team.values())):
         # Exactly the items that the guardrails have judged, not a second reading of the same text.
         await stream(invocation, _ignore)
         is_fallback = isinstance(invocation.end, Finish) and invocation.end.is_fallback

@@ -40,6 +40,7 @@ class Toolset:
     is_restricted: bool = False  # some tools are not for all identities
     former: Mapping[str, Tool] = field(default_factory=dict)  # by the names that stored runs may have
     has_retrievers: bool = False
+    handovers: Mapping[str, str] = field(default_factory=dict)  # name of a tool -> the method that takes the call over
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
@@ -55,7 +56,10 @@ class Toolset:
         is_restricted = any(tool.access is not None for tool in tools)
         former = {name: tool for tool in tools for name in tool.former_names}
         searches = any(tool.run is search for tool in tools)
-        return cls(tuple(tools), specifications, by_name, immediate, if_last, is_restricted, former, searches)
+        handovers = {tool.name: tool.hands_over_to for tool in tools if tool.hands_over_to is not None}
+        return cls(
+            tuple(tools), specifications, by_name, immediate, if_last, is_restricted, former, searches, handovers
+        )
 
     def stored(self, name: str) -> Tool | None:
         """Return the tool of a call in a stored run, which may have a former name of the tool."""

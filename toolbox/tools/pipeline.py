@@ -135,6 +135,8 @@ def answer(
 
     Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
     """
+    if tool is None and request.name in environment.elsewhere:
+        return _answer_who_has_it(request, environment)
     if tool is None:
         # A tool that was sent before a resume may be hidden from the identity of today.
         raise _not_offered(request, filter(environment.was_sent, environment.tools), environment)
@@ -172,6 +174,23 @@ async def _answer_if_allowed(
         raise _not_offered(request, names, environment)
     arguments = _arguments_in(request, tool)
     return await _run(ToolCall(tool, request, arguments, context, environment, attempts))
+
+
+async def _answer_who_has_it(request: ToolExecutionRequest, environment: ToolEnvironment) -> Encoded:
+    """Return the error result of a call of a tool that another method of the team has: models repeat what they see.
+
+    For an identity that may not call the tool there it is an unknown tool.
+    """
+    name, context = request.name, environment.context
+    here = f"{context.service.__name__}.{context.method}"
+    having = [each for each in environment.elsewhere[name] if each.method != here or each.tool.hands_over_to]
+    if any(each.is_restricted for each in having):
+        identity = await identity_in(environment.scope)
+        having = [each for each in having if each.allows(identity)]
+    if not having:
+        raise _not_offered(request, filter(environment.was_sent, environment.tools), environment)
+    places = " and ".join(dict.fromkeys(each.method for each in having))
+    return EncodedInFull(f"You do not have the tool {name!r} now; {places} has it.", is_error=True)
 
 
 def _run(call: ToolCall) -> Awaitable[Encoded]:

@@ -47,7 +47,7 @@ from ..parameters import (
     InjectMark,
 )
 from ..passages import NumberedPassages
-from ..security import Access
+from ..security import Access, SecurityIdentity
 from ..service_names import SERVICE_MARK
 from .codec import decode_request
 from .failures import ToolErrors
@@ -101,7 +101,7 @@ class Tool(ToolOptions):
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
     is None if every identity may call the tool. `effects` are known effects, for reports. `former_names` are names in
-    stored runs.
+    stored runs. `hands_over_to` is the method that takes a call over, of a tool that the loop runs itself.
     """
 
     specification: ToolSpecification
@@ -124,6 +124,7 @@ class Tool(ToolOptions):
     visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
     access: Access | None = None
     effects: tuple[str, ...] = ()
+    hands_over_to: str | None = None
     step: ToolStep | None = field(default=None, compare=False, repr=False)
     run: ToolStep | None = field(default=None, compare=False, repr=False)
     complete: Callable[[Mapping[str, Any]], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
@@ -166,6 +167,24 @@ class Tool(ToolOptions):
     def name(self) -> str:
         """The name that the model uses."""
         return self.specification.name
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOfTeam:
+    """A tool of a method to which calls are handed over, and who may call both."""
+
+    method: str
+    tool: Tool
+    access: Access | None
+
+    @property
+    def is_restricted(self) -> bool:
+        """True if not every identity may call the method or the tool."""
+        return self.access is not None or self.tool.access is not None
+
+    def allows(self, identity: SecurityIdentity) -> bool:
+        """Return True if this identity may call the method and the tool."""
+        return all(each is None or each.allows(identity) for each in (self.access, self.tool.access))
 
 
 def read_hidden(parameters: Sequence[ToolParameter]) -> dict[str, Any]:
@@ -410,6 +429,8 @@ class ToolEnvironment:
     on_progress: Callable[[ToolProgress], object] | None = None
     """Receives the progress of tools, on the event loop."""
     model: Callable[[str | None], Awaitable[ChatModel]] | None = None
+    elsewhere: Mapping[str, Sequence[ToolOfTeam]] = field(default_factory=dict)
+    """Where the methods of the team have their tools, by the names of the tools."""
     passages: NumberedPassages | None = None
     """The passages of the invocation, if a retriever or one as a tool can find some."""
     abandon_runs: Callable[[Exception], Awaitable[list[str]]] | None = None
