@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from toolbox.chat import FinishReason, PendingCall, TokenUsage, ToolExecution
+from toolbox.service_events import HandedOver
 
 BlockKind: TypeAlias = Literal["text", "thought"]
 
@@ -140,6 +141,7 @@ Part: TypeAlias = (
     | BlockStart
     | BlockPiece
     | BlockEnd
+    | HandedOver
     | CallStart
     | CallPiece
     | CallReady
