@@ -108,6 +108,8 @@ async def _begin_charge(source: str, invocation: Invocation) -> None:
     Raises `InputGuardrailError`.
     """
     plan, place, listeners = invocation.plan, invocation.place, invocation.host.listeners
+    if place is not None and place.cancels:  # its tools are undone, and nothing else happens
+        return
 
     async def begin_charge() -> UserMessage:
         if plan is not invocation.entry and plan.layers.check_input is not None:  # the entry's have judged it
