@@ -38,6 +38,7 @@ from toolbox.passages import Passage
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
+from toolbox.service_events import HandedOver
 
 from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
 from .front_ends.chats import (
@@ -297,6 +298,8 @@ class EventWriter:
                 yield {"type": "TEXT_MESSAGE_CONTENT", "messageId": self._message_id, "delta": text}
             case BlockEnd():
                 yield {"type": "TEXT_MESSAGE_END", "messageId": self._message_id}
+            case HandedOver(source, target):
+                yield {"type": "CUSTOM", "name": "handed_over", "value": {"source": source, "target": target}}
             case CallStart(call_id, name):
                 parent = {"parentMessageId": self._message_id}
                 yield {"type": "TOOL_CALL_START", "toolCallId": call_id, "toolCallName": name, **parent}

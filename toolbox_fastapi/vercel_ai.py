@@ -19,6 +19,7 @@ from toolbox.passages import Passage
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
+from toolbox.service_events import HandedOver
 
 from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
 from .front_ends.chats import (
@@ -202,6 +203,8 @@ class ChunkWriter:
                 yield {"type": f"{_BLOCKS[kind]}-delta", "id": str(number), "delta": text}
             case BlockEnd(kind, number):
                 yield {"type": f"{_BLOCKS[kind]}-end", "id": str(number)}
+            case HandedOver(source, target):
+                yield {"type": "data-handed-over", "data": {"source": source, "target": target}}
             case CallStart(call_id, name):
                 yield {"type": "tool-input-start", "toolCallId": call_id, "toolName": name}
             case CallPiece(call_id, text):

@@ -158,3 +158,9 @@ async def test_a_method_that_is_gone_leaves_the_entry_in_charge(caplog: pytest.L
         assert (await container.conversations.of(Desk, "bob").info()).in_charge == "Desk.chat"
         await desk.chat("bob", "Hi")
         assert len([each for each in caplog.records if "Gone.chat" in each.getMessage()]) == 1
+
+
+async def test_a_target_that_is_named_by_its_method_need_not_be_registered() -> None:
+    model = ScriptedChatModel([TO_BILLING, "Which order?"])
+    async with Container(models={"default": model}).register(Desk) as container:
+        assert (await container.get(Desk).chat("ada", "Hi")).answered_by == "Billing.chat"

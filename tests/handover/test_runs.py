@@ -16,6 +16,7 @@ from toolbox import (
     ModelHttpError,
     Result,
     UserMessage,
+    compensate_for,
     register_ai_service,
     sql,
     tool,
@@ -272,3 +273,50 @@ async def test_a_failed_run_whose_target_is_gone_stays_as_it_is() -> None:
             await container.runs.retry(waiting.run_id or "")
     async with process.start((True, "Done.")) as container:
         assert (await container.runs.execute(waiting.run_id or "")).status == "completed"
+
+
+async def test_a_cancelled_run_undoes_the_tools_of_all_who_were_in_charge() -> None:
+    undone: list[str] = []
+
+    class Orders:
+        @tool
+        def book(self, order: int) -> str:
+            """Book."""
+            return "booked"
+
+        @compensate_for("book")
+        def unbook(self, order: int) -> None:
+            undone.append(f"book {order}")
+
+    class Payments:
+        @tool
+        def reserve(self, euros: int) -> str:
+            """Reserve money."""
+            return "reserved"
+
+        @compensate_for("reserve")
+        def release(self, euros: int) -> None:
+            undone.append(f"reserve {euros}")
+
+    @register_ai_service(tools=[Payments, refund])
+    class Cashier(Protocol):
+        """Pays."""
+
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    @register_ai_service(tools=Orders, compensate_on_failure=True)
+    class Shop(Protocol):
+        @hands_over_to(Cashier.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    book, reserve = tool_call("book", {"order": 7}), tool_call("reserve", {"euros": 20})
+    to_cashier = tool_call("transfer_to_cashier", {})
+    model = ScriptedChatModel([book, to_cashier, reserve, tool_call("refund", {"order": 7})])
+    async with Container(models={"default": model}).register(Shop, Cashier) as container:
+        waiting = await container.get(Shop).chat("ada", "Buy it")
+        run = await container.runs.cancel(waiting.run_id or "")
+        assert run.status == "cancelled"
+        assert undone == ["reserve 20", "book 7"]
+        log = await container.conversations.of(Shop, "ada").history()
+        assert {each.state for each in log} == {"stopped"}
+        assert (await container.conversations.of(Shop, "ada").info()).in_charge == "Cashier.chat"

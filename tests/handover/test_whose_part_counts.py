@@ -1,5 +1,6 @@
 """What shapes a request, its reply and its tools is of the method in charge; the call as a whole is of the entry."""
 
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
@@ -549,3 +550,64 @@ async def test_interceptors_are_those_of_the_target() -> None:
     async with started(ScriptedChatModel([TO_BILLING, "Done."]), Desk, Billing) as container:
         await container.get(Desk).chat("Hi")
     assert seen == ["desk", "billing"]
+
+
+async def test_a_stream_of_items_has_all_items_whoever_is_judged() -> None:
+    judged: list[str] = []
+
+    class Judge(OutputGuardrail):
+        def validate(self, request: OutputGuardrailRequest) -> GuardrailResult:
+            judged.append(request.text)
+            return self.success()
+
+    @register_ai_service
+    class Billing(Protocol):
+        """Invoices."""
+
+        @output_guardrails(Judge)
+        def chat(self, text: str) -> AsyncIterator[int]: ...
+
+    @register_ai_service
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        def chat(self, text: str) -> AsyncIterator[int]: ...
+
+    model = ScriptedChatModel(["[1, 2]", TO_BILLING, "[3, 4]"])
+    async with started(model, Desk, Billing) as container:
+        assert [each async for each in container.get(Desk).chat("Hi")] == [1, 2]
+        assert [each async for each in container.get(Desk).chat("Hi")] == [3, 4]
+    assert len(judged) == 1
+
+
+async def test_what_a_replaced_target_streams_is_the_answer() -> None:
+    @register_ai_service
+    class Billing(Protocol):
+        """Invoices."""
+
+        def texts(self, room: MemoryId[str], text: str) -> AsyncIterator[str]: ...
+        def items(self, room: MemoryId[str], text: str) -> AsyncIterator[int]: ...
+
+    class Fake:
+        async def texts(self, room: str, text: str) -> AsyncIterator[str]:
+            for each in ("fake ", text):
+                yield each
+
+        async def items(self, room: str, text: str) -> AsyncIterator[int]:
+            for each in (1, 2):
+                yield each
+
+    @register_ai_service
+    class Desk(Protocol):
+        @hands_over_to(Billing.texts)
+        def texts(self, room: MemoryId[str], text: str) -> AsyncIterator[str]: ...
+
+        @hands_over_to(Billing.items)
+        def items(self, room: MemoryId[str], text: str) -> AsyncIterator[int]: ...
+
+    async with started(ScriptedChatModel([TO_BILLING, TO_BILLING]), Desk, Billing) as container:
+        desk = container.get(Desk)
+        with container.override(Billing, Fake()):
+            for _ in range(2):  # the second time it is in charge from the beginning
+                assert "".join([each async for each in desk.texts("ada", "Hi")]) == "fake Hi"
+            for _ in range(2):
+                assert [each async for each in desk.items("bob", "Hi")] == [1, 2]

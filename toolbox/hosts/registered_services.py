@@ -37,6 +37,7 @@ from ..services.declared_sources import (
     retrievers_in,
     service_cycles,
     services_offered_by,
+    services_taking_over,
     sources_of,
 )
 from ..services.implied_beans import named_beans, registrable, strategies
@@ -102,7 +103,7 @@ class RegisteredServices:
             *retrievers_in(registered, options, sources),
         )
         named = (*strategies(options), *named_beans([registered, *sources]))
-        of_methods = map(Fallback, registrable(classes_of_methods(sources)))
+        of_methods = map(Fallback, registrable((*classes_of_methods(sources), *services_taking_over(registered))))
         implied = (*registrable(listed), *named, *of_methods)
         return Registration((definition,), implied, service.check)
 

@@ -11,11 +11,13 @@ from typing import Annotated, Any, get_origin
 
 from ..conversations.views import Summary
 from ..errors import Problem
+from ..handover import handovers_of
 from ..introspection import takes
 from ..models.routing import model_names_of
 from ..retrieval import retrieves_of
 from ..tools.marks import toolbox_of
 from ..tools.retrievers import is_retriever
+from ..tools.single_methods import class_defining
 from ..tools.sources import bean_types, classes_of_methods
 from .declaration import PROVIDERS_MARK, ServiceOptions, method_names, service_options_of
 from .toolsets import Provider
@@ -57,6 +59,15 @@ def services_offered_by(cls: type[Any]) -> Iterable[type[Any]]:
     sources = sources_of(cls)
     listed = (*bean_types(sources), *classes_of_methods(sources))
     return dict.fromkeys(each for each in listed if service_options_of(each) is not None)
+
+
+def services_taking_over(cls: type[Any]) -> Iterator[type[Any]]:
+    """Yield the services whose methods `@hands_over_to` names; not those that it names by a text."""
+    for name in method_names(cls):
+        for mark in handovers_of(getattr(cls, name)):
+            service = class_defining(mark.target)
+            if service is not None and service_options_of(service) is not None:
+                yield service
 
 
 def service_cycles(cls: type[Any], offered_by: Callable[[type[Any]], Iterable[type[Any]]]) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ from ..tools.tool_calls import ToolSuspension
 from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans
 from .compaction import shorten
-from .handing_over import answer_of_replacement, hand_over, take_answer
+from .handing_over import answer_of_replacement, hand_over, send_answer, take_answer
 from .inner_events import Send, current_reader, sender_of
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
@@ -96,6 +96,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
             if plan is not invocation.entry and stored is None and (given := await answer_of_replacement(invocation)):
                 effect = take_answer(given, invocation)
+                if streamed is not None:
+                    await send_answer(given, streamed)
             if invocation.environment.passages is not None:
                 note_passages(invocation)
             while not isinstance(effect, (Finish, Fail, Suspend)):

@@ -11,8 +11,20 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from time import perf_counter
+from typing import Any
 
-from ..chat import AiMessage, ChatResponse, FinishReason, ToolExecuted, ToolExecution, ToolExecutionRequest, UserMessage
+from pydantic_core import to_json
+
+from ..chat import (
+    AiMessage,
+    ChatResponse,
+    FinishReason,
+    PartialResponse,
+    ToolExecuted,
+    ToolExecution,
+    ToolExecutionRequest,
+    UserMessage,
+)
 from ..context import current_invocation
 from ..di.decorating import decorates_mark_of
 from ..events import HandedOverEvent
@@ -99,6 +111,8 @@ async def hand_over(effect: HandOver, invocation: Invocation, streamed: Streamed
             await streamed.put_event(ToolExecuted(outcome.execution))
         if plan is not None:
             await streamed.put_event(HandedOver(source, plan.where))
+        if charge is not None and charge.answer is not None:
+            await send_answer(charge.answer, streamed)
     return TakenOver(outcomes, charge)
 
 
@@ -108,6 +122,8 @@ async def _begin_charge(source: str, invocation: Invocation) -> None:
     Raises `InputGuardrailError`.
     """
     plan, place, listeners = invocation.plan, invocation.place, invocation.host.listeners
+    if place is not None and place.cancels:  # its tools are undone, and nothing else happens
+        return
 
     async def begin_charge() -> UserMessage:
         if plan is not invocation.entry and plan.layers.check_input is not None:  # the entry's have judged it
@@ -175,12 +191,28 @@ async def answer_of_replacement(invocation: Invocation) -> Finish | None:
         return None
     method, arguments = getattr(bean, plan.name), invocation.arguments_in_charge
     value = await invocation.runner.run(marked_execution(method), lambda: method(**arguments), plan.where)
-    if isinstance(value, AsyncIterator) or (plan.output.is_stream and isinstance(value, Iterator)):
-        pieces = [each async for each in value] if isinstance(value, AsyncIterator) else [*value]
-        value = "".join(each for each in pieces if isinstance(each, str))
+    if plan.output.is_stream:
+        items = [each async for each in value] if isinstance(value, AsyncIterator) else [*value]
+        text = _joined(items, plan)
+        value = items if plan.output.shape is Shape.ITEM_STREAM else text
+        return Finish(value, FinishReason.OTHER, ChatResponse(AiMessage(text), finish_reason=FinishReason.OTHER))
     said = value.content if isinstance(value, Result) and plan.output.shape is Shape.RESULT else value
     message = said if isinstance(said, AiMessage) else AiMessage(None if said is None else text_of(said))
     return Finish(value, FinishReason.OTHER, ChatResponse(message, finish_reason=FinishReason.OTHER))
+
+
+def _joined(items: list[Any], plan: MethodPlan) -> str:
+    """Return the items of a stream as the text that a model would have written."""
+    if plan.output.shape is Shape.ITEM_STREAM:
+        return to_json(items).decode()
+    texts = (each.text if isinstance(each, PartialResponse) else each for each in items)
+    return "".join(each for each in texts if isinstance(each, str))
+
+
+async def send_answer(answer: Finish, streamed: StreamedCall) -> None:
+    """Send the text of a replaced bean's answer to the reader of a stream."""
+    if text := answer.response.ai_message.text:
+        await streamed.put_event(PartialResponse(text))
 
 
 def take_answer(answer: Finish, invocation: Invocation) -> Finish:

@@ -61,8 +61,18 @@ async def put_items(invocation: Invocation, put: Put) -> None:
     if any(each.layers.check_answer is not None for each in (invocation.entry, *invocation.entry.team.values())):
         # Exactly the items that the guardrails have judged, not a second reading of the same text.
         await stream(invocation, _ignore)
-        is_fallback = isinstance(invocation.end, Finish) and invocation.end.is_fallback
-        for item in (invocation.value(),) if is_fallback else invocation.value() or ():
+        end, value = invocation.end, invocation.value()
+        is_fallback = isinstance(end, Finish) and end.is_fallback
+        if (
+            isinstance(end, Finish)
+            and value is None
+            and not is_fallback
+            and invocation.plan.layers.check_answer is None
+        ):
+            # Guardrails of the team judge, but none of the method in charge, so the loop has not read the answer.
+            reply = end.response.ai_message
+            value = () if reply.has_tool_execution_requests else structure.read(reply.text or "").value
+        for item in (value,) if is_fallback else value or ():
             await put(item)
         return
     reader = ItemReader(item_type, structure.item_beginnings)

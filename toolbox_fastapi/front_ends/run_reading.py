@@ -37,7 +37,7 @@ from toolbox.runs.run_answers import HistoryEntry, Run
 from toolbox.runs.run_events import RunEnded, RunEvent
 from toolbox.runs.runs_bean import Runs
 from toolbox.runs.store import RunLook
-from toolbox.service_events import InnerEvent
+from toolbox.service_events import HandedOver, InnerEvent
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 from toolbox.services.state import identity_of
 
@@ -153,6 +153,8 @@ class RunReading:
             case ToolProgress(request, done, total, message):
                 if (call := self.find_call(request)) is not None:
                     yield CallProgress(self._wire(call.place), call.name, done, total, message)
+            case HandedOver():
+                yield event
             case ToolExecuted(execution):
                 yield from self._end_call(execution)
             case RunSuspended(_, pending):

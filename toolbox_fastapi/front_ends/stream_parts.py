@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from toolbox.chat import FinishReason, PendingCall, TokenUsage, ToolExecution, UserMessage
 from toolbox.passages import Passage
+from toolbox.service_events import HandedOver
 
 BlockKind: TypeAlias = Literal["text", "thought"]
 
@@ -185,6 +186,7 @@ Part: TypeAlias = (
     | BlockStart
     | BlockPiece
     | BlockEnd
+    | HandedOver
     | CallStart
     | CallPiece
     | CallReady
