@@ -1,13 +1,15 @@
-"""Front ends are told that another method has taken the conversation over."""
+"""Hand-overs in applications: what front ends get, and tools of endpoints."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
+from fastapi import FastAPI
 
-from toolbox import MemoryId, register_ai_service
+from toolbox import Container, MemoryId, register_ai_service, tool, toolbox
 from toolbox.handover import hands_over_to
-from toolbox.testing import tool_call
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import Inject, install
 
 from .front_desk import events_in, made, said
 
@@ -56,3 +58,26 @@ async def test_an_ag_ui_stream_has_a_custom_event(running: Running) -> None:
     custom = [(each["name"], each["value"]) for each in events if each["type"] == "CUSTOM"]
     assert custom == [("handed_over", NAMES)]
     assert events[-1]["type"] == "RUN_FINISHED"
+
+
+@tool
+def discount() -> str:
+    """Return a discount."""
+    return "10 %"
+
+
+async def test_tools_of_an_endpoint_are_those_of_the_method_that_it_calls(running: Running) -> None:
+    model = ScriptedChatModel([tool_call("transfer_to_billing", {}), "Billing.", "Billing."])
+    app = FastAPI()
+    install(app, Container(models={"default": model}).register(Greeter, Billing))
+
+    @app.get("/")
+    @toolbox(discount)
+    async def ask(greeter: Inject[Greeter]) -> str:
+        return await greeter.chat("room", "Hi")
+
+    async with running(app) as client:
+        for _ in range(2):
+            assert (await client.get("/")).json() == "Billing."
+    offered = [[each.name for each in request.tool_specifications] for request in model.requests]
+    assert offered == [["transfer_to_billing", "discount"], [], []]

@@ -1,7 +1,7 @@
 """Hand-over together with other capabilities."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import pytest
@@ -9,11 +9,14 @@ import pytest
 from toolbox import (
     AiMessage,
     AiServiceTool,
+    ChatMemoryKey,
+    ChatMemoryStore,
     ChatRequest,
     Container,
     HandedOver,
     InvocationContext,
     MemoryId,
+    Message,
     Result,
     ReturnBehavior,
     TokenStream,
@@ -442,3 +445,37 @@ async def test_a_forced_choice_of_a_hand_over_is_for_the_first_request() -> None
     async with started(model, Shop, Billing, Desk) as container:
         assert (await container.get(Shop).chat("ada", "Hi")).answered_by == "Billing.chat"
     assert [each.tool_choice for each in model.requests] == ["transfer_to_billing", None]
+
+
+async def test_in_a_store_that_keeps_no_log_the_hand_over_ends_with_the_call() -> None:
+    class Plain(ChatMemoryStore):
+        def __init__(self) -> None:
+            self.kept: dict[ChatMemoryKey, tuple[Message, ...]] = {}
+
+        async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
+            return self.kept.get(key, ())
+
+        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+            self.kept[key] = tuple(messages)
+
+        async def delete_messages(self, key: ChatMemoryKey) -> None:
+            self.kept.pop(key, None)
+
+    model = ScriptedChatModel([TO_BILLING, "Billing.", "Desk."])
+    container = started(model, Desk, Billing).register_instance(Plain(), ChatMemoryStore)
+    async with container:
+        assert (await container.get(Desk).chat("ada", "Hi")).answered_by == "Billing.chat"
+        assert (await container.get(Desk).chat("ada", "Hi")).answered_by == "Desk.chat"
+    assert len(model.requests[2].messages) == 5
+
+
+async def test_where_no_turn_is_kept_the_hand_over_ends_with_the_call() -> None:
+    @register_ai_service(chat_memory=None)
+    class Shop(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([TO_BILLING, "Billing.", "Shop."])
+    async with started(model, Shop, Billing, Desk) as container:
+        assert (await container.get(Shop).chat("ada", "Hi")).answered_by == "Billing.chat"
+        assert (await container.get(Shop).chat("ada", "Hi")).answered_by == "Shop.chat"

@@ -580,6 +580,8 @@ def _take_over(rules: Rules, state: State, handed: TakenOver) -> tuple[State, Ef
         in_charge=charge.method,
         handovers=state.handovers + 1,
         counted_from=charge.counted_from,
+        output_retries=0,
+        answer_retries=0,
     )
     if (answer := charge.answer) is not None:
         state = state.changed(response=answer.response)
