@@ -228,6 +228,24 @@ async def test_the_history_of_another_is_unknown(running: Running) -> None:
             assert len(await shown(client, path, headers=ANN)) == 2
 
 
+async def test_a_shared_conversation_has_no_others(running: Running) -> None:
+    @register_ai_service(shared_conversations=True)
+    class Lobby(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    model = Gated(["One.", "Two."])
+    app, _ = made(model, Lobby.chat, Lobby)
+    async with running(app) as client:
+        streaming = asyncio.create_task(client.post("/api/chat", json=asked("a", "u1"), headers=ANN))
+        await model.waits.wait()
+        assert texts(await shown(client, headers=BOB)) == ["a"]
+        assert (await client.post("/api/chat/room/stop", headers=BOB)).json() is True
+        assert events_in((await streaming).text)[-1] == {"type": "abort"}
+        model.may_go_on.set()
+        assert (await client.post("/api/chat", json=edited("A", "u1"), headers=BOB)).status_code == 200
+        assert texts(await shown(client, headers=ANN)) == ["A", "Two."]
+
+
 # --- editing, and answering again
 
 

@@ -61,14 +61,19 @@ async def read_room(room: Conversation, *, running: bool = True) -> list[ShownMe
     Without `running`, the answers of runs that go on are left out; those of runs that wait are not.
     """
     try:
-        entries, runs = await room.history(_ALL), {each.id: each for each in await room.unended_runs()}
+        # The runs first: one that ends now has left its turn in the log by then.
+        runs = {each.id: each for each in await room.unended_runs()}
+        entries = await room.history(_ALL)
     except AccessDeniedError:
         raise ConversationNotFoundError(room.service, room.memory_id) from None
     shown: list[ShownMessage] = []
     for _, turn in groupby(entries, lambda each: each.id.rpartition(".")[0]):
         said = [*turn]
-        run = runs.pop(said[0].run_id or "", None)  # one that waits beside others has left its question
-        shown += _messages_of_turn(said) if run is None else await _messages_of_run(room.runs, run, said[0].id, running)
+        run = runs.pop(said[0].run_id or "", None)
+        if run is not None and said[0].state == "waiting":  # beside others: it has left its question
+            shown += await _messages_of_run(room.runs, run, said[0].id, running)
+        else:
+            shown += _messages_of_turn(said)
     for run in reversed(runs.values()):
         shown += await _messages_of_run(room.runs, run, None, running)
     return shown
