@@ -33,6 +33,7 @@ from toolbox import (
     register_ai_service,
     sql,
 )
+from toolbox.conversations import LogEntry
 
 from . import results
 
@@ -79,7 +80,7 @@ async def toolbox(url: str) -> AsyncIterator[Subject]:
         container = Container(models={"default": DemoChatModel()}).register(Assistant)
         async with container.register_instance(sql.SqlChatMemoryStore(engine), ChatMemoryStore):
             conversations, memory = container.conversations, container.chat_memory(Assistant, "room")
-            room = conversations.of(Assistant, "room")
+            room, newest = conversations.of(Assistant, "room"), list[LogEntry]()
 
             async def fill(messages: int) -> None:
                 await conversations.forget(service=Assistant)
@@ -87,17 +88,13 @@ async def toolbox(url: str) -> AsyncIterator[Subject]:
                 turn = {"at": "2026-01-01T00:00:00+00:00", "state": "answered", "messages": said}
                 exported = {"version": 1, "turns": [turn] * (messages // 2), "beans": {}}
                 await conversations.restore(Assistant, "room", exported)
-
-            async def page_before() -> Any:
-                newest = await room.history(limit=PAGE)
-                counter.statements = 0
-                return await room.history(limit=PAGE, before=newest[0])
+                newest[:] = await room.history(limit=PAGE)
 
             yield Subject(
                 fill,
                 lambda: memory.add(UserMessage(TEXT), AiMessage(TEXT)),
                 lambda: room.history(limit=PAGE),
-                page_before,
+                lambda: room.history(limit=PAGE, before=newest[0]),
                 counter,
             )
 
