@@ -180,7 +180,7 @@ class ChatMemories:
 
         For the program itself, also those of the blocks around it, which its calls would join.
         """
-        around = {each.key for each in _held.get() if not each.ended and each.store is self.store}
+        around = self.entered_here()
         if isinstance(call, Program):
             around |= {each for each in [*self._blocks] if self.find_block(each) is not None}
         if call.caller is None:
@@ -226,9 +226,9 @@ class ChatMemories:
         """Let others stop a call inside the block, in which it has the conversation; nobody stops the program."""
         return nullcontext() if call.stop is None else self._calls.at_work(key, call.stop)
 
-    def is_entered_here(self, key: ChatMemoryKey) -> bool:
-        """Return True in code that a call of this conversation waits for, such as that of its tools."""
-        return any(not each.ended and each.key == key and each.store is self.store for each in _held.get())
+    def entered_here(self) -> set[ChatMemoryKey]:
+        """Return the conversations whose calls wait for the current code, such as that of their tools."""
+        return {each.key for each in _held.get() if not each.ended and each.store is self.store}
 
     async def stop(self, key: ChatMemoryKey, by: str | None = None) -> bool:
         """End the call that is at work in a conversation, in any process. Returns False if there is none.
@@ -239,12 +239,7 @@ class ChatMemories:
         under_way = self._under_way.get(key)
         if under_way is not None and under_way.stop is None:
             return False  # the program itself has the conversation, in this process
-        return await self._calls.stop(key, by, waits=not self.is_entered_here(key))
-
-    @property
-    def has_entered(self) -> bool:
-        """True in code that a call of any conversation waits for, such as that of its tools."""
-        return any(not each.ended for each in _held.get())
+        return await self._calls.stop(key, by, waits=key not in self.entered_here())
 
     # --- the port of services
 

@@ -135,7 +135,7 @@ class ServiceHosting(ABC, Generic[Models]):
         nothing is under way, also for an unknown conversation. Await it on the host's loop.
         """
         memories, name = await self.memories(), by.name if isinstance(by, SecurityIdentity) else by
-        if memories.is_entered_here(key):
+        if key in memories.entered_here():
             return await memories.stop(key, name)
         return bool(await self.runs.stop_in(key, by, lambda: memories.stop(key, name)))
 

@@ -258,10 +258,9 @@ class RunExecution:
 
     async def refuse_inside_conversation(self, run_id: str) -> None:
         """Raise `MemoryInUseError` in code that a call of the run's conversation waits for: the run takes its turn."""
-        memories = await self._host.memories()
-        if memories.has_entered:
+        if entered := (await self._host.memories()).entered_here():
             key = self._runs.conversation_of(await self._runs.load(run_id))
-            if key is not None and memories.is_entered_here(key):
+            if key is not None and key in entered:
                 raise MemoryInUseError(key.service, key.memory_id)
 
     # --- one execution
