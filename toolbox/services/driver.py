@@ -322,12 +322,12 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
         yield with_roles
     has_memory = invocation.memory_key is not None
     if has_memory:
-        yield in_conversation  # takes the turn; writes what was done until then, if the call ends without an answer
+        yield in_conversation  # loads the messages; writes what was done, if the call ends without an answer
     yield from plan.layers.around_turn  # compensation, if the call fails
     if has_memory:
-        yield with_memory  # loads the messages; writes them at its end, if the call has ended with an answer
+        yield with_memory  # writes the turn at its end, if the call has ended with an answer
     # The conversation says who is in charge.
-    if not invocation.is_resumed and invocation.unchecked:
+    if invocation.checks_input and not invocation.is_resumed:
         yield with_checked_input
 
 

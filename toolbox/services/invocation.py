@@ -219,7 +219,7 @@ class Invocation(ModelCall):
     @property
     def checks_input(self) -> bool:
         """True if input guardrails judge the user message: of the method that was called, or of the one in charge."""
-        return any(each.layers.check_input is not None for each in (self.entry, self.plan))
+        return self.entry.layers.check_input is not None or self.plan.layers.check_input is not None
 
     @property
     def unchecked(self) -> list[MethodPlan]:

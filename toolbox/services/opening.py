@@ -43,14 +43,10 @@ def _read_call_options(invocation: Invocation, parameter: str) -> ChatRequestPar
 async def find_model(invocation: Invocation) -> None:
     """Find the model that was recorded, that the call chose, or of the method. A router chooses later, by the request.
 
-    A run keeps the model with which it began, also if the call chose it.
+    A run keeps the model with which it began, also if the call chose it; a method that takes the call over has its own.
     """
-    stored = invocation.stored_state
-    await _find_model(invocation, stored.model if stored is not None else None)
-
-
-async def _find_model(invocation: Invocation, recorded: str | None) -> None:
-    plan = invocation.plan
+    plan, stored = invocation.plan, invocation.stored_state
+    recorded = stored.model if stored is not None and not invocation.has_begun else None
     if plan.call_options is not None:
         invocation.call_options = _read_call_options(invocation, plan.call_options)
     options = invocation.call_options
@@ -205,7 +201,7 @@ async def open_charge(invocation: Invocation) -> loop.Charge:
     """Find the model, the tools and the system message of a method that takes the call over, and return its charge."""
     plan, before = invocation.plan, invocation.environment
     invocation.model_name, invocation.call_options = "", None
-    await _find_model(invocation, None)
+    await find_model(invocation)
     if invocation.call_options is not None:  # a choice of a tool is for the first request of a call
         invocation.call_options = replace(invocation.call_options, tool_choice=None)
     invocation.dynamic_providers, invocation.passages = (), ""
