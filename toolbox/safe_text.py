@@ -200,6 +200,22 @@ def _encode_character(character: str) -> bytes:
     return character.encode("utf-8", "surrogatepass")
 
 
+# --- errors of stores
+
+
+def describe_store_error(error: BaseException) -> str:
+    """Return the type and the text of an error of a store, without the statement and its values, such as documents."""
+    inner = error_of_database(error)
+    # PostgreSQL's error continues with a detail, which can be a whole row.
+    text = str(error) if inner is None else str(inner).split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}"
+
+
+def error_of_database(error: BaseException) -> BaseException | None:
+    """Return the error of the database that an error of SQLAlchemy is about; None for other errors."""
+    return getattr(error, "orig", None)
+
+
 # --- characters that a terminal or a log must not get
 
 

@@ -16,6 +16,7 @@ from threading import Lock
 from weakref import WeakValueDictionary
 
 from ..execution.threads import call_on, register_for_fork
+from ..safe_text import describe_store_error
 from .keys import ChatMemoryKey
 from .stores import ChatMemoryStore, InMemoryChatMemoryStore, LogStore, keeps_logs
 
@@ -150,7 +151,7 @@ class Stopping:
         try:
             wishes = await store.wishes()
         except Exception as error:  # the next look may find them
-            logger.warning("cannot look for the wishes to stop conversations: %s: %s", type(error).__name__, error)
+            logger.warning("cannot look for the wishes to stop conversations: %s", describe_store_error(error))
             return
         for call in [*self._calls.at_work.values()]:
             for place in call.key.places:

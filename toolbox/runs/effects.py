@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..errors import LeaseLostError
+from ..safe_text import describe_store_error
 from .places import RecordKey
 from .recorder import RecorderInTransaction
-from .run_session import Recorded, RunSession, describe_store_error
+from .run_session import Recorded, RunSession
 
 logger = logging.getLogger("toolbox.runs")
 

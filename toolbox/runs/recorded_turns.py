@@ -13,6 +13,7 @@ from typing import Any
 
 from ..chat import ToolExecution, UserMessage
 from ..conversations.log import NO_USAGE, Turn, only_beans
+from ..safe_text import describe_store_error
 from ..services.outputs import ANSWER_TOOL
 from ..services.plans import MethodPlan
 from ..services.state import PendingToolCall, State
@@ -24,7 +25,7 @@ from .persons import starter_of
 from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
-from .run_session import RunSession, describe_store_error
+from .run_session import RunSession
 from .service_calls import ServiceCall
 from .store import ENDED, StoredRun
 from .stored_runs import RunsHost, StoredRuns, read_document

@@ -17,6 +17,7 @@ from ..context import InvocationContext
 from ..conversations.log import KeptApproval, RememberedApproval
 from ..errors import RunAnswerError
 from ..events import RunAnsweredEvent
+from ..safe_text import describe_store_error
 from ..service_events import ServiceEvent
 from ..services.outputs import Result
 from .answer_checks import AnswerChecks
@@ -25,7 +26,6 @@ from .persons import history_name, person_name, starter_of, write_person
 from .prepared_runs import PreparedRuns
 from .run_answers import Answer, HistoryEntry, reject
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
-from .run_session import describe_store_error
 from .service_calls import PreparedRun
 from .store import RunChanges, StoredRun
 from .stored_runs import RunsHost, StoredRuns

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..errors import LeaseLostError
 from ..execution.cancellation import CancellationsHere
+from ..safe_text import describe_store_error
 from .documents import cancellation_from_json
 from .run_answers import HistoryEntry
-from .run_session import describe_store_error
 from .store import RenewsApart, RunStore, StoredRun, supports_of
 from .stored_runs import StoredRuns
 

@@ -26,6 +26,7 @@ from ..errors import (
     TranscriptError,
     leaves_run_unchanged,
 )
+from ..safe_text import describe_store_error, error_of_database
 from ..security import UnauthenticatedError
 from ..services.recording_needs import FindApprovals, ToldMessage
 from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json, told_from_json
@@ -433,18 +434,5 @@ def store_errors_of(run_id: str) -> Iterator[None]:
         raise
     except Exception as error:
         # Logs show the cause too. That of a database has the values of the statement, such as results of tools.
-        cause = None if _error_of_database(error) is not None else error
+        cause = None if error_of_database(error) is not None else error
         raise RunStoreError(run_id, describe_store_error(error)) from cause
-
-
-def describe_store_error(error: BaseException) -> str:
-    """Return the type and the text of an error of a store, without the statement and its values, such as documents."""
-    inner = _error_of_database(error)
-    # PostgreSQL's error continues with a detail, which can be a whole row.
-    text = str(error) if inner is None else str(inner).split("\n", 1)[0]
-    return f"{type(error).__name__}: {text}"
-
-
-def _error_of_database(error: BaseException) -> BaseException | None:
-    """Return the error of the database that an error of SQLAlchemy is about; None for other errors."""
-    return getattr(error, "orig", None)

@@ -14,13 +14,13 @@ from contextvars import Context
 from typing import Any
 
 from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
+from ..safe_text import describe_store_error
 from ..security import UnauthenticatedError
 from ..services.inner_plans import PROVIDER_MAY_SUSPEND
 from ..services.plans import MethodPlan
 from ..store_clock import StoreClock, clock_of
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
-from .run_session import describe_store_error
 from .store import ENDED, RunStore, StoredRun
 from .stored_runs import RunsHost, StoredRuns
 

@@ -30,7 +30,7 @@ from ..errors import (
     ToolArgumentsError,
     ToolDeferred,
 )
-from ..safe_text import printable
+from ..safe_text import describe_store_error, printable
 from ..service_names import stored_name, stored_names
 from ..services.answers import restored_result, supplied_result
 from ..tools.codec import decode_request
@@ -44,7 +44,7 @@ from .places import RecordKey, is_compensation, place_of_attempt
 from .record_contents import has_run_in, result_from_dict, result_to_json
 from .recorder import recorder_of
 from .run_answers import Answer, HistoryEntry
-from .run_session import Recorded, RunSession, describe_store_error
+from .run_session import Recorded, RunSession
 from .stored_calls import json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")

@@ -12,9 +12,9 @@ from ..chat import UserMessage
 from ..conversations.keys import ChatMemoryKey
 from ..conversations.log import TurnState
 from ..errors import RunNotFoundError
+from ..safe_text import describe_store_error
 from ..services.turns import make_waiting_turn
 from .documents import RunDocument
-from .run_session import describe_store_error
 from .store import ENDED, RunStatus
 from .stored_runs import RunsHost, StoredRuns
 

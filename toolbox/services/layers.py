@@ -44,6 +44,7 @@ from ..events import (
     ServiceSuspendedEvent,
 )
 from ..execution.cancellation import finish_before_cancellation
+from ..safe_text import describe_store_error
 from ..security import identity_in, identity_now
 from .conversation_beans import with_beans
 from .handing_over import charge_to_store, take_stored_charge
@@ -216,8 +217,7 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
     try:
         await finish_before_cancellation(write(), _append, _LAST_WRITE)
     except Exception as failure:
-        # Of a database's error only the first line: the rest, and the statement, have values of the turn.
-        what = f"{type(failure).__name__}: {getattr(failure, 'orig', failure)}".partition("\n")[0]
+        what = describe_store_error(failure).partition("\n")[0]
         logger.error("%s: what it did before it ended is not stored in its conversation: %s", invocation.where, what)
 
 
