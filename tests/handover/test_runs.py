@@ -95,6 +95,18 @@ async def test_a_call_of_the_target_waits_and_continues_in_another_process() -> 
         assert (await container.get(Desk).chat("ada", "Thanks")).answered_by == "Billing.chat"
 
 
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+async def test_the_target_stays_in_charge_after_its_run_was_ended(how: str) -> None:
+    process = Process()
+    replies = ((False, TO_BILLING), (True, tool_call("refund", {"order": 7})), (True, "Yes?"))
+    async with process.start(*replies) as container:
+        waiting = await container.get(Desk).chat("ada", "Money back")
+        room = container.conversations.of(Desk, "ada")
+        await (room.stop() if how == "stop" else container.runs.cancel(waiting.run_id or ""))
+        assert [each.get("in_charge") for each in (await room.export())["turns"]] == ["Billing.chat"]
+        assert (await container.get(Desk).chat("ada", "Again")).answered_by == "Billing.chat"
+
+
 async def test_a_call_beside_the_hand_over_that_waits_for_approval_waits_first() -> None:
     @register_ai_service(tools=refund)
     class Cashier(Protocol):

@@ -69,8 +69,15 @@ class RecordedTurns:
         else:
             messages, usage = (self.question_of(stored)[0],), NO_USAGE
         beans = session.recorded_beans
+        in_charge = state.in_charge if state is not None and plan.team else None
         return Turn(
-            run_id=stored.id, messages=messages, usage=usage, state="stopped", beans=beans, client_ids=client_ids
+            run_id=stored.id,
+            messages=messages,
+            usage=usage,
+            state="stopped",
+            beans=beans,
+            client_ids=client_ids,
+            in_charge=in_charge,
         )
 
     async def beans_of(self, run_id: str) -> Mapping[str, Any]:
