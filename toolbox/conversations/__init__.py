@@ -12,7 +12,7 @@ _LISTED = {
     ".conversations_bean": "Conversation ConversationInfo Conversations",
     "..di.stored_beans": "conversation_scoped",
     ".log": "LogEntry RememberedApproval",
-    ".views": "FullHistory Summary",
+    ".views": "FullHistory MessageWindow Summary TokenWindow",
 }
 
 __getattr__, __dir__ = names_on_first_use(__name__, _LISTED)

@@ -13,7 +13,9 @@ from .log import (
 )
 from .views import (
     FullHistory,
+    MessageWindow,
     Summary,
+    TokenWindow,
 )
 
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "Conversations",
     "FullHistory",
     "LogEntry",
+    "MessageWindow",
     "RememberedApproval",
     "Summary",
+    "TokenWindow",
     "conversation_scoped",
 ]
