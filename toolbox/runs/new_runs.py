@@ -26,9 +26,10 @@ from .new_documents import describe_run, new_header, with_message
 from .persons import current_identity
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
+from .runs_host import RunsHost
 from .service_calls import PreparedRun, check_input
 from .store import StoredRun
-from .stored_runs import RunsHost, StoredRuns, is_storable, read_document
+from .stored_runs import StoredRuns, is_storable, read_document
 
 
 class NewRuns:

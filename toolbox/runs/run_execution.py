@@ -41,9 +41,10 @@ from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
+from .runs_host import RunsHost
 from .service_calls import PreparedRun, execute
 from .store import RunChanges, RunLook, RunStore, StoredRecord, StoredRun
-from .stored_runs import RunsHost, StoredRuns
+from .stored_runs import StoredRuns
 from .waiting_entries import WaitingEntries
 
 logger = logging.getLogger("toolbox.runs")

@@ -39,7 +39,7 @@ from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry, with_expiries
 from .effects import effect
 from .event_log import event_to_json
-from .new_documents import StoringHost, current_trace, describe_run, new_header, read_user_message, with_message
+from .new_documents import current_trace, describe_run, new_header, read_user_message, with_message
 from .next_tries import wait_before_next_try
 from .places import (
     RecordedFact,
@@ -61,6 +61,7 @@ from .record_contents import (
     state_from_dict,
 )
 from .run_session import Recorded, RunSession
+from .runs_host import RunsHost
 from .store import StoredRecord
 from .stored_calls import find_fault, find_other_origin, origin_of, tool_that_gives
 from .tool_records import CancelledInsideError, ToolRecords
@@ -569,7 +570,7 @@ class ServiceCall:
     async def _create_run(self, invocation: Invocation) -> None:
         """Store a run that was not stored so far: with its states, and with results within suspended calls."""
         session, plan, account = self.session, invocation.entry, invocation.account
-        host = cast("StoringHost", invocation.host)
+        host = cast("RunsHost", invocation.host)
         store = await host.run_store()
         left = None
         if account is not None:  # the blocks around the call have ended when the run continues
