@@ -125,7 +125,7 @@ class NewRuns:
     ) -> NewRun:
         """Return the run with the message that the input guardrails let through. Raises `InputGuardrailError`."""
         plan, document = new.prepared.plan, new.prepared.document
-        if not _has_check(plan):
+        if not plan.checks_input:
             return new
         checked, in_charge = await check_input(self._host, plan, arguments, message)
         # A guardrail may have asked a model, which counts for the limits around this call.
@@ -213,10 +213,6 @@ class NewRuns:
         if keys := _find_differing(old.attributes, make_comparable(old, now.attributes)):
             return f"other invocation attributes: {', '.join(keys)}"
         return None
-
-
-def _has_check(plan: MethodPlan) -> bool:
-    return plan.checks_input
 
 
 def _find_differing(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -30,8 +30,8 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..service_events import ServiceEvent
+from ..services.declaration import Retries
 from ..services.outputs import Result
-from ..services.plans import MethodPlan
 from ..store_clock import clock_of
 from ..tools.failures import message_of
 from .documents import RunDocument, with_cancellation
@@ -349,7 +349,7 @@ class RunExecution:
             if session.has_left or session.stays_after(error):
                 raise
             if held.wish is None:
-                if isinstance(error, Exception) and await self._write_failure(session, prepared.plan, error):
+                if isinstance(error, Exception) and await self._write_failure(session, prepared.retries, error):
                     return None
                 raise
             if (wish := await held.take_wish()) is None:
@@ -357,7 +357,7 @@ class RunExecution:
             prepared = await self._cancel(session, prepared, wish)
         finally:
             held.has_left = session.has_left
-            if session.ended is not None and prepared.plan.options.on_suspended == "continue":
+            if session.ended is not None and prepared.waits_in_conversation:
                 await self.waiting_entries.end(prepared.conversation, session.id, session.ended)
             if log is not None:
                 await log.close()
@@ -376,7 +376,7 @@ class RunExecution:
         await session.write_document(document)
         return await self._preparing.admit(session.id, replace(prepared, document=document), prepared.identity)
 
-    async def _write_failure(self, session: RunSession, plan: MethodPlan, error: Exception) -> bool:
+    async def _write_failure(self, session: RunSession, retries: Retries | None, error: Exception) -> bool:
         """Write that a run ends with an error, or when it is tried again; return True in the second case.
 
         Raises `RunCancelledError` for a run that was cancelled, and is undone.
@@ -388,7 +388,7 @@ class RunExecution:
             await session.write_end("cancelled", cancels=False)
             raise RunCancelledError(session.id, document.reason) from None
         facts = describe_failure(error)
-        wait = wait_before_next_try(error, plan, session)
+        wait = wait_before_next_try(error, retries, session)
         if wait is None:
             await session.write_end("failed", **facts)
             return False

@@ -21,6 +21,7 @@ from ..limits import UsageLimits, remaining
 from ..safe_text import printable
 from ..service_events import ServiceEvent
 from ..service_names import stored_name
+from ..services.declaration import Retries
 from ..services.driver import run, stream
 from ..services.host_needs import ServiceHost
 from ..services.invocation import Invocation, Perform
@@ -166,7 +167,7 @@ class RunPlace:
             return True
         if not isinstance(error, Exception):
             return False
-        return session.cancels or wait_before_next_try(error, plan, session) is None
+        return session.cancels or wait_before_next_try(error, plan.options.run_retries, session) is None
 
     @property
     def has_new_records(self) -> bool:
@@ -715,6 +716,16 @@ class PreparedRun:
     def conversation(self) -> ChatMemoryKey | None:
         """The conversation of the run; None without one."""
         return self.plan.find_conversation(self.plan.find_memory_id(self.arguments))
+
+    @property
+    def retries(self) -> Retries | None:
+        """How often the run is tried again by itself when it fails; None if it is not."""
+        return self.plan.options.run_retries
+
+    @property
+    def waits_in_conversation(self) -> bool:
+        """True if its conversation goes on while the run is suspended, with an entry for the turn that waits."""
+        return self.plan.options.on_suspended == "continue"
 
 
 # --- before a run is stored, and before it continues
