@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType, MappingProxyType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from .di.decorators import producer_mark_of
 from .di.graph import BeanGraph, Registration
@@ -32,6 +32,9 @@ from .tools.marks import ToolMark
 from .tools.sources import Member, members_of
 from .tools.specification import Role, ToolParameter, read_parameters
 from .tools.tool_calls import InjectedParameter
+
+if TYPE_CHECKING:
+    from .di.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,20 +225,8 @@ def called_problems(functions: Iterable[CalledFunction], graph: BeanGraph, worke
 # --- calling
 
 
-class CallingBeans(Protocol):
-    """The beans of a started container."""
-
-    async def aget(self, wanted: Any, name: str | None = None) -> Any:
-        """Return the bean of the active scope."""
-        ...
-
-    async def find_bean(self, key: int) -> Any:
-        """Return a bean by its key, in the active scope; None if it has no value."""
-        ...
-
-
 async def call_in_scope(
-    called: CalledFunction, beans: CallingBeans, runner: LoopRunner, given: Mapping[str, Any] = MappingProxyType({})
+    called: CalledFunction, beans: Wiring, runner: LoopRunner, given: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
     """Call a function with `given` and its injected parameters, in the active scope, where a tool would run."""
     function = called.function

@@ -495,7 +495,7 @@ class ContainerInternals:
             if checked.observers and (observing := loaded("observers")) is not None:
                 host.observe(observing.Observers(checked.observers, wiring, host.workers))
             if checked.start and (startup := loaded("startup")) is not None:
-                await startup.run_start_functions(checked.start, wiring, host.workers, wiring.open_request)
+                await startup.run_start_functions(checked.start, wiring, host.workers)
             await host.open_runs(take_over=self._takes_over_runs)
         except BaseException as error:
             await self.stop(error)

@@ -9,12 +9,13 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from .context import ActiveScope
 from .di.graph import BeanGraph
 from .di.injection_points import MISSING, InjectionPoint, point_of
+from .di.scopes import RequestScope
 from .di.values import LazyBean, SingleBean, beans_in
 from .errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from .execution.threads import running_loop
@@ -25,8 +26,8 @@ from .security import SecurityIdentity
 T = TypeVar("T")
 
 
-class ScopesOfCalls(Protocol):
-    """The request scopes of a container, which may be started later."""
+class ScopesOfCalls(ActiveScope, Protocol):
+    """The scopes of a container, which may be started later. A Protocol, because the container imports this module."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -37,25 +38,9 @@ class ScopesOfCalls(Protocol):
         """Await `work()` on the event loop of the container. Raises `ContainerNotStartedError`."""
         ...
 
-    def open_scope(self) -> Scoped:
+    def open_scope(self) -> RequestScope:
         """Return a new request scope. Raises `ContainerNotStartedError`."""
         ...
-
-    def get(self, wanted: Any, name: str | None = None) -> Any:
-        """Return a bean of the active scope."""
-        ...
-
-    async def aget(self, wanted: Any, name: str | None = None) -> Any:
-        """Return a bean of the active scope; await async producers."""
-        ...
-
-    async def prepare(self, wanted: Any, name: str | None = None) -> None:
-        """Create what async code must create for a bean, so that `get` can create the rest."""
-        ...
-
-
-class Scoped(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
-    """A request scope, for `with` and `async with`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,12 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, overload
 
-from .called_functions import CallDecorator, CalledFunction, CallingBeans, call_in_scope, called_problems
-from .context import ToolCallScope, current_observers
+from .called_functions import CallDecorator, CalledFunction, call_in_scope, called_problems
+from .context import current_observers
 from .di.graph import BeanGraph, Registration
 from .errors import Problem
 from .events import InvocationEvent
@@ -26,6 +25,9 @@ from .execution.threads import Workers, running_loop
 from .introspection import is_union, type_name, unwrapped
 from .services.declaration import service_options_of
 from .tools.specification import ToolParameter
+
+if TYPE_CHECKING:
+    from .di.wiring import Wiring
 
 logger = logging.getLogger("toolbox.events")
 
@@ -109,24 +111,6 @@ def observer_problems(functions: Iterable[CalledFunction], graph: BeanGraph, wor
 # --- delivering events
 
 
-class ObservedScopes(CallingBeans, Protocol):
-    """The scopes of a started container."""
-
-    loop: asyncio.AbstractEventLoop | None
-
-    def given_seeds(self) -> Mapping[Any, Any]:
-        """Return the seeds and the identity of the active request scope; outside, the anonymous identity."""
-        ...
-
-    def open_request(self, seeds: Mapping[Any, Any]) -> AbstractAsyncContextManager[Any]:
-        """Return a new request scope."""
-        ...
-
-    def open_call_scope(self) -> ToolCallScope:
-        """Return a new call scope, which is active until `leave` is called."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """An event that waits: the seeds of its scope, and the observers whose calls have led to it."""
@@ -139,7 +123,7 @@ class _Waiting:
 class Observers:
     """Delivers the events of one started container to its observers. It is an `EventListener`."""
 
-    def __init__(self, functions: Iterable[CalledFunction], scopes: ObservedScopes, workers: Workers) -> None:
+    def __init__(self, functions: Iterable[CalledFunction], scopes: Wiring, workers: Workers) -> None:
         self._observers = [_Observer(each, scopes, LoopRunner(workers)) for each in functions]
         self._scopes = scopes
         self._by_type: dict[type[InvocationEvent], list[_Observer]] = {}
@@ -164,7 +148,7 @@ class Observers:
 class _Observer:
     """One observer, and the events that wait for it. A task calls it while there are any."""
 
-    def __init__(self, called: CalledFunction, scopes: ObservedScopes, runner: LoopRunner) -> None:
+    def __init__(self, called: CalledFunction, scopes: Wiring, runner: LoopRunner) -> None:
         self._called, self._scopes, self._runner = called, scopes, runner
         parameter = next(each for each in called.others if event_types_of(each.annotation))
         self._parameter, self.types = parameter.name, event_types_of(parameter.annotation)

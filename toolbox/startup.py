@@ -7,14 +7,12 @@ and called (`called_functions`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from .called_functions import (
     CallDecorator,
     CalledFunction,
-    CallingBeans,
     call_in_scope,
     called_problems,
     values_missing,
@@ -27,6 +25,9 @@ from .errors import Problem
 from .execution.runners import LoopRunner
 from .execution.threads import Workers
 from .security import SecurityIdentity
+
+if TYPE_CHECKING:
+    from .di.wiring import Wiring
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -92,14 +93,13 @@ def _problems_of_seed(where: str, value: Any, graph: BeanGraph) -> Iterator[Prob
 
 async def run_start_functions(
     functions: Iterable[CalledFunction],
-    beans: CallingBeans,
+    beans: Wiring,
     workers: Workers,
-    open_request: Callable[[Mapping[Any, Any]], AbstractAsyncContextManager[Any]],
 ) -> None:
     """Run everything in order, each in its own request scope. Raises the first error as it is."""
     runner = LoopRunner(workers)
     for each in functions:
         # The container may be started inside the request of another one.
         with outside_scopes():
-            async with open_request({SecurityIdentity: SecurityIdentity.anonymous()}):
+            async with beans.open_request({SecurityIdentity: SecurityIdentity.anonymous()}):
                 await call_in_scope(each, beans, runner)

@@ -1,6 +1,7 @@
 """Leases of runs and conversations: renewed while tools use all connections, and not believed from a wrong clock."""
 
 import asyncio
+import logging
 from typing import Protocol
 
 import pytest
@@ -114,3 +115,29 @@ async def test_a_lease_further_away_than_two_leases_has_ended(sqlite_url: str, t
                 await connection.execute(text(f"UPDATE {each} SET until = until + :hour"), {"hour": HOUR})
         assert await taken()
         assert not await taken()
+
+
+async def test_warnings_about_leases_of_conversations_have_no_statements(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values of a statement are the token of the lease, with which others could write."""
+    warned = asyncio.Event()
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warned.set()
+
+    monkeypatch.setattr(logging.getLogger("toolbox.memory"), "handlers", [Noting()])
+    async with sql.open_engine(sqlite_url) as engine, asyncio.timeout(60):
+        store = SqlChatMemoryStore(engine, lease=0.3)
+        async with store.lock(ChatMemoryKey("shop.Assistant", "1")):
+            async with engine.begin() as connection:
+                await connection.execute(text("DROP TABLE toolbox_conversations_leases"))
+            await warned.wait()
+        await store.stop()
+
+    assert "cannot renew the lease" in caplog.text
+    assert "cannot release the lease" in caplog.text
+    assert "no such table: toolbox_conversations_leases" in caplog.text
+    assert "SQL:" not in caplog.text
+    assert "parameters" not in caplog.text

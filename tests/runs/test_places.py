@@ -1,8 +1,14 @@
 """Places in a run, and the keys of its records: what is stored must stay readable."""
 
+import importlib
+import pkgutil
+from typing import get_args
+
 import pytest
 
+import toolbox.services
 from toolbox.runs.places import (
+    RecordedFact,
     RecordKey,
     calls_around,
     invocation_of,
@@ -14,6 +20,7 @@ from toolbox.runs.places import (
     position_of,
     without_attempt,
 )
+from toolbox.services.recording_needs import EffectForm
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,22 @@ from toolbox.runs.places import (
 def test_keys_of_records_are_read_as_they_were_written(text: str, key: RecordKey) -> None:
     assert str(key) == text
     assert RecordKey.read(text) == key
+
+
+def test_the_records_of_each_kind_of_effect_can_be_read_again() -> None:
+    """A run could never be continued after a record whose fact is not in `RecordedFact`."""
+    modules = [
+        importlib.import_module(each.name)
+        for each in pkgutil.iter_modules(toolbox.services.__path__, "toolbox.services.")
+    ]
+    forms = {id(form): form for each in modules for form in vars(each).values() if isinstance(form, EffectForm)}
+    facts = sorted(form.fact for form in forms.values())
+
+    assert "summary" in facts
+    assert len(facts) == len(set(facts))
+    assert set(facts) <= set(get_args(RecordedFact))
+    keys = [RecordKey("0/1", fact, number) for fact in get_args(RecordedFact) for number in (1, 12) if fact]
+    assert [RecordKey.read(str(each)) for each in keys] == keys
 
 
 @pytest.mark.parametrize("text", ["0#other", "0#r", "0#rx", "0#start.x", "0#"])

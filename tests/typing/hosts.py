@@ -7,7 +7,7 @@ from toolbox.conversations.conversations_bean import ConversationsHost
 from toolbox.conversations.memories import MemoryHost
 from toolbox.hosts.hosting import ContainerHost
 from toolbox.hosts.standalone import StandaloneHost
-from toolbox.runs.stored_runs import RunsHost
+from toolbox.runs.runs_host import RunsHost
 from toolbox.services.host_needs import ServiceHost
 
 

@@ -9,7 +9,7 @@ import builtins
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..chat import Message, TokenUsage
 from ..errors import (
@@ -46,6 +46,9 @@ T = TypeVar("T")
 
 _DELETED = "its conversation was deleted"
 _AT_ONCE = 100  # conversations that `forget` finds with one query
+
+_Check: TypeAlias = Callable[[Head | None], Head | None]
+"""Raises `AccessDeniedError` if the head is that of another's conversation; returns it."""
 
 
 class ConversationsHost(MemoryHost, Protocol):
@@ -579,12 +582,6 @@ class Conversation:
 
     def _not_found(self) -> ConversationNotFoundError:
         return ConversationNotFoundError(self._key.service, self._key.memory_id)
-
-
-class _Check(Protocol):
-    """Raises `AccessDeniedError` if the head is that of another's conversation; returns it."""
-
-    def __call__(self, head: Head | None) -> Head | None: ...
 
 
 class _Forgetting:

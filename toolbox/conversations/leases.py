@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from ..errors import ConversationBusyError
 from ..execution.cancellation import CancellationsHere
 from ..introspection import is_number
+from ..safe_text import describe_store_error
 from .keys import ChatMemoryKey
 from .queues import CallQueues
 
@@ -115,7 +116,8 @@ class Leases:
             try:
                 renewed = await self._keeper.renew(key, token, self._seconds)
             except Exception as error:
-                logger.warning("cannot renew the lease on conversation %s, retrying: %s", key, error)
+                what = describe_store_error(error)
+                logger.warning("cannot renew the lease on conversation %s, retrying: %s", key, what)
                 pause = self._seconds / 10
                 continue
             if not renewed:
@@ -136,7 +138,8 @@ class Leases:
             await self._keeper.give_back(key, token)
         except Exception as error:
             # The call is already stored, and the lease expires by itself.
-            logger.warning("cannot release the lease on conversation %s, it expires by itself: %s", key, error)
+            what = describe_store_error(error)
+            logger.warning("cannot release the lease on conversation %s, it expires by itself: %s", key, what)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # Without the caller's context: the work may outlive the caller's request.

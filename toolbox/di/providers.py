@@ -21,7 +21,7 @@ from .values import DEFAULT, Constant, SingleBean, Value, beans_in
 
 
 class Started(Protocol):
-    """The started container that the providers belong to."""
+    """The `Wiring` that the providers belong to. A Protocol, because the wiring imports this module."""
 
     def provide(
         self, value: Value, owner: OpenScope | None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, 
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from types import MappingProxyType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError, is_suspension
@@ -142,13 +142,6 @@ class OpenScope(BeanStore):
     def stores_around(self) -> Iterable[OpenScope]:
         """Return the scopes in which a lookup in this one can create beans, longest-lived first."""
         return dict.fromkeys((self.home.application, self.request or self, self.conversation or self, self))
-
-    def _become_active(self) -> None:
-        if self._token is not None or self.closing:
-            problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
-            raise IllegalConfigurationError([problem])
-        self.outer = active.get()
-        self._token = active.set(self)
 
     # --- registering beans to close
 
@@ -438,7 +431,44 @@ class ApplicationScope(OpenScope):
         raise_failures(self.what, failures)
 
 
-class RequestScope(OpenScope):
+class BlockScope(OpenScope):
+    """A scope that is entered with `with` or `async with`: it is active inside the block, and closed at its end."""
+
+    def __enter__(self) -> Self:
+        self._become_active()
+        self.entered_on_loop = running_loop() is not None
+        return self
+
+    async def __aenter__(self) -> Self:
+        self._become_active()
+        return self
+
+    def _become_active(self) -> None:
+        if self._token is not None or self.closing:
+            problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
+            raise IllegalConfigurationError([problem])
+        self.outer = active.get()
+        self._token = active.set(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close_waiting(error)
+        finally:
+            reset_variable(active, self._token)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self.close_if_empty():
+                await self.aclose(error)
+        finally:
+            reset_variable(active, self._token)
+
+
+class RequestScope(BlockScope):
     """The scope of one request. A request scope inside another one is independent of it.
 
     `has_failed` is True if the work in it is known to have failed, so that no `@on_success` method is called. `failure`
@@ -468,11 +498,6 @@ class RequestScope(OpenScope):
         """Make the beans of a conversation, which is open elsewhere, those of this request."""
         self._conversation = conversation
 
-    def __enter__(self) -> RequestScope:
-        self._become_active()
-        self.entered_on_loop = running_loop() is not None
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -483,14 +508,7 @@ class RequestScope(OpenScope):
             error = raised
             raise
         finally:
-            try:
-                self.close_waiting(error)
-            finally:
-                reset_variable(active, self._token)
-
-    async def __aenter__(self) -> RequestScope:
-        self._become_active()
-        return self
+            super().__exit__(kind, error, trace)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -503,11 +521,9 @@ class RequestScope(OpenScope):
             raise
         finally:
             try:
-                if not self.close_if_empty():
-                    await self.aclose(error or self.failure)
+                await super().__aexit__(kind, error or self.failure, trace)
             finally:
                 self.failure = None  # its traceback refers to the scope
-                reset_variable(active, self._token)
 
     # --- work that ended well
 
@@ -575,7 +591,7 @@ class RequestScope(OpenScope):
         wait_on_loop(awaited, self.home.loop)
 
 
-class ConversationScope(OpenScope):
+class ConversationScope(BlockScope):
     """The scope of one conversation while it is open: of a call with a memory id, or of a block.
 
     `key` tells who has opened it, for `find_conversation`. `beans` has what was loaded with it, and says what changed;
@@ -610,32 +626,6 @@ class ConversationScope(OpenScope):
             if isinstance(scope, RequestScope) and scope.home is self.home:
                 scope.join(self)
             scope = scope.outer
-
-    def __enter__(self) -> ConversationScope:
-        self._become_active()
-        self.entered_on_loop = running_loop() is not None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close_waiting(error)
-        finally:
-            reset_variable(active, self._token)
-
-    async def __aenter__(self) -> ConversationScope:
-        self._become_active()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if not self.close_if_empty():
-                await self.aclose(error)
-        finally:
-            reset_variable(active, self._token)
 
 
 class CallScope(OpenScope):

@@ -26,7 +26,7 @@ from .foreign import Opened, fill, holders_in, override_outside
 from .graph import Bean, BeanGraph
 from .graph_checks import find_bean_problems
 from .injection_points import MISSING, InjectionPoint
-from .overriding import OverrideLayers
+from .override_layers import OverrideLayers
 from .problem_texts import chain_text, web_request_fix
 from .providers import Providers, owned_by
 from .resolvers import Lookup, Resolvers

@@ -29,9 +29,10 @@ from .prepared_runs import PreparedRuns
 from .program_values import json_value, reason_of
 from .run_answers import KINDS, Answer, AnswerKind
 from .run_session import RunSession
+from .runs_host import RunsHost
 from .service_calls import PreparedRun, RunPlace, ServiceCall, find_provided_tool
 from .store import StoredRun
-from .stored_runs import RunsHost, StoredRuns, shortened
+from .stored_runs import StoredRuns, shortened
 
 MAX_REASON = 10_000
 """The maximum length of a reason, in characters."""

@@ -13,8 +13,9 @@ from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.stopping import STOPPED
 from ..conversations.stores import keeps_logs
 from ..errors import RunNotFoundError
+from .runs_host import RunsHost
 from .store import ENDED, Position, RunStatus, StoredRun, position_of, supports_of
-from .stored_runs import RunsHost, StoredRuns, document_or_empty, memory_id_of, named_attributes
+from .stored_runs import StoredRuns, document_or_empty, memory_id_of, named_attributes
 
 _PAGE = 100
 

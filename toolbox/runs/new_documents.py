@@ -9,10 +9,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from ..chat import UserMessage
-from ..context import ActiveScope, headers_of_current_span
+from ..context import headers_of_current_span
 from ..conversations.keys import ChatMemoryKey
 from ..errors import RunIncompatibleError, TranscriptError
 from ..limits import UsageLimits
@@ -30,19 +30,8 @@ from .program_values import (
     write_attributes,
     write_seeds,
 )
-from .store import RunStore, StoredRun
-
-
-class StoringHost(Protocol):
-    """Hosts services, and provides their store of runs."""
-
-    scope: ActiveScope
-    run_seeds: tuple[Any, ...]
-    run_identity: tuple[str, ...]
-
-    async def run_store(self) -> RunStore:
-        """Return the store of the runs."""
-        ...
+from .runs_host import RunsHost
+from .store import StoredRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +49,7 @@ class DescribedRun:
 
 async def describe_run(
     plan: MethodPlan,
-    host: StoringHost,
+    host: RunsHost,
     arguments: Any,
     attributes: Any,
     added_by: str,

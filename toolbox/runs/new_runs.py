@@ -26,9 +26,10 @@ from .new_documents import describe_run, new_header, with_message
 from .persons import current_identity
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
+from .runs_host import RunsHost
 from .service_calls import PreparedRun, check_input
 from .store import StoredRun
-from .stored_runs import RunsHost, StoredRuns, is_storable, read_document
+from .stored_runs import StoredRuns, is_storable, read_document
 
 
 class NewRuns:
@@ -124,7 +125,7 @@ class NewRuns:
     ) -> NewRun:
         """Return the run with the message that the input guardrails let through. Raises `InputGuardrailError`."""
         plan, document = new.prepared.plan, new.prepared.document
-        if not _has_check(plan):
+        if not plan.checks_input:
             return new
         checked, in_charge = await check_input(self._host, plan, arguments, message)
         # A guardrail may have asked a model, which counts for the limits around this call.
@@ -212,10 +213,6 @@ class NewRuns:
         if keys := _find_differing(old.attributes, make_comparable(old, now.attributes)):
             return f"other invocation attributes: {', '.join(keys)}"
         return None
-
-
-def _has_check(plan: MethodPlan) -> bool:
-    return plan.checks_input
 
 
 def _find_differing(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

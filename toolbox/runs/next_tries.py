@@ -20,7 +20,7 @@ from ..errors import (
     ToolRoundsExceededError,
     UnknownToolError,
 )
-from ..services.plans import MethodPlan
+from ..services.declaration import Retries
 from ..services.recording_needs import type_name_of
 from ..tools.failures import message_of
 from .places import RecordKey
@@ -43,9 +43,9 @@ _CAUSED_BY_REPLY = {
 """Errors that a model's reply has caused: to give the same reply again would only repeat them."""
 
 
-def wait_before_next_try(error: Exception, plan: MethodPlan, session: RunSession) -> timedelta | None:
+def wait_before_next_try(error: Exception, retries: Retries | None, session: RunSession) -> timedelta | None:
     """Return the time until a run that has failed is tried again; None if it has failed for good."""
-    retries, document = plan.options.run_retries, session.document
+    document = session.document
     if retries is None or document is None or not document.follows or isinstance(error, FINAL):
         return None
     failures = document.failures + 1

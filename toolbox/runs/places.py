@@ -12,6 +12,9 @@ from typing import Literal, TypeAlias, cast, get_args
 RecordedFact: TypeAlias = Literal["", "start", "outside", "model", "summary", "r", "s", "failed", "sources", "handover"]
 """What a record can say about a place. A new kind of effect adds one; earlier releases refuse to read its records."""
 
+BEFORE_THE_FIRST_REQUEST: frozenset[RecordedFact] = frozenset({"model", "sources"})
+"""Facts that do not say that a run has begun: what is chosen and searched before the first request to a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordKey:

@@ -29,10 +29,11 @@ from .documents import WaitingCall
 from .persons import is_same_person, read_identity, with_token_of
 from .places import invocation_of
 from .program_values import output_fingerprint, read_arguments, read_seeds
+from .runs_host import RunsHost
 from .service_calls import PreparedRun
 from .store import StoredRun
 from .stored_calls import find_fault
-from .stored_runs import RunsHost, read_document
+from .stored_runs import read_document
 
 
 class IdentityLoader(Protocol):

@@ -26,9 +26,10 @@ from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
 from .run_session import RunSession
+from .runs_host import RunsHost
 from .service_calls import ServiceCall
 from .store import ENDED, StoredRun
-from .stored_runs import RunsHost, StoredRuns, read_document
+from .stored_runs import StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")
 

@@ -26,9 +26,10 @@ from .persons import history_name, person_name, starter_of, write_person
 from .prepared_runs import PreparedRuns
 from .run_answers import Answer, HistoryEntry, reject
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
+from .runs_host import RunsHost
 from .service_calls import PreparedRun
 from .store import RunChanges, StoredRun
-from .stored_runs import RunsHost, StoredRuns
+from .stored_runs import StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
 

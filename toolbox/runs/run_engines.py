@@ -26,7 +26,7 @@ class RunEngine(Protocol):
 
 
 class ExecutesInBackground(Protocol):
-    """The part of `Runs` that the engine of this process uses."""
+    """The `Runs` that the engine of this process works for. A Protocol, because they import this module."""
 
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""

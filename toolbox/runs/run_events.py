@@ -6,19 +6,15 @@ Not here: writing events and their JSON (`event_log`), waiting for changes in th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, TypeVar
 
 from ..service_events import ServiceEvent
 from .event_log import event_from_json
-from .run_looks import RunLooks
-from .store import ENDED, RunLook, RunStatus, RunStore, StoredRun
-
-T = TypeVar("T")
+from .store import ENDED, RunLook, RunStatus, StoredRun
+from .stored_runs import StoredRuns
 
 _AT_ONCE = 500  # events read at once
 
@@ -43,41 +39,13 @@ class RunEvent:
     event: ServiceEvent | RunEnded
 
 
-class FollowedRuns(Protocol):
-    """The stored runs, as `RunEvents` needs them."""
-
-    looks: RunLooks
-
-    def using(self, run_id: str) -> AbstractAsyncContextManager[RunStore]:
-        """Use the opened store for a run inside the block. Raises `RunStoreError` for errors of the store."""
-        ...
-
-    def find_service(self, name: str) -> type[Any] | None:
-        """Return the class of the service with this stored name, if this program has it."""
-        ...
-
-    async def load(self, run_id: str) -> StoredRun:
-        """Return a run. Raises `RunNotFoundError`."""
-        ...
-
-    async def look(self, run_id: str) -> RunLook:
-        """Return what changes of a run. Raises `RunNotFoundError`."""
-        ...
-
-    async def on_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await `work()` on the container's loop."""
-        ...
-
-
 class RunEvents(AsyncIterator[RunEvent]):
     """The events of a run, from `runs.events(…)`. It continues over suspensions and ends with `RunEnded`.
 
     The iteration raises `RunNotFoundError`.
     """
 
-    def __init__(
-        self, runs: FollowedRuns, run_id: str, after: int, error_of: Callable[[StoredRun], str | None]
-    ) -> None:
+    def __init__(self, runs: StoredRuns, run_id: str, after: int, error_of: Callable[[StoredRun], str | None]) -> None:
         self.run_id = run_id
         self._runs, self._after, self._error_of = runs, after, error_of
         self._seen: RunLook | None = None  # everything up to this look was read

@@ -30,8 +30,8 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..service_events import ServiceEvent
+from ..services.declaration import Retries
 from ..services.outputs import Result
-from ..services.plans import MethodPlan
 from ..store_clock import clock_of
 from ..tools.failures import message_of
 from .documents import RunDocument, with_cancellation
@@ -41,9 +41,10 @@ from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
+from .runs_host import RunsHost
 from .service_calls import PreparedRun, execute
 from .store import RunChanges, RunLook, RunStore, StoredRecord, StoredRun
-from .stored_runs import RunsHost, StoredRuns
+from .stored_runs import StoredRuns
 from .waiting_entries import WaitingEntries
 
 logger = logging.getLogger("toolbox.runs")
@@ -348,7 +349,7 @@ class RunExecution:
             if session.has_left or session.stays_after(error):
                 raise
             if held.wish is None:
-                if isinstance(error, Exception) and await self._write_failure(session, prepared.plan, error):
+                if isinstance(error, Exception) and await self._write_failure(session, prepared.retries, error):
                     return None
                 raise
             if (wish := await held.take_wish()) is None:
@@ -356,7 +357,7 @@ class RunExecution:
             prepared = await self._cancel(session, prepared, wish)
         finally:
             held.has_left = session.has_left
-            if session.ended is not None and prepared.plan.options.on_suspended == "continue":
+            if session.ended is not None and prepared.waits_in_conversation:
                 await self.waiting_entries.end(prepared.conversation, session.id, session.ended)
             if log is not None:
                 await log.close()
@@ -375,7 +376,7 @@ class RunExecution:
         await session.write_document(document)
         return await self._preparing.admit(session.id, replace(prepared, document=document), prepared.identity)
 
-    async def _write_failure(self, session: RunSession, plan: MethodPlan, error: Exception) -> bool:
+    async def _write_failure(self, session: RunSession, retries: Retries | None, error: Exception) -> bool:
         """Write that a run ends with an error, or when it is tried again; return True in the second case.
 
         Raises `RunCancelledError` for a run that was cancelled, and is undone.
@@ -387,7 +388,7 @@ class RunExecution:
             await session.write_end("cancelled", cancels=False)
             raise RunCancelledError(session.id, document.reason) from None
         facts = describe_failure(error)
-        wait = wait_before_next_try(error, plan, session)
+        wait = wait_before_next_try(error, retries, session)
         if wait is None:
             await session.write_end("failed", **facts)
             return False

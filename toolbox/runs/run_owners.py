@@ -13,7 +13,8 @@ from ..security import SecurityIdentity
 from .answer_checks import AnswerChecks
 from .prepared_runs import PreparedRuns
 from .run_answers import Run
-from .stored_runs import RunsHost, StoredRuns
+from .runs_host import RunsHost
+from .stored_runs import StoredRuns
 
 
 class RunOwners:

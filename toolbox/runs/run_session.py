@@ -30,7 +30,7 @@ from ..safe_text import describe_store_error, error_of_database
 from ..security import UnauthenticatedError
 from ..services.recording_needs import FindApprovals, ToldMessage
 from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json, told_from_json
-from .places import RecordedFact, RecordKey, is_attempt_of
+from .places import BEFORE_THE_FIRST_REQUEST, RecordedFact, RecordKey, is_attempt_of
 from .run_answers import HistoryEntry
 from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supports_of, unsupported_problem
 
@@ -233,7 +233,7 @@ class RunSession:
     @property
     def has_begun(self) -> bool:
         """True if something of the run has happened: more is recorded than the choice of a model, and passages."""
-        return any(key.fact not in ("model", "sources") for records in self._recorded.values() for key in records)
+        return any(key.fact not in BEFORE_THE_FIRST_REQUEST for records in self._recorded.values() for key in records)
 
     def add_record(self, record: StoredRecord) -> None:
         """Take in a record that was read from the store."""

@@ -34,8 +34,9 @@ from .run_answers import Answer, Run
 from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
 from .run_owners import RunOwners
+from .runs_host import RunsHost
 from .store import ENDED, RunStatus, RunStore, StoredRun, position_of, supports_of
-from .stored_runs import RunsHost, StoredRuns
+from .stored_runs import StoredRuns
 from .take_over import TakeOver
 from .telling import Telling
 

@@ -21,6 +21,7 @@ from ..limits import UsageLimits, remaining
 from ..safe_text import printable
 from ..service_events import ServiceEvent
 from ..service_names import stored_name
+from ..services.declaration import Retries
 from ..services.driver import run, stream
 from ..services.host_needs import ServiceHost
 from ..services.invocation import Invocation, Perform
@@ -39,7 +40,7 @@ from ..tools.tool_calls import Tool, ToolCall, ToolStep
 from .documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry, with_expiries
 from .effects import effect
 from .event_log import event_to_json
-from .new_documents import StoringHost, current_trace, describe_run, new_header, read_user_message, with_message
+from .new_documents import current_trace, describe_run, new_header, read_user_message, with_message
 from .next_tries import wait_before_next_try
 from .places import (
     RecordedFact,
@@ -61,6 +62,7 @@ from .record_contents import (
     state_from_dict,
 )
 from .run_session import Recorded, RunSession
+from .runs_host import RunsHost
 from .store import StoredRecord
 from .stored_calls import find_fault, find_other_origin, origin_of, tool_that_gives
 from .tool_records import CancelledInsideError, ToolRecords
@@ -165,7 +167,7 @@ class RunPlace:
             return True
         if not isinstance(error, Exception):
             return False
-        return session.cancels or wait_before_next_try(error, plan, session) is None
+        return session.cancels or wait_before_next_try(error, plan.options.run_retries, session) is None
 
     @property
     def has_new_records(self) -> bool:
@@ -569,7 +571,7 @@ class ServiceCall:
     async def _create_run(self, invocation: Invocation) -> None:
         """Store a run that was not stored so far: with its states, and with results within suspended calls."""
         session, plan, account = self.session, invocation.entry, invocation.account
-        host = cast("StoringHost", invocation.host)
+        host = cast("RunsHost", invocation.host)
         store = await host.run_store()
         left = None
         if account is not None:  # the blocks around the call have ended when the run continues
@@ -714,6 +716,16 @@ class PreparedRun:
     def conversation(self) -> ChatMemoryKey | None:
         """The conversation of the run; None without one."""
         return self.plan.find_conversation(self.plan.find_memory_id(self.arguments))
+
+    @property
+    def retries(self) -> Retries | None:
+        """How often the run is tried again by itself when it fails; None if it is not."""
+        return self.plan.options.run_retries
+
+    @property
+    def waits_in_conversation(self) -> bool:
+        """True if its conversation goes on while the run is suspended, with an entry for the turn that waits."""
+        return self.plan.options.on_suspended == "continue"
 
 
 # --- before a run is stored, and before it continues

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from pydantic_core import to_json
@@ -20,87 +20,25 @@ from pydantic_core import to_json
 from ..chat import PendingCall
 from ..conversations.keys import ChatMemoryKey
 from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
-from ..events import Listeners
 from ..execution.threads import await_on
 from ..safe_text import is_text, printable
-from ..services.host_needs import ServiceHost
 from ..services.outputs import Result, Shape
-from ..services.plans import MethodPlan
 from ..services.recording_needs import StoredInvocation
 from ..store_clock import clock_of
-from ..tools.tool_calls import Tool
 from .documents import RunDocument, UnreadableDocumentError
-from .new_documents import StoringHost, conversation_key
+from .new_documents import conversation_key
 from .program_values import read_details, read_value, with_restored_results
 from .run_answers import Run
-from .run_engines import RunEngine
 from .run_looks import RunLooks
 from .run_session import RunSession, store_errors_of
+from .runs_host import RunsHost
 from .service_calls import ServiceCall
 from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRecord, StoredRun, supports_of
 
 if TYPE_CHECKING:
-    from ..conversations.conversations_bean import Conversations
+    pass
 
 T = TypeVar("T")
-
-
-class RunsHost(StoringHost, ServiceHost, Protocol):
-    """Hosts services and runs: a container, or a service without one."""
-
-    listeners: Listeners | None
-    takes_over_runs: bool
-
-    @property
-    def plans(self) -> Mapping[type[Any], Mapping[str, MethodPlan]]:
-        """The plans of the services, by class and method."""
-        ...
-
-    @property
-    def conversations(self) -> Conversations:
-        """The conversations of the services."""
-        ...
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of the container; None for the loop of the caller. Raises `ContainerNotStartedError`."""
-        ...
-
-    def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
-        """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
-        ...
-
-    def names_of(self, service: str | type[Any]) -> tuple[str, ...]:
-        """Return all stored names of a service, the present one first; `service` is its class or one of its names."""
-        ...
-
-    def label_of(self, service: str) -> str:
-        """Return the name of the class of a service with this stored name, for error texts."""
-        ...
-
-    def plan_of(self, method: Callable[..., Any]) -> MethodPlan:
-        """Return the plan of an async service method. Raises `TypeError` for anything else."""
-        ...
-
-    def tools_added_by(self, place: str) -> Sequence[Tool] | None:
-        """Return the tools that an endpoint adds to its calls; None if there is no such endpoint."""
-        ...
-
-    def open_request(self, seeds: Mapping[Any, Any]) -> AbstractAsyncContextManager[Any]:
-        """Return a new request scope with these seeds."""
-        ...
-
-    async def application_bean(self, wanted: Any) -> Any:
-        """Return a bean from outside of all requests; None if nothing provides it."""
-        ...
-
-    async def run_engine(self) -> RunEngine:
-        """Return the engine that executes runs."""
-        ...
-
-    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await `work()` on the host's loop, as work that its stop waits for."""
-        ...
 
 
 class StoredRuns:

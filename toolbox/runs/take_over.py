@@ -21,8 +21,9 @@ from ..services.plans import MethodPlan
 from ..store_clock import StoreClock, clock_of
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
+from .runs_host import RunsHost
 from .store import ENDED, RunStore, StoredRun
-from .stored_runs import RunsHost, StoredRuns
+from .stored_runs import StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
 

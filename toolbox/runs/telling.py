@@ -14,9 +14,10 @@ from ..services.recording_needs import ToldMessage
 from .documents import told_to_json
 from .persons import history_name
 from .prepared_runs import PreparedRuns
+from .runs_host import RunsHost
 from .service_calls import check_input
 from .store import ENDED, no_messages, supports_of
-from .stored_runs import RunsHost, StoredRuns
+from .stored_runs import StoredRuns
 
 
 class Telling:

@@ -15,8 +15,9 @@ from ..errors import RunNotFoundError
 from ..safe_text import describe_store_error
 from ..services.turns import make_waiting_turn
 from .documents import RunDocument
+from .runs_host import RunsHost
 from .store import ENDED, RunStatus
-from .stored_runs import RunsHost, StoredRuns
+from .stored_runs import StoredRuns
 
 logger = logging.getLogger("toolbox.runs")
 
