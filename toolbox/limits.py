@@ -34,6 +34,7 @@ logger = logging.getLogger("toolbox.limits")
 _EXACT = Context(prec=50, traps=[])  # not the program's own decimal context, which may round to few digits
 
 NO_TOKENS = TokenUsage(0, 0)
+_TOKENS = fields(TokenUsage)
 
 
 # --- limits and usage
@@ -97,6 +98,15 @@ class Usage:
             self.tool_calls + other.tool_calls,
             self.tokens + other.tokens,
             None if self.cost is None or other.cost is None else _EXACT.add(self.cost, other.cost),
+        )
+
+    def __sub__(self, before: Usage) -> Usage:
+        tokens = {each.name: getattr(self.tokens, each.name) - getattr(before.tokens, each.name) for each in _TOKENS}
+        return Usage(
+            self.model_calls - before.model_calls,
+            self.tool_calls - before.tool_calls,
+            TokenUsage(**tokens),
+            None if self.cost is None or before.cost is None else _EXACT.subtract(self.cost, before.cost),
         )
 
     def of(self, limit: str) -> int | Decimal | None:
@@ -245,8 +255,35 @@ class Refusal:
     used: int | Decimal | None
 
     def error(self, transcript: Sequence[Message]) -> UsageLimitExceededError:
-        """Return the error for the caller."""
-        return UsageLimitExceededError(self.limit, self.allowed, self.used, self.account.usage, transcript)
+        """Return the error for the caller, with the numbers as the limit counts them."""
+        later, usage = self.account.later, self.account.usage
+        if later is None or not later.binds(self.limit):
+            return UsageLimitExceededError(self.limit, self.allowed, self.used, usage, transcript)
+        usage, allowed = usage - later.counted_from, getattr(later.limits, self.limit)
+        return UsageLimitExceededError(self.limit, allowed, usage.of(self.limit), usage, transcript)
+
+
+@dataclass(frozen=True, slots=True)
+class LaterLimits:
+    """Limits that an account keeps in addition to its `own`, and that count from a later usage on."""
+
+    limits: UsageLimits
+    counted_from: Usage
+    own: UsageLimits | None
+
+    @property
+    def in_total(self) -> UsageLimits:
+        """The limits on top of what was used before."""
+        before = self.counted_from
+        values = {each.name: getattr(self.limits, each.name) for each in fields(UsageLimits)}
+        return UsageLimits(
+            **{name: most if most is None else most + (before.of(name) or 0) for name, most in values.items()}
+        )
+
+    def binds(self, limit: str) -> bool:
+        """Return True if the limit of this name is reached before the account's own."""
+        allowed, own = getattr(self.in_total, limit), getattr(self.own, limit, None)
+        return allowed is not None and (own is None or allowed < own)
 
 
 class Account:
@@ -259,14 +296,19 @@ class Account:
     A recorded effect that is replayed must not be counted with `reserve` and `add`, but with `restore`.
     """
 
-    __slots__ = ("__weakref__", "_lock", "asked", "invocation", "is_running", "limits", "outer", "usage")
+    __slots__ = ("__weakref__", "_lock", "asked", "invocation", "is_running", "later", "limits", "outer", "usage")
 
     def __init__(self, limits: UsageLimits | None, outer: Account | None, invocation: Any = None) -> None:
         self.limits, self.outer, self.invocation = limits, outer, invocation
+        self.later: LaterLimits | None = None
         self.usage = Usage()
         self.is_running = False
         self.asked = 0
         self._lock: threading.Lock = threading.Lock() if outer is None else outer._lock
+
+    def count_later(self, later: LaterLimits) -> None:
+        """Keep limits that count from a usage on, beside the account's own; they replace earlier ones of this kind."""
+        self.later, self.limits = later, narrowest(later.own, later.in_total)
 
     def _find_limited(self) -> Iterator[tuple[Account, UsageLimits]]:
         """Yield the accounts that count, innermost first, with their limits."""

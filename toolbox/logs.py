@@ -117,8 +117,9 @@ class LoggingListener(EventListener):
     The records have the attributes `event`, those of `InvocationLogFilter`, and depending on the event `duration`
     (seconds), `input_tokens`, `output_tokens`, `finish_reason`, `model`, `messages` and `tool_calls` (counts),
     `is_error`, `error_type`, `guardrail`, `outcome`, `run_id`, `pending` (count), `kind`, `answer`, `model_calls`,
-    `cost`, `until`, `done`, `total`. Messages, arguments, results and error texts are not logged. Failures are logged
-    as warnings, cancellations at `level`, and the progress of tools at `DEBUG`.
+    `cost`, `until`, `done`, `total`, `source` and `target` (of a hand-over). Messages, arguments, results and error
+    texts are not logged. Failures are logged as warnings, cancellations at `level`, and the progress of tools at
+    `DEBUG`.
     """
 
     def __init__(self, logger: logging.Logger | str = "toolbox.invocations", level: int = logging.INFO) -> None:

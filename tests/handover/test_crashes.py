@@ -25,7 +25,7 @@ from toolbox.handover import hands_over_to
 from toolbox.limits import UsageLimits
 from toolbox.runs import RunId, RunStore, approve
 from toolbox.store_clock import skip
-from toolbox.testing import tool_call
+from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
 
@@ -148,5 +148,26 @@ async def test_limits_of_the_target_count_on_after_a_suspension() -> None:
     ):
         waiting = await container.get(Shop).chat("Pay")
         again = await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
-        with pytest.raises((UsageLimitExceededError, RunFailedError)):
+        with pytest.raises((UsageLimitExceededError, RunFailedError), match="model_calls=2: 2 used"):
+            await container.runs.resume(waiting.run_id or "", {again.pending[0].id: approve()})
+
+
+async def test_limits_of_the_one_in_charge_count_on_after_a_suspension() -> None:
+    @register_ai_service(tools=pay, limits=UsageLimits(model_calls=2))
+    class Till(Protocol):
+        """Pays."""
+
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Market(Protocol):
+        @hands_over_to(Till.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([tool_call("pay", {}), tool_call("pay", {}), "Third."])
+    async with Container(models={"default": model}).register(Market, Till) as container:
+        await (await container.conversations.create(Market, "ada")).put_in_charge(Till.chat)
+        waiting = await container.get(Market).chat("ada", "Pay")
+        again = await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+        with pytest.raises((UsageLimitExceededError, RunFailedError), match="model_calls=2: 2 used"):
             await container.runs.resume(waiting.run_id or "", {again.pending[0].id: approve()})

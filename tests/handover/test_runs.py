@@ -130,6 +130,12 @@ async def test_a_run_whose_target_is_gone_does_not_fit() -> None:
     async with process.start(services=(DeskAlone,)) as container:
         with pytest.raises(RunIncompatibleError):
             await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+    # A program that has the target for others, but does not hand over to it.
+    async with process.start(services=(DeskAlone, Billing)) as container:
+        with pytest.raises(RunIncompatibleError, match=r"Billing\.chat"):
+            await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+        run = await container.runs.get(waiting.run_id or "")
+        assert (run.status, len(run.pending)) == ("suspended", 1)
 
 
 @register_ai_service(tools=refund)
@@ -281,10 +287,15 @@ async def test_a_failed_run_whose_target_is_gone_stays_as_it_is() -> None:
         with pytest.raises(ModelHttpError):
             await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
     async with process.start(services=(DeskAlone,)) as container:
+        failed = await container.runs.get(waiting.run_id or "")
         with pytest.raises(RunIncompatibleError, match=r"Billing\.chat"):
             await container.runs.retry(waiting.run_id or "")
+        now = await container.runs.get(waiting.run_id or "")
+        assert (now.status, now.error, now.history) == ("failed", failed.error, failed.history)
+        with pytest.raises(RunFailedError, match="broken"):
+            await container.runs.result(waiting.run_id or "")
     async with process.start((True, "Done.")) as container:
-        assert (await container.runs.execute(waiting.run_id or "")).status == "completed"
+        assert (await container.runs.retry(waiting.run_id or "")).content == "Done."
 
 
 async def test_a_cancelled_run_undoes_the_tools_of_all_who_were_in_charge() -> None:

@@ -1,6 +1,7 @@
 """What shapes a request, its reply and its tools is of the method in charge; the call as a whole is of the entry."""
 
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any, Protocol
 
 import pytest
@@ -20,6 +21,7 @@ from toolbox import (
     PartialResponse,
     Result,
     TokenStream,
+    TokenUsage,
     UsageLimitExceededError,
     UserMessage,
     compensate_for,
@@ -42,7 +44,7 @@ from toolbox.guardrails import (
 )
 from toolbox.handover import hands_over_to
 from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, interceptors
-from toolbox.limits import UsageLimits
+from toolbox.limits import CostEstimator, UsageLimits
 from toolbox.models import fallback
 from toolbox.retrieval import Passage, Query, Retriever
 from toolbox.security import SecurityIdentity, roles_allowed
@@ -174,7 +176,51 @@ async def test_limits_of_the_target_count_from_the_hand_over_on() -> None:
         assert await container.get(Desk).chat("Hi") == "One."
         with pytest.raises(UsageLimitExceededError) as caught:
             await container.get(Desk).chat("Hi")
-        assert caught.value.limit == "model_calls"
+        # The numbers are those that count: from the hand-over on.
+        error = caught.value
+        assert (error.limit, error.allowed, error.used, error.usage.model_calls) == ("model_calls", 1, 1, 1)
+        assert "model_calls=1: 1 used" in str(error)
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"model_calls": 1},
+    {"tool_calls": 1},
+    {"total_tokens": 19},
+    {"input_tokens": 9},
+    {"cost": Decimal("0.019")},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda each: next(iter(each)))
+async def test_at_a_limit_of_the_target_the_entry_says_what_happens(limits: dict[str, Any]) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    @register_ai_service(tools=look, limits=UsageLimits(**limits), on_limit="raise")
+    class Billing(Protocol):
+        """Invoices."""
+
+        async def chat(self, text: str) -> Result[str]: ...
+
+    @register_ai_service(on_limit="answer", limits=UsageLimits(model_calls=9))
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    class Prices(CostEstimator):
+        def estimate(self, model: str, usage: TokenUsage) -> Decimal | None:
+            return usage.total_tokens * Decimal("0.001")
+
+    looks = AiMessage(tool_execution_requests=[tool_call("look", {}), tool_call("look", {})])
+    replies = [AiMessage(tool_execution_requests=[TO_BILLING]), looks, looks, AiMessage("So be it.")]
+    if "tool_calls" in limits or "model_calls" in limits:
+        del replies[1]
+    paid = [ChatResponse(each, TokenUsage(5, 5)) for each in replies]
+    async with started(ScriptedChatModel(paid), Desk, Billing, Prices) as container:
+        result = await container.get(Desk).chat("Hi")
+    assert (result.content, result.stopped_by, result.answered_by) == ("So be it.", *limits, "Billing.chat")
 
 
 async def test_guardrails_of_both_hold_and_what_one_rewrites_counts() -> None:

@@ -104,6 +104,7 @@ async def test_the_span_of_a_model_request_has_the_server_and_parameters(telemet
     host, port = server.url.removeprefix("http://").removesuffix("/v1").split(":")
     assert dict(answered.attributes) == {
         "gen_ai.operation.name": "chat",
+        "gen_ai.agent.name": "Assistant",
         "gen_ai.provider.name": "openai",
         "gen_ai.request.model": "m",
         "gen_ai.request.temperature": 0.5,

@@ -32,6 +32,7 @@ from ..events import (
     CompensatedEvent,
     EventListener,
     GuardrailExecutedEvent,
+    HandedOverEvent,
     InvocationEvent,
     ModelFailedEvent,
     ModelRequestEvent,
@@ -44,6 +45,7 @@ from ..events import (
     ServiceFailedEvent,
     ServiceStartedEvent,
     ServiceSuspendedEvent,
+    ToldEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolStartedEvent,
@@ -176,6 +178,8 @@ class OpenTelemetryListener(EventListener):
             ToolFailedEvent: self._on_tool_failed,
             GuardrailExecutedEvent: self._on_guardrail_executed,
             RetrievedEvent: self._on_retrieved,
+            HandedOverEvent: self._on_handed_over,
+            ToldEvent: self._on_told,
             UsageCountedEvent: self._on_usage_counted,
             ServiceSuspendedEvent: self._on_service_suspended,
             ToolSuspendedEvent: self._on_tool_suspended,
@@ -232,6 +236,18 @@ class OpenTelemetryListener(EventListener):
                 limit = float(allowed) if each.name == "cost" else allowed
                 operation.span.set_attribute(f"toolbox.limit.{each.name}", limit)
 
+    def _on_handed_over(self, event: HandedOverEvent) -> None:
+        facts: Attributes = {"toolbox.handover.source": event.source, "toolbox.handover.target": event.target}
+        self._add_event(event, "toolbox.handed_over", facts)
+
+    def _on_told(self, event: ToldEvent) -> None:
+        self._add_event(event, "toolbox.told", {})
+
+    def _add_event(self, event: InvocationEvent, name: str, attributes: Attributes) -> None:
+        """Add an event to the span of the service call."""
+        if (operation := self._open.get(event.invocation_id)) is not None:
+            operation.span.add_event(name, attributes)
+
     # --- the model
 
     def _on_model_requested(self, event: ModelRequestEvent) -> None:
@@ -243,6 +259,8 @@ class OpenTelemetryListener(EventListener):
             service.span.set_attribute(REQUEST_MODEL, model)
         attributes = measured | request_attributes(event.model, event.request, event.streaming, event.context)
         attributes |= self._caller_of(event)
+        if service is not None:
+            attributes[AGENT] = event.context.service.__name__
         name = "chat" if model is None else f"chat {model}"
         operation = self._begin_span(event.request, service, name, attributes, measured, SpanKind.CLIENT)
         if self._content and operation.span.is_recording():

@@ -82,6 +82,7 @@ class PreparedRuns:
             # Those that are shown have passed the validators, which may not accept them again.
             _refuse_misfit(run_id, tool, call.id, call.tool_name, each.requested or json.dumps(dict(call.arguments)))
             self._refuse_other_outer(run_id, each, added, edited)
+            _refuse_lost_target(run_id, plan, each)
         return PreparedRun(plan, arguments, seeds, document, added)
 
     def _refuse_other_outer(
@@ -192,6 +193,17 @@ class PreparedRuns:
                     yield scope
         finally:
             current_invocation.reset(token)
+
+
+def _refuse_lost_target(run_id: str, plan: MethodPlan, waiting: WaitingCall) -> None:
+    """Raise `RunIncompatibleError` if the run was handed over to a method that its own does not reach any more."""
+    outermost = next(((each.service, each.method) for each in waiting.outer), (waiting.call.service, waiting.method))
+    service, method = outermost
+    reached = (plan, *plan.team.values())
+    if not any(each.name == method and service in stored_names(each.service) for each in reached):
+        raise RunIncompatibleError(
+            run_id, f"{plan.where} no longer hands over to {service}.{method}, which is in charge"
+        )
 
 
 def _refuse_misfit(run_id: str, tool: Tool | None, call_id: str, name: str, arguments: str) -> None:

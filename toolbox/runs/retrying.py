@@ -75,7 +75,7 @@ class Retrying:
                 await self._execution.waiting_entries.wait_again(key, run_id, suspensions - 1, document)
             await self._watch_times()
             return None
-        return await self._execution.continue_run(taken, None, replace(prepared, document=document))
+        return await self._execution.continue_run(taken, None, replace(prepared, document=document, before=stored))
 
     async def _read_ended(self, stored: StoredRun) -> tuple[RunDocument, int]:
         """Return the document of a run that can go on, and how often it was suspended. Raises `RunStateError`."""

@@ -27,6 +27,7 @@ from ..errors import (
     MemoryInUseError,
     RunBusyError,
     RunCancelledError,
+    RunIncompatibleError,
     leaves_run_unchanged,
 )
 from ..service_events import ServiceEvent
@@ -346,6 +347,8 @@ class RunExecution:
             return await self._run_method(session, prepared, log, put)
         except (Exception, asyncio.CancelledError) as error:
             # If it has left, it is suspended; then something around it failed, such as a bean that is closed.
+            if prepared.before is not None and held.wish is None and _is_incompatible(error, session.id):
+                await session.write_back(prepared.before)
             if session.has_left or session.stays_after(error):
                 raise
             if held.wish is None:
@@ -414,6 +417,10 @@ class RunExecution:
         if completed is not None:
             await session.write_end("completed", **completed)
         return result
+
+
+def _is_incompatible(error: BaseException, run_id: str) -> bool:
+    return isinstance(error, RunIncompatibleError) and error.run_id == run_id
 
 
 def _stop(held: HeldRun, store: RunStore, by: str | None) -> None:

@@ -424,6 +424,16 @@ class RunSession:
             await store.append(self.id, self.generation, [], changes)
         self.has_left, self.ended = True, status
 
+    async def write_back(self, before: StoredRun) -> None:
+        """Let a run end as it had ended before it went on. The lease ends with it."""
+        assert self.generation is not None
+        self.leave()
+        await self.flush_events()
+        changes = RunChanges(status=before.status, document=before.document)
+        with self.using_store() as store:
+            await store.append(self.id, self.generation, [], changes)
+        self.has_left = True
+
 
 @contextmanager
 def store_errors_of(run_id: str) -> Iterator[None]:

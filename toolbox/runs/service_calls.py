@@ -63,7 +63,7 @@ from .record_contents import (
 )
 from .run_session import Recorded, RunSession
 from .runs_host import RunsHost
-from .store import StoredRecord
+from .store import StoredRecord, StoredRun
 from .stored_calls import find_fault, find_other_origin, origin_of, tool_that_gives
 from .tool_records import CancelledInsideError, ToolRecords
 
@@ -701,7 +701,8 @@ class PreparedRun:
     """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint.
 
     `identity` is the one under which it is executed; None until `PreparedRuns.admit`. `is_without_user` is True if the
-    run has a user, but no person makes it go on.
+    run has a user, but no person makes it go on. `before` is an ended run that goes on: it ends as it was if it turns
+    out not to fit this program.
     """
 
     plan: MethodPlan
@@ -711,6 +712,7 @@ class PreparedRun:
     added: Sequence[Tool] = ()
     identity: Any = None
     is_without_user: bool = False
+    before: StoredRun | None = None
 
     @property
     def conversation(self) -> ChatMemoryKey | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from ..chat import (
@@ -36,7 +36,7 @@ from ..errors import (
 )
 from ..execution.runners import CallerRunner, LoopRunner
 from ..frozen_copies import copy_with
-from ..limits import Account, Usage, UsageLimitExceededError, UsageLimits, current_account, narrowest
+from ..limits import Account, LaterLimits, Usage, UsageLimitExceededError, UsageLimits, current_account, narrowest
 from ..tools.tool_calls import Tool, ToolEnvironment, ToolSuspension
 from .call_messages import last_user_message
 from .host_needs import ServiceHost
@@ -190,7 +190,7 @@ class Invocation(ModelCall):
         if place is not None or plan.options.limits is not None or current_account.get() is not None or plan.team:
             self.account = self._open_account(restored)
         if restored is not None and (method := restored.state.in_charge) is not None:
-            self.put_in_charge(self.find_stored_member(method), restored.state.counted_from)
+            self.put_in_charge(self.find_stored_member(method), restored.state.counted_from or Usage())
 
     def _make_runner(self, caller_waits: bool) -> LoopRunner:
         """Return the runner of the tools: with the thread of the caller, if it waits and serves their calls."""
@@ -272,7 +272,7 @@ class Invocation(ModelCall):
         account = self.account
         if account is not None and account.limits is not None:
             used = account.usage if counted_from is None else counted_from
-            account.limits = narrowest(self.limits_of_entry, _counted_from(used, plan.team_limits))
+            account.count_later(LaterLimits(plan.team_limits or UsageLimits(), used, self.limits_of_entry))
 
     def restart_clock(self) -> Invocation:
         """Let the time of `timeout=` begin now: at the first step of a stream that was made before. Return `self`."""
@@ -398,9 +398,13 @@ class Invocation(ModelCall):
     # --- limits
 
     def answers_at(self, limit: str, allowed: object) -> bool:
-        """Return True if the model is asked for its answer at this limit: it is the service's own, with this value."""
-        options = self.plan.options
-        return options.on_limit == "answer" and allowed == getattr(options.limits, limit, None)
+        """Return True if the model is asked for its answer at this limit: it is the service's own, with this value.
+
+        That of the method in charge is one too; `allowed` has what was used before the hand-over.
+        """
+        options, later = self.plan.options, None if self.account is None else self.account.later
+        own = [each for each in (options.limits, None if later is None else later.in_total) if each is not None]
+        return options.on_limit == "answer" and any(allowed == getattr(each, limit, None) for each in own)
 
     def may_exceed(self, limit: str, allowed: object) -> bool:
         """Return True if the limit was reached, and only the answer is asked for."""
@@ -410,7 +414,10 @@ class Invocation(ModelCall):
         """Return the limit for which the model is asked for its answer in place of an error; None if the call fails."""
         if error is not self.refused or self.state.stopped is not None:
             return None
-        if not self.answers_at(error.limit, error.allowed):
+        later, allowed = None if self.account is None else self.account.later, error.allowed
+        if later is not None and later.binds(error.limit) and allowed == getattr(later.limits, error.limit):
+            allowed = getattr(later.in_total, error.limit)
+        if not self.answers_at(error.limit, allowed):
             return None
         self.refused = None
         return ReachedLimit.of(error)
@@ -437,14 +444,6 @@ class Invocation(ModelCall):
         if self.plan.output.shape is not Shape.RESULT and not place.is_stored:
             raise RunSuspendedError(place.run_id, place.pending)
         return self.state.result_while_suspended(place.pending, place.run_id, self.plan.where)
-
-
-def _counted_from(used: Usage, limits: UsageLimits | None) -> UsageLimits | None:
-    """Return limits that count on top of what was used."""
-    if limits is None:
-        return None
-    values = {each.name: getattr(limits, each.name) for each in fields(limits)}
-    return UsageLimits(**{name: most if most is None else most + (used.of(name) or 0) for name, most in values.items()})
 
 
 # --- the place in a run

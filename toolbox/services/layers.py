@@ -396,18 +396,18 @@ def _limited_by(invocation: Invocation) -> AbstractAsyncContextManager[None]:
 
 @asynccontextmanager
 async def observed(invocation: Invocation) -> AsyncIterator[None]:
-    """Send events to the listeners when an invocation starts, completes or fails."""
-    listeners, context = invocation.host.listeners, invocation.context
+    """Send events to the listeners when an invocation starts, completes or fails: with who is in charge then."""
+    listeners = invocation.host.listeners
     assert listeners is not None
     began = perf_counter()
-    listeners.tell(ServiceStartedEvent(context))
+    listeners.tell(ServiceStartedEvent(invocation.context))
     try:
         yield
     except BaseException as error:
         failure = reported(invocation.error_behind(error))
-        listeners.tell(ServiceFailedEvent(context, failure, perf_counter() - began))
+        listeners.tell(ServiceFailedEvent(invocation.context, failure, perf_counter() - began))
         raise
-    end = invocation.end
+    end, context = invocation.end, invocation.context
     if isinstance(end, Suspend) and invocation.place is not None:
         place, taken = invocation.place, perf_counter() - began
         listeners.tell(ServiceSuspendedEvent(context, place.run_id, place.pending, taken))

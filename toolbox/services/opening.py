@@ -218,7 +218,8 @@ async def open_charge(invocation: Invocation) -> loop.Charge:
         rules, state = invocation.rules, invocation.state.changed(system=system, offered=invocation.rules.names)
         await _route(invocation, request_of(rules, state.changed(pending=())), 2 + state.handovers)
     mode = plan.output_mode or _mode_of(invocation)
-    used = invocation.account.usage if invocation.account is not None and plan.team_limits is not None else None
+    later = None if invocation.account is None or plan.team_limits is None else invocation.account.later
+    used = None if later is None else later.counted_from
     return loop.Charge(plan.where, system, mode, invocation.model_name, invocation.user_message, used)
 
 
