@@ -114,20 +114,22 @@ return redis.call('DEL', KEYS[1])
 """
 
 # Without a lease the token is ''. KEYS: the lease, where the conversation lies, where it will lie. ARGV: the token, the
-# version that was read ('' for none), the lifetime ('' for ever, '-' as it is), the numbers of fields to delete and of
-# fields to set to the time of the server, these fields, then fields and values. Returns -1 for another version.
+# version that was read ('' for none), the lifetime ('' for ever, '-' as it is), '1' if the lease is released, the
+# numbers of fields to delete and of fields to set to the time of the server, these fields, then fields and values.
+# Returns -1 for another version.
 _WRITE = """
 if ARGV[1] ~= '' and redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if (redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[2] then return -1 end
 if KEYS[2] ~= KEYS[3] then redis.call('RENAME', KEYS[2], KEYS[3]) end
-local at = 6
-for _ = 1, tonumber(ARGV[4]) do redis.call('HDEL', KEYS[3], ARGV[at]); at = at + 1 end
+local at = 7
+for _ = 1, tonumber(ARGV[5]) do redis.call('HDEL', KEYS[3], ARGV[at]); at = at + 1 end
 local time = redis.call('TIME')
 local now = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
-for _ = 1, tonumber(ARGV[5]) do redis.call('HSET', KEYS[3], ARGV[at], now); at = at + 1 end
+for _ = 1, tonumber(ARGV[6]) do redis.call('HSET', KEYS[3], ARGV[at], now); at = at + 1 end
 while at < #ARGV do redis.call('HSET', KEYS[3], ARGV[at], ARGV[at + 1]); at = at + 2 end
 if ARGV[3] == '' then redis.call('PERSIST', KEYS[3])
 elseif ARGV[3] ~= '-' then redis.call('PEXPIRE', KEYS[3], ARGV[3]) end
+if ARGV[1] ~= '' and ARGV[4] == '1' then redis.call('DEL', KEYS[1]) end
 return 1
 """
 # KEYS: the lease, the conversation. ARGV: the token, the text of the earlier release, then fields and values.
@@ -323,7 +325,7 @@ class RedisChatMemoryStore(LogStore):
             _set_head(fields, head_after(head, write, head.updated_at, replaced))
             fields.stamped += ["created_at", "updated_at"] if found.head is None else []
             fields.stamped += ["updated_at"] if turn is not None and turn.messages else []
-            if await self._store(found, key, fields, self._lifetime or ""):
+            if await self._store(found, key, fields, self._lifetime or "", leaves=write.leaves):
                 return
 
     async def change(self, key: ChatMemoryKey, change: Callable[[Head], Head]) -> Head | None:
@@ -396,11 +398,19 @@ class RedisChatMemoryStore(LogStore):
         return sum((Deleted(1, each.messages, len(each.beans)) for each in heads), Deleted())
 
     async def _store(
-        self, found: _Found, key: ChatMemoryKey, fields: _Fields, lifetime: int | str, *, is_fenced: bool = True
+        self,
+        found: _Found,
+        key: ChatMemoryKey,
+        fields: _Fields,
+        lifetime: int | str,
+        *,
+        is_fenced: bool = True,
+        leaves: bool = False,
     ) -> bool:
         """Write fields at once. Returns False if the conversation has changed since it was read.
 
-        Raises `MemoryLeaseLostError` if this process held the conversation and has lost it.
+        With `leaves`, the lease is released with it. Raises `MemoryLeaseLostError` if this process held the
+        conversation and has lost it.
         """
         place = ChatMemoryKey(key.service, key.memory_id)
         token = self._leases.token(place) if is_fenced else None
@@ -408,12 +418,16 @@ class RedisChatMemoryStore(LogStore):
         source = found.place if found.head is not None else place
         names = [self._keys(place)[0], self._keys(source)[1], self._keys(place)[1]]
         values = [each for pair in fields.values.items() for each in pair]
-        counts = [len(fields.deleted), len(fields.stamped)]
+        counts = [int(leaves), len(fields.deleted), len(fields.stamped)]
+        if leaves:
+            self._leases.leave(place)
         done = await self._write(
             names, [token or "", found.version, lifetime, *counts, *fields.deleted, *fields.stamped, *values]
         )
         if done == 0:
             raise MemoryLeaseLostError(key.service, key.memory_id)
+        if leaves and done == 1:
+            self._leases.released(place)
         return bool(done == 1)
 
     # --- data of earlier releases

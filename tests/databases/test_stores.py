@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pytest
 
@@ -23,6 +24,7 @@ from toolbox import (
     register_ai_service,
     sql,
 )
+from toolbox.conversations.log import LogWrite, Turn
 from toolbox.errors import MemoryLeaseLostError, TranscriptError
 from toolbox.redis import RedisChatMemoryStore
 from toolbox.settings import RedisSettings
@@ -33,6 +35,11 @@ from toolbox.testing import ScriptedChatModel, conversation_store_checks
 from .conftest import pass_time, skip_time_of
 
 pytestmark = pytest.mark.anyio
+
+
+@register_ai_service
+class Assistant(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
 
 
 @pytest.mark.parametrize("check", conversation_store_checks())
@@ -175,6 +182,66 @@ async def test_a_lease_that_another_has_taken_is_not_renewed(new_store: Any, key
 
     assert not await store.renew(key, "mine", 10)
     assert await store.renew(key, "another's", 10)
+
+
+async def test_the_last_write_of_a_call_releases_its_lease(new_store: Any) -> None:
+    one, other = await new_store(), await new_store()
+    free, given_back, services = list[bool](), list[str](), ChatMemoryKey.of(Assistant, f"room {uuid4().hex}")
+    write, give_back = one.write, one.give_back
+
+    async def write_and_look(*arguments: Any) -> None:
+        await write(*arguments)
+        free.append(await other.holder(services) is None)
+
+    async def count(*arguments: Any) -> None:
+        given_back.append("once")
+        await give_back(*arguments)
+
+    one.write, one.give_back = write_and_look, count
+    container = Container(models={"default": ScriptedChatModel(["one", "two"])}).register(Assistant)
+    async with container.register_instance(one, ChatMemoryStore):
+        await container.get(Assistant).chat(services.memory_id, "1")
+        await container.chat_memory(Assistant, services.memory_id).add(UserMessage("added"), AiMessage("so"))
+        assert (free, given_back) == ([True, True], [])
+        async with container.conversation_scope(Assistant, services.memory_id):  # it holds the lease itself
+            await container.get(Assistant).chat(services.memory_id, "2")
+            assert free.pop() is False
+        assert await other.holder(services) is None
+
+
+async def test_a_renewal_that_comes_after_the_last_write_is_no_lost_lease(
+    new_store: Any, key: ChatMemoryKey, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await new_store(lease=0.3)
+    renew, renewals = store.renew, list[bool]()
+    is_renewed = asyncio.Event()
+
+    async def renewed(*arguments: Any) -> bool:
+        renewals.append(await renew(*arguments))
+        is_renewed.set()
+        return renewals[-1]
+
+    store.renew = renewed
+    async with store.lock(key):
+        await store.write(key, LogWrite(turn=Turn(messages=(UserMessage("last"),)), leaves=True))
+        await is_renewed.wait()
+
+    assert renewals == [False]
+    assert caplog.messages == []
+
+
+async def test_a_last_write_that_fails_leaves_the_lease_to_be_given_back(
+    new_store: Any, key: ChatMemoryKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = await new_store(), await new_store()
+    unreadable = LogWrite(turn=Turn(messages=(object(),)), leaves=True)  # type: ignore[arg-type]
+
+    async with store.lock(key):
+        with pytest.raises((TypeError, AttributeError, TranscriptError)):
+            await store.write(key, unreadable)
+        assert await other.holder(key) is not None
+
+    assert await other.take(key, "next", 10)
 
 
 async def test_a_lease_of_no_time_is_refused(new_store: Any) -> None:

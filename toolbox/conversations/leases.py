@@ -55,6 +55,7 @@ class Leases:
         self._keeper, self._seconds = keeper, seconds
         self._queues = CallQueues()
         self._tokens: dict[ChatMemoryKey, str] = {}
+        self._leaving: set[ChatMemoryKey] = set()
         self._work: set[asyncio.Task[None]] = set()
 
     def token(self, key: ChatMemoryKey) -> str | None:
@@ -74,6 +75,7 @@ class Leases:
         """
         token = secrets.token_hex(16)
         keeping: asyncio.Task[None] | None = None
+        is_released = False
         async with self._queues.enter(key, wait=wait):
             try:
                 await self._take(key, token, wait=wait)
@@ -84,11 +86,21 @@ class Leases:
                     yield
                 finally:
                     given_back.set()
-                    del self._tokens[key]
+                    is_released = self._tokens.pop(key, None) is None
+                    self._leaving.discard(key)
             finally:
                 # Release it even if taking it was interrupted, because it may have succeeded. A separate task does it:
                 # this task may be cancelled, and then the lease is released a moment later.
-                await asyncio.shield(self._begin(self._give_back(key, token, keeping)))
+                await asyncio.shield(self._begin(self._give_back(key, token, keeping, is_released)))
+
+    def leave(self, key: ChatMemoryKey) -> None:
+        """Note that the last write of this process's holder begins. A renewal that waits for it finds no lease."""
+        if key in self._tokens:
+            self._leaving.add(key)
+
+    def released(self, key: ChatMemoryKey) -> None:
+        """Note that this write has released the lease: it need not be given back."""
+        self._tokens.pop(key, None)
 
     async def _take(self, key: ChatMemoryKey, token: str, *, wait: bool) -> None:
         pause, cancellations = _FIRST_PAUSE, CancellationsHere()
@@ -121,7 +133,7 @@ class Leases:
                 pause = self._seconds / 10
                 continue
             if not renewed:
-                if not given_back.is_set():
+                if not given_back.is_set() and key not in self._leaving:
                     logger.error("the lease on conversation %s is lost; the current call will not be stored", key)
                 return
             pause = self._seconds / 3
@@ -131,9 +143,13 @@ class Leases:
         for key, token in [*self._tokens.items()]:
             await self._keeper.renew(key, token, self._seconds)
 
-    async def _give_back(self, key: ChatMemoryKey, token: str, keeping: asyncio.Task[None] | None) -> None:
+    async def _give_back(
+        self, key: ChatMemoryKey, token: str, keeping: asyncio.Task[None] | None, is_released: bool
+    ) -> None:
         if keeping is not None:  # a renewal that has begun uses a connection: nothing may be left of it afterwards
             await asyncio.wait([keeping])
+        if is_released:
+            return
         try:
             await self._keeper.give_back(key, token)
         except Exception as error:

@@ -221,13 +221,15 @@ class LogWrite:
     """One write: a turn, and what belongs to it. All of it is stored, or nothing.
 
     `owner` is that of a conversation whose first turn this is, unless it has one. `notes` are those of the view, if
-    they changed. `usage` is that of requests that belong to no turn, such as a summary.
+    they changed. `usage` is that of requests that belong to no turn, such as a summary. `leaves` says that it is the
+    last one of who holds the conversation: a lease is released with it.
     """
 
     turn: Turn | None = None
     notes: ViewNotes | None = None
     owner: Owner | None = None
     usage: TokenUsage = NO_USAGE
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,15 +259,17 @@ class ChatMemories:
         *,
         owner: Owner | None = None,
         may_be_stored: bool = False,
+        leaves: bool = False,
     ) -> tuple[Message, ...]:
         """Append a turn after what was loaded, in one write; a turn whose id is there already is not appended again.
 
         Without a view, only the beans of the turn are stored, if there are any.
         `owner` is that of a conversation whose first turn this is. `may_be_stored` says that an earlier process may
-        have appended the turn, for stores that know no ids. Returns the messages that are sent, then those of the
-        turn; none if nothing was written.
+        have appended the turn, for stores that know no ids. `leaves` says that the call writes nothing after it.
+        Returns the messages that are sent, then those of the turn; none if nothing was written.
         """
-        stored = AppendedTurn(turn, excerpt, as_view(view), owner, may_be_stored)
+        leaves = leaves and key not in self._blocks  # a block goes on after the calls in it
+        stored = AppendedTurn(turn, excerpt, as_view(view), owner, may_be_stored, leaves)
         return await self._port.append(key, stored)
 
     async def begin(self, key: ChatMemoryKey, owner: Owner | None) -> None:
@@ -287,7 +289,7 @@ class ChatMemories:
         await self._port.note(key, excerpt, usage)
 
     async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """Append messages of the program, as one turn."""
+        """Append messages of the program, as one turn; it leaves the conversation then."""
         await self._port.add(key, messages)
 
     # --- turns that wait
@@ -328,6 +330,7 @@ class AppendedTurn:
     view: View | OwnView
     owner: Owner | None = None
     may_be_stored: bool = False
+    leaves: bool = False
 
 
 class MemoryPort(Protocol):
@@ -346,7 +349,7 @@ class MemoryPort(Protocol):
         ...
 
     async def add(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """Append messages of the program."""
+        """Append messages of the program, which leaves the conversation then."""
         ...
 
 
@@ -382,12 +385,12 @@ class StoredLogs:
 
     async def append(self, key: ChatMemoryKey, appended: AppendedTurn) -> tuple[Message, ...]:
         """Append a turn with the notes of the view."""
-        turn, excerpt = appended.turn, appended.excerpt
+        turn, excerpt, owner, leaves = appended.turn, appended.excerpt, appended.owner, appended.leaves
         if isinstance(appended.view, NoMessages):
             if turn.beans:
-                await self._store.write(key, LogWrite(turn=only_beans(turn), owner=appended.owner))
+                await self._store.write(key, LogWrite(turn=only_beans(turn), owner=owner, leaves=leaves))
             return ()
-        await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=appended.owner))
+        await self._store.write(key, LogWrite(turn=turn, notes=excerpt.notes, owner=owner, leaves=leaves))
         return (*excerpt.messages, *turn.messages)
 
     async def note(self, key: ChatMemoryKey, excerpt: Excerpt, usage: TokenUsage) -> None:
@@ -398,7 +401,7 @@ class StoredLogs:
         """Append messages as one turn."""
         if not messages:
             return
-        await self._store.write(key, LogWrite(turn=Turn(messages=tuple(messages))))
+        await self._store.write(key, LogWrite(turn=Turn(messages=tuple(messages)), leaves=True))
 
 
 class StoredMessages:

@@ -139,9 +139,9 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
     if not isinstance(invocation.end, Finish):
         return
     if not invocation.end.is_fallback:
-        await _append(answered_turn(invocation), invocation)
+        await _append(answered_turn(invocation), invocation, leaves=True)
     elif await _keeps_unfinished(invocation) and (turn := unfinished_turn(invocation, "failed")) is not None:
-        await _append(turn, invocation)  # no model has given the answer, so it is not in the conversation
+        await _append(turn, invocation, leaves=True)  # no model has given the answer, so it is not in the conversation
 
 
 async def _append_waiting(invocation: Invocation) -> None:
@@ -150,8 +150,11 @@ async def _append_waiting(invocation: Invocation) -> None:
         await _append(turn, invocation)
 
 
-async def _append(turn: Turn, invocation: Invocation) -> None:
-    """Append the turn of the invocation to its conversation, with what changed of the beans, in one write."""
+async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -> None:
+    """Append the turn of the invocation to its conversation, with what changed of the beans, in one write.
+
+    With `leaves` it is the last write of the call, which leaves the conversation with it.
+    """
     key, excerpt, beans = invocation.memory_key, invocation.excerpt, invocation.beans
     assert key is not None
     assert excerpt is not None
@@ -166,7 +169,8 @@ async def _append(turn: Turn, invocation: Invocation) -> None:
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
         await memories.write(key, turn if window is not None else only_beans(turn), owner)
     else:
-        written = await memories.append(key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored)
+        about = {"may_be_stored": may_be_stored, "leaves": leaves}
+        written = await memories.append(key, turn, excerpt, window, owner=owner, **about)
     if beans is not None:
         beans.note_stored(turn.beans)
     if written and invocation.host.listeners is not None:
@@ -211,7 +215,7 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
 
     async def write() -> None:
         async with asyncio.timeout(_LAST_WRITE):
-            await _append(turn, invocation)
+            await _append(turn, invocation, leaves=True)
 
     # Most of these calls are being cancelled, perhaps again during the write: by a server that stops, for example.
     try:

@@ -199,8 +199,10 @@ class SqlChatMemoryStore(LogStore):
     # --- writing
 
     async def write(self, key: ChatMemoryKey, write: LogWrite) -> None:
+        if write.leaves:
+            self._leases.leave(key)
         async with self._open_transaction(writing=True) as connection:
-            await self._check_lease(connection, key)
+            await self._check_lease(connection, key, leaves=write.leaves)
             head = await self._find(connection, key, to_write=True)
             if head is None:
                 if write.turn is None:
@@ -218,6 +220,8 @@ class SqlChatMemoryStore(LogStore):
                 values["updated_at"] = DatabaseNow(self.clock)
             await connection.execute(update(self._heads).where(self._heads.c.id == head.id).values(values))
             await self._purge_rows(connection)
+        if write.leaves:
+            self._leases.released(key)
 
     async def _begin(self, connection: AsyncConnection, head: Head) -> Head:
         """Insert a head, unless another process has just done it. An expired one in its place is deleted first."""
@@ -411,8 +415,10 @@ class SqlChatMemoryStore(LogStore):
         """Renew all leases of this process outside of their turn: for tests, which have moved the clock."""
         await self._leases.renew_all()
 
-    async def _check_lease(self, connection: AsyncConnection, key: ChatMemoryKey) -> None:
+    async def _check_lease(self, connection: AsyncConnection, key: ChatMemoryKey, *, leaves: bool = False) -> None:
         """Raise `MemoryLeaseLostError` if this process held the conversation and has lost it, even in this moment.
+
+        With `leaves`, the lease is released if the transaction is committed.
 
         A lease that is overdue counts until another process takes it: a long write in SQLite blocks all other writers,
         also renewals, and must not cost its own process the lease.
@@ -420,9 +426,9 @@ class SqlChatMemoryStore(LogStore):
         if (token := self._leases.token(key)) is None:
             return
         # The row is locked until the transaction ends, so that nobody takes the lease before.
-        if not await self._changes_row(
-            connection, update(self._held).where(self._is_lease_of(key, token)).values(token=token)
-        ):
+        own = self._is_lease_of(key, token)
+        locking = delete(self._held).where(own) if leaves else update(self._held).where(own).values(token=token)
+        if not await self._changes_row(connection, locking):
             raise MemoryLeaseLostError(key.service, key.memory_id)
 
     # --- start and end
