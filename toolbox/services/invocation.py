@@ -217,6 +217,11 @@ class Invocation(ModelCall):
     # --- hand-over
 
     @property
+    def answers_at_limit(self) -> bool:
+        """True if the model is asked for its answer where a limit would end the call."""
+        return self.account is not None and self.plan.options.on_limit == "answer"
+
+    @property
     def checks_input(self) -> bool:
         """True if input guardrails judge the user message: of the method that was called, or of the one in charge."""
         return self.entry.layers.check_input is not None or self.plan.layers.check_input is not None

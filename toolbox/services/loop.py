@@ -281,7 +281,15 @@ class TakenOver:
 
 
 Event: TypeAlias = (
-    ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit | Heard | TakenOver
+    ModelReplied
+    | AnswerChecked
+    | ToolFinished
+    | ToolSuspended
+    | ToolResumed
+    | ReachedLimit
+    | Heard
+    | TakenOver
+    | Finish
 )
 
 
@@ -323,40 +331,36 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     `Fail` contains a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (after all
     retries), a `ModelTruncatedError`, or the error of the limit that a `ReachedLimit` was about.
     """
-    if isinstance(event, Heard):
-        return _hear(rules, state, event)
-    state, effect = _advance(rules, state, event)
+    match event:
+        case ToolFinished(index, outcome):
+            call = PendingToolCall(state.pending[index].request, "finished", outcome, state.pending[index].details)
+            state, effect = _with_pending(rules, state, index, call)
+        case ModelReplied(response, aside):
+            if aside:
+                state = _with_aside(state, aside)
+            state, effect = _take_reply(rules, state.changed(sent=event.sent), response, event.reached)
+        case AnswerChecked():
+            state, effect = _take_check(rules, state, event)
+        case ReachedLimit():
+            state, effect = _stop_at(rules, state, event)
+        case TakenOver():
+            state, effect = _take_over(rules, state, event)
+        case ToolSuspended(index, details):
+            call = PendingToolCall(state.pending[index].request, "suspended", None, details)
+            state, effect = _with_pending(rules, state, index, call)
+        case ToolResumed(index, details):
+            call = PendingToolCall(state.pending[index].request, "waiting", None, details)
+            state, effect = _with_pending(rules, state, index, call)
+        case Heard():
+            return _hear(rules, state, event)
+        case Finish():  # a `@fallback` gave the value
+            return state, event
     return state, listening(effect) if rules.listens else effect
 
 
 def listening(effect: Effect) -> Effect:
     """Return the effect, after looking for messages of the user if it is a request or the end."""
     return Listen(effect) if isinstance(effect, (CallModel, Finish)) else effect
-
-
-def _advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
-    match event:
-        case ToolFinished(index, outcome):
-            call = state.pending[index]
-            return _with_pending(rules, state, index, PendingToolCall(call.request, "finished", outcome, call.details))
-        case ModelReplied(response, aside):
-            if aside:
-                state = _with_aside(state, aside)
-            return _take_reply(rules, state.changed(sent=event.sent), response, event.reached)
-        case AnswerChecked():
-            return _take_check(rules, state, event)
-        case ReachedLimit():
-            return _stop_at(rules, state, event)
-        case TakenOver():
-            return _take_over(rules, state, event)
-        case Heard():
-            return _hear(rules, state, event)
-        case ToolSuspended(index, details):
-            call = state.pending[index]
-            return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
-        case ToolResumed(index, details):
-            call = state.pending[index]
-            return _with_pending(rules, state, index, PendingToolCall(call.request, "waiting", None, details))
 
 
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:

@@ -1,7 +1,8 @@
 """Runs the tool calls of a reply at the same time, each in a task, and returns what happens in order.
 
-Only calls with `concurrent_tools`, and streams, whose reader gets what happens in a tool while it runs, come here. Not
-here: running one call (`tools.pipeline`), the events of a stream (`streamed_call`).
+Only calls with `concurrent_tools` come here, streams, whose reader gets what happens in a tool while it runs, and calls
+that a limit may stop in the middle of a round. Not here: running one call (`tools.pipeline`), the events of a stream
+(`streamed_call`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..chat import ToolExecutionRequest, ToolProgress
@@ -17,6 +19,8 @@ from ..service_events import InnerEvent
 from .inner_events import InnerReader, current_reader
 from .invocation import Invocation
 from .loop import RunTool, RunTools, ToolFinished, ToolSuspended, advance
+from .state import ReachedLimit
+from .usage_layers import or_reached_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,19 @@ class ToolTasks:
         self._all_started = False
 
     async def run_next(self, effect: RunTools) -> Any:
-        """Run the next call alone, or wait for the next result of calls that run at the same time."""
+        """Run the next call alone, or wait for the next result of calls that run at the same time.
+
+        Returns the limit that has ended it, with all others that were running, if the model is to be asked for its
+        answer then.
+        """
+        if not self._invocation.answers_at_limit:
+            return await self._run_next(effect)
+        event = await or_reached_limit(partial(self._run_next, effect), self._invocation)
+        if isinstance(event, ReachedLimit):
+            await self._stop()
+        return event
+
+    async def _run_next(self, effect: RunTools) -> Any:
         invocation = self._invocation
         request = effect.pending[effect.first].request
         if not self._tasks:
@@ -188,7 +204,7 @@ class ToolTasks:
                     self._take_in(news)
             self.begin_reply()
 
-    async def stop(self) -> None:
+    async def _stop(self) -> None:
         """Cancel the running calls of a call that goes on. What has happened is reported, and stored in its state."""
         for task in self._tasks.values():
             task.cancel()
