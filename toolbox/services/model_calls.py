@@ -20,12 +20,12 @@ from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Strea
 from ..chat_streams import answer_stream, no_response, response_of
 from ..context import InvocationContext, current_invocation
 from ..di.scopes import request_hooks
-from ..events import InvocationEvent, ModelFailedEvent, ModelRequestEvent, ModelResponseEvent
+from ..events import ConnectionReleasedEvent, ModelFailedEvent, ModelRequestEvent, ModelResponseEvent
 from ..execution.cancellation import OwnCode
 from ..execution.markers import marked_execution
 from ..models.fallbacks import FallbackModel, name_answering_model
 from ..models.pools import current_pools
-from ..request_hooks import BEFORE_MODEL_REQUEST, Hook
+from ..request_hooks import BEFORE_MODEL_REQUEST, RELEASES_CONNECTION, Hook, is_marked
 from .interruptions import ModelCall
 
 
@@ -87,10 +87,9 @@ async def call_hooks(call: ModelCall, moment: Hook = BEFORE_MODEL_REQUEST) -> No
     for hook in request_hooks(moment):
         execution = marked_execution(hook)
         done = await call.runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
-        # A session of `toolbox.sql` knows no listeners: it returns the event of what it did.
-        is_event = isinstance(done, type) and issubclass(done, InvocationEvent)
-        if is_event and call.host.listeners is not None:
-            call.host.listeners.tell(done(call.context))
+        has_released = done is True and is_marked(hook, RELEASES_CONNECTION)  # a database session, its connection
+        if has_released and call.host.listeners is not None:
+            call.host.listeners.tell(ConnectionReleasedEvent(call.context))
 
 
 class _AskedModel:

@@ -257,9 +257,7 @@ class MethodPlan:
         return found[0]
 
     def rules_of(self, toolset: Toolset) -> Rules:
-        """Return the loop's rules for a call that offers `toolset`, from the cache if possible."""
-        if toolset is self.toolset:
-            return self.rules
+        """Return the loop's rules for a call that offers another toolset, from the cache if possible."""
         known = self._visible.get(tuple(toolset.by_name))
         return known[1] if known is not None and known[0] is toolset else self.rules_for(toolset)
 

@@ -19,7 +19,7 @@ from ..context import InContext
 from ..errors import EndsInvocation
 from ..execution.cancellation import CancellationsHere
 from ..passages import EXPLANATION, NumberedPassages, Passage, passages_text, source_from_dict, source_to_dict, within
-from ..request_hooks import BEFORE_RETRIEVAL
+from ..request_hooks import RELEASES_CONNECTION
 from ..tools.retrievers import BoundRetriever, ask, search
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, ToolFinished, request_of
@@ -140,7 +140,7 @@ def _numbers_of(invocation: Invocation) -> NumberedPassages:
 
 async def _ask_all(invocation: Invocation, text: str) -> list[Passage]:
     """Return what the retrievers find, in their order, as much as the service allows."""
-    await call_hooks(invocation, BEFORE_RETRIEVAL)
+    await call_hooks(invocation, RELEASES_CONNECTION)
     retrievers, runner = invocation.plan.retrievers, invocation.runner
     if len(retrievers) == 1:
         asking: InContext[Sequence[Passage]] = InContext(copy_context(), _ask(retrievers[0], text, invocation))
