@@ -317,11 +317,16 @@ async def stream(invocation: Invocation, send: Send) -> None:
     A stream does what a call does, in one task: its deadline, its limits and its blocks are around all of its rounds,
     while the reader's code runs in the reader's task. The time that the reader takes counts for the deadline.
     """
-    around = None if current_reader.get() is None else sender_of(invocation)
+    await run_call(invocation, StreamedCall(invocation, _also_around(send, invocation)))
+
+
+def _also_around(send: Send, invocation: Invocation) -> Send:
+    """Return `send`; for a stream that is read within a call of another stream, it sends events to that one too."""
+    if current_reader.get() is None or (around := sender_of(invocation)) is None:
+        return send
 
     async def send_to_both(event: ServiceEvent) -> None:
-        assert around is not None
         await around(event)
         await send(event)
 
-    await run_call(invocation, StreamedCall(invocation, send if around is None else send_to_both))
+    return send_to_both

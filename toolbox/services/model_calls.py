@@ -62,16 +62,17 @@ async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[
 
 
 async def _read(call: ModelCall, request: ChatRequest, model: ChatModel) -> AsyncGenerator[StreamEvent, None]:
-    asked = _AskedModel(call, request, model, streaming=True)
+    asked, inside_model = _AskedModel(call, request, model, streaming=True), _inside_model(call)
     try:
         async with aclosing(answer_stream(model, request)) as events:
             while True:
                 # One step at a time: between two of them, the reader's code runs in the same context.
-                with _inside_model(call):
+                with inside_model:
                     event = await anext(events, None)
                 if event is None:
                     break
-                asked.note_piece()
+                if asked.first is None:
+                    asked.note_first()
                 if isinstance(event, CompleteResponse):
                     event = CompleteResponse(asked.complete(event.response))
                 yield event
@@ -96,7 +97,8 @@ class _AskedModel:
     """One request to one model, whole or in pieces: its events for listeners, and how the model did."""
 
     response: ChatResponse | None = None
-    _first: float | None = None  # seconds until the model began to answer
+    first: float | None = None
+    """Seconds until the model began to answer."""
 
     def __init__(self, call: ModelCall, request: ChatRequest, model: ChatModel, *, streaming: bool = False) -> None:
         self._call, self._request, self._model, self._streaming = call, request, model, streaming
@@ -107,11 +109,10 @@ class _AskedModel:
             self._request = copy(request)
             listeners.tell(ModelRequestEvent(call.context, self._request, model, streaming))
 
-    def note_piece(self) -> None:
-        """Note that a piece of the reply has arrived."""
-        if self._first is None:
-            self._first = perf_counter() - self._began
-            self._call.host.models.cooling.note_answer(self._call.model_name, self._call.model)
+    def note_first(self) -> None:
+        """Note that the reply, or its first piece, has arrived."""
+        self.first = perf_counter() - self._began
+        self._call.host.models.cooling.note_answer(self._call.model_name, self._call.model)
 
     def complete(self, reply: object) -> ChatResponse:
         """Return the whole reply. Raises `TypeError` for anything but a `ChatResponse`."""
@@ -119,15 +120,16 @@ class _AskedModel:
         if self._model is not self._call.model:  # a model of a chain
             response = name_answering_model(response, self._model)
         self.response = response
-        self.note_piece()
+        if self.first is None:
+            self.note_first()
         if (listeners := self._call.host.listeners) is not None:
-            taken, first = perf_counter() - self._began, self._first if self._streaming else None
+            taken, first = perf_counter() - self._began, self.first if self._streaming else None
             listeners.tell(ModelResponseEvent(self._call.context, self._request, response, taken, first))
         return response
 
     def fail(self, error: BaseException) -> None:
         """Note that the request has failed; of a reply that is complete, only its reader can have."""
-        if self._first is None:
+        if self.first is None:
             self._call.host.models.cooling.note_error(self._call.model_name, self._call.model, error)
         if self.response is None and (listeners := self._call.host.listeners) is not None:
             taken = perf_counter() - self._began

@@ -115,8 +115,8 @@ class StreamedCall:
         if isinstance(event, CompleteToolCall) and self._invocation.starts_early:
             self._start_early(event.request)
         await self._send(event)
-        while (news := self.tasks.next_beside_reply()) is not None:
-            await self.send_news(news)
+        while self.tasks.news:
+            await self.send_news(self.tasks.next_beside_reply())
 
     async def _send_unsent(self, response: ChatResponse) -> None:
         """Send all of a reply that has no pieces, because a layer has given it."""
@@ -215,7 +215,7 @@ class StreamedCall:
         await self._send_event(event)
         # A reader that has blocked the loop requests the next event before the timer of the deadline can run. Without
         # this check, the call would go on to its next effect.
-        if self._invocation.is_late:
+        if self._invocation.deadline is not None and self._invocation.is_late:
             raise self._invocation.make_timeout_error()
 
     def _is_of_answer(self, event: StreamEvent) -> bool:

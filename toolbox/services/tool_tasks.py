@@ -59,8 +59,8 @@ class ToolTasks:
     def begin_reply(self) -> None:
         """Forget the calls of the reply before this one, which have ended."""
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        self._news: deque[Any] = deque()
-        self._taken = self._unread = 0  # results that were taken from `_news`; reports that are in it
+        self.news: deque[Any] = deque()  # what has happened and was not read
+        self._taken = self._unread = 0  # results that were taken from `news`; reports that are in it
         self._reported: list[ToolFinished | ToolSuspended] = []  # results that the loop has not taken in
         self._all_started = False
 
@@ -127,7 +127,7 @@ class ToolTasks:
         await news.is_read
 
     def _add(self, news: RunTool | ToolProgress | InnerNews | asyncio.Task[Any]) -> None:
-        self._news.append(news)
+        self.news.append(news)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -135,13 +135,13 @@ class ToolTasks:
         if self._unread < MOST_PROGRESS:
             self._unread += 1
         else:
-            del self._news[next(index for index, each in enumerate(self._news) if isinstance(each, ToolProgress))]
+            del self.news[next(index for index, each in enumerate(self.news) if isinstance(each, ToolProgress))]
         self._add(report)
 
     async def _next_result(self) -> ToolFinished | ToolSuspended:
         """Return the next result; tell what happens before it. Raises the exception of a call."""
         while True:
-            while not self._news:
+            while not self.news:
                 self._waiting = asyncio.get_running_loop().create_future()
                 await self._waiting
             news = self._take_news()
@@ -151,7 +151,7 @@ class ToolTasks:
                 await self._tell(news)
 
     def _take_news(self) -> News:
-        news = self._news.popleft()
+        news = self.news.popleft()
         if isinstance(news, ToolProgress):
             self._unread -= 1
         if not isinstance(news, asyncio.Task):
@@ -168,13 +168,11 @@ class ToolTasks:
         self._invocation.runner.together = True
         self._start(index, request)
 
-    def next_beside_reply(self) -> News | None:
-        """Return what has happened in these calls; None if nothing else has. Raises the exception of a call.
+    def next_beside_reply(self) -> News:
+        """Return the first of `news` about these calls. Raises the exception of a call.
 
         The loop takes the results in when it has the reply; see `take_in_results`.
         """
-        if not self._news:
-            return None
         news = self._take_news()
         if isinstance(news, (ToolFinished, ToolSuspended)):
             self._reported.append(news)
@@ -218,7 +216,7 @@ class ToolTasks:
 
     def _unread_news(self) -> Iterator[News]:
         """Yield what has happened and was not read; nothing of a call that has failed or was cancelled."""
-        for news in self._news:
+        for news in self.news:
             if not isinstance(news, asyncio.Task):
                 yield news
             elif not news.cancelled() and news.exception() is None:
