@@ -1,9 +1,9 @@
 """One call of a service method, from its arguments to its value: `run_call` is all of it, in the order of what happens.
 
-A stream and a durable run are the same call. What a stream adds is `streamed` (`streamed_call`): its reader gets each
-event when it happens. What a run adds is the `place` of the invocation: the layers of its plan read or write a record
-around each effect (`toolbox/runs/run_layers.py`), one that continues begins with its stored state, and a suspension is
-stored.
+A stream and a durable run are the same call. What a stream adds is `streamed` (`streamed_call`): the model is asked for
+pieces, and the reader gets each event when it happens. What a run adds is the `place` of the invocation: the layers of
+its plan read or write a record around each effect (`toolbox/runs/run_layers.py`), one that continues begins with its
+stored state, and a suspension is stored. `blocks_around` and `within_layers` list everything else that a call can have.
 
 Not here: making the invocation of the arguments (`methods`, `invocation`), deciding the next effect (`loop`), handing
 the items of a stream over (`streams`).
@@ -80,8 +80,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             for block in blocks_around(invocation):  # none in a plain call; such as the turn of a conversation
                 await around.enter_async_context(block(invocation))
 
-            # What the call works with.
-            await find_model(invocation)  # the run's, the call's or the plan's name; else a router chooses in `begin`
+            # What the call works with. The host knows models by name: the run, the call or the plan has the name.
+            await find_model(invocation)  # a router chooses later, by the first request, in `begin`
             await find_tools(invocation)  # those of the plan; more for blocks and tool providers, fewer for roles
             plan = invocation.plan  # now that of a run, if one of these tools may suspend the call
             if (tasks := find_tasks(invocation, streamed)) is not None:
@@ -161,14 +161,6 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
     raise no_response(invocation.model)
 
 
-def names_of_tools(specifications: Iterable[ToolSpecification]) -> tuple[str, ...]:
-    """Return the names of the tools in a request that a layer has changed; the answer tool is not one."""
-    return tuple([each.name for each in specifications if each.name != ANSWER_TOOL])
-
-
-# --- what a call can have in addition
-
-
 @asynccontextmanager
 async def current_call(invocation: Invocation) -> AsyncIterator[None]:
     """Let code find the call as the current one inside the block, within its deadline and limits.
@@ -197,6 +189,9 @@ async def current_call(invocation: Invocation) -> AsyncIterator[None]:
             note_in_records(invocation.state)
         current_bean_caller.reset(outer_caller)
         current_invocation.reset(outer_call)
+
+
+# --- what a call can have in addition
 
 
 def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
@@ -250,6 +245,11 @@ def find_tasks(invocation: Invocation, streamed: StreamedCall | None) -> ToolTas
     if streamed is not None:
         return streamed.tasks
     return ToolTasks(invocation) if invocation.together or invocation.answers_at_limit else None
+
+
+def names_of_tools(specifications: Iterable[ToolSpecification]) -> tuple[str, ...]:
+    """Return the names of the tools in a request that a layer has changed; the answer tool is not one."""
+    return tuple([each.name for each in specifications if each.name != ANSWER_TOOL])
 
 
 async def perform_other(

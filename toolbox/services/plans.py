@@ -215,7 +215,8 @@ class MethodPlan:
         except TypeError as error:
             raise TypeError(f"{self.where}(): {error}") from None
         bound.apply_defaults()
-        self.messages.check_history(bound.arguments)
+        if self.messages.continues_history:
+            self.messages.check_history(bound.arguments)
         return bound.arguments
 
     def find_memory_id(self, arguments: Mapping[str, Any]) -> Any:
