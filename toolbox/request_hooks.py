@@ -25,8 +25,9 @@ class Hook:
 
 
 BEFORE_MODEL_REQUEST: Final = Hook("@before_model_request", "__toolbox_before_model_request__")
-BEFORE_RETRIEVAL: Final = Hook("@_before_retrieval", "__toolbox_before_retrieval__")
-"""For sessions of this library, which are released before retrievers run too."""
+RELEASES_CONNECTION: Final = Hook("@_releases_connection", "__toolbox_releases_connection__")
+"""For database sessions of this library: such a method is called before retrievers run too, and returns True if it has
+given a connection back."""
 ON_SUCCESS: Final = Hook("@on_success", "__toolbox_on_success__")
 
 
@@ -45,9 +46,14 @@ def before_model_request(method: F) -> F:
     return _leave_mark(method, BEFORE_MODEL_REQUEST)
 
 
-def before_retrieval(method: F) -> F:
-    """Call a method also before retrievers run. For this library only. Raises `TypeError` as `before_model_request`."""
-    return _leave_mark(method, BEFORE_RETRIEVAL)
+def releases_connection(method: F) -> F:
+    """Call a method also before retrievers run, and tell listeners if it returns True. For this library only."""
+    return _leave_mark(method, RELEASES_CONNECTION)
+
+
+def is_marked(method: Callable[..., Any], hook: Hook) -> bool:
+    """Return True for a method that `hook` marks."""
+    return getattr(method, hook.mark, False) is True
 
 
 def on_success(method: F) -> F:

@@ -55,8 +55,6 @@ class MethodMessages:
 
     def check_history(self, arguments: Mapping[str, Any]) -> None:
         """Raise `ValueError` for a history that is sent alone and that a model cannot answer."""
-        if not self.continues_history:
-            return
         last = next((given[-1] for name in reversed(self.history) if (given := arguments[name])), None)
         if not isinstance(last, (UserMessage, ToolExecutionResultMessage)):
             found = "nothing" if last is None else f"{type(last).__name__}"

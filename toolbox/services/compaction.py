@@ -24,6 +24,7 @@ from .loop import CallModel, ModelReplied, request_of, without_results
 from .model_calls import ask_model
 from .plans import PerformEffect
 from .recording_needs import SUMMARY, SummaryReply
+from .streamed_call import StreamedCall
 from .usage_layers import counted, limited
 
 logger = logging.getLogger("toolbox.services")
@@ -47,12 +48,16 @@ async def summarize_first(invocation: Invocation) -> None:
 # --- a full context
 
 
-async def shorten(invocation: Invocation, refused: ContextLengthError) -> CallModel:
+async def shorten(
+    invocation: Invocation, refused: ContextLengthError, streamed: StreamedCall | None = None
+) -> CallModel:
     """Leave something out of a request that was too long, and return the request to send in its place.
 
     First earlier turns of the conversation, then the results of tools of this call. Raises `refused` if neither is
-    left, and the third time.
+    left, the third time, and if the reader of a stream has a part of the reply.
     """
+    if streamed is not None and streamed.has_sent_pieces:
+        raise refused
     # The state has what was left out, so that a run that continues leaves it out too. A run that continues before the
     # reply to the shorter request was recorded sends the longer one again, and comes here again.
     times = invocation.state.compactions

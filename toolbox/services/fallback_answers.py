@@ -1,10 +1,11 @@
 """Answers of functions marked with `@fallback`, if no model of a call answers: reading the functions, and calling them.
 
-Not here: the mark (`models.fallback_marks`), when a model has failed (`driver`).
+Not here: the mark (`models.fallback_marks`), which errors of models count (`models.fallbacks`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from ..bean_references import definitions_of
 from ..chat import AiMessage, ChatResponse, FinishReason
 from ..errors import ModelError, Problem
 from ..events import FallbackUsedEvent
+from ..execution.cancellation import CancellationsHere
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..introspection import EMPTY, Parameter, Signature, Unresolved, read_signature, type_name, unwrapped
 from ..models.fallback_marks import fallbacks_at
+from ..models.fallbacks import is_worth_another_model
 from ..tools.results import awaited
-from .invocation import Invocation
-from .loop import Finish
+from .invocation import Invocation, Perform
+from .loop import CallModel, Finish, RunTool
 from .outputs import Output, Result, Shape, always_can_be
+from .streamed_call import StreamedCall
 from .templates import text_of
 
 ERROR = "error"
@@ -61,6 +65,31 @@ class FallbackAnswer:
         message = said if isinstance(said, AiMessage) else AiMessage(None if said is None else text_of(said))
         response = ChatResponse(message, finish_reason=FinishReason.OTHER)
         return Finish(value, FinishReason.OTHER, response, is_fallback=True)
+
+
+def or_fallback(perform: Perform, streamed: StreamedCall | None) -> Perform:
+    """Return the layer that ends the call with what the method's `@fallback` function returns, if no model answers."""
+
+    async def ask(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+        if isinstance(effect, RunTool):
+            return await perform(effect, invocation)
+        answer, cancellations = invocation.plan.fallback, CancellationsHere()
+        assert answer is not None
+        try:
+            return await perform(effect, invocation)
+        except ModelError as error:
+            # A reader who has a part of an answer must not get another one.
+            if not is_worth_another_model(error) or (streamed is not None and streamed.has_sent):
+                raise
+            failure = error
+        finished: Finish = await answer.give(failure, invocation)
+        if cancellations.came:
+            raise asyncio.CancelledError("cancelled; a fallback caught the first CancelledError")
+        if streamed is not None:
+            await streamed.give_fallback(finished)
+        return finished
+
+    return ask
 
 
 def read_fallback(

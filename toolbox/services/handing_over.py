@@ -35,7 +35,7 @@ from ..service_events import HandedOver
 from ..tools.function_calls import has_own_tool_calls
 from ..tools.tool_calls import ToolOutcome
 from .invocation import Invocation
-from .loop import Charge, Finish, HandOver, TakenOver
+from .loop import Charge, Effect, Finish, HandOver, TakenOver
 from .opening import open_charge
 from .outputs import Result, Shape
 from .plans import MethodPlan
@@ -112,7 +112,7 @@ async def hand_over(effect: HandOver, invocation: Invocation, streamed: Streamed
         if plan is not None:
             await streamed.put_event(HandedOver(source, plan.where))
         if charge is not None and charge.answer is not None:
-            await send_answer(charge.answer, streamed)
+            await _send_answer(charge.answer, streamed)
     return TakenOver(outcomes, charge)
 
 
@@ -209,14 +209,19 @@ def _joined(items: list[Any], plan: MethodPlan) -> str:
     return "".join(each for each in texts if isinstance(each, str))
 
 
-async def send_answer(answer: Finish, streamed: StreamedCall) -> None:
+async def _send_answer(answer: Finish, streamed: StreamedCall) -> None:
     """Send the text of a replaced bean's answer to the reader of a stream."""
     if text := answer.response.ai_message.text:
         await streamed.put_event(PartialResponse(text))
 
 
-def take_answer(answer: Finish, invocation: Invocation) -> Finish:
-    """Take the answer of a replaced bean that was in charge when the call began into the state, and return it."""
+async def answer_in_place(effect: Effect, invocation: Invocation, streamed: StreamedCall | None) -> Effect:
+    """Return the answer of the bean that is in charge when the call begins, if it is a replaced one; else `effect`."""
+    answer = await answer_of_replacement(invocation)
+    if answer is None:
+        return effect
     message, state = answer.response.ai_message, invocation.state
     invocation.state = state.changed(messages=(*state.messages, message), response=answer.response)
+    if streamed is not None:
+        await _send_answer(answer, streamed)
     return answer

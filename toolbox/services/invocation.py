@@ -21,7 +21,7 @@ from ..chat import (
     UserMessage,
 )
 from ..context import InvocationContext, complete_context, current_attributes, current_invocation
-from ..conversations.keys import Owner
+from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.memories import Caller, caller_here
 from ..conversations.views import Excerpt
 from ..di.scopes import ConversationScope
@@ -118,6 +118,10 @@ class Invocation(ModelCall):
     has_other_message = False
     """True if an input guardrail has replaced the user message."""
     find_approvals: FindApprovals | None = None
+    memory_key: ChatMemoryKey | None = None
+    """The conversation of the call, if it has one that is kept."""
+    caller: Caller | None = None
+    """The task or thread that waits for a call in a conversation; None for a stream without a reader."""
     owner: Owner | None = None
     """The owner of the conversation, if its first turn is that of this call."""
     is_ending = False
@@ -130,6 +134,8 @@ class Invocation(ModelCall):
     """The scope of a block that holds the conversation, and whose beans the call shares."""
     entry: MethodPlan
     """The plan of the method that was called; `plan` is that of the method in charge, the same without a hand-over."""
+    arguments_in_charge: Mapping[str, Any]
+    """The arguments of the method in charge, by name."""
     limits_of_entry: UsageLimits | None = None
     stored_charge: str | None = None
     """The method in charge that the conversation had stored."""
@@ -154,7 +160,7 @@ class Invocation(ModelCall):
         if place is not None:
             plan, restored = plan.in_run, place.restored()
         self.plan, self.host, self.arguments, self.place = plan, host, arguments, place
-        self.entry = plan
+        self.entry, self.arguments_in_charge = plan, arguments
         self.where = plan.where
         self.stored, self.stored_state = restored, None if restored is None else restored.state
         self.said: list[str] = []  # the text of the current reply that was sent to the reader of a stream
@@ -162,9 +168,11 @@ class Invocation(ModelCall):
         self.together = bool(plan.options.concurrent_tools)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
         self.runner = self._make_runner(caller_waits)
-        memory_id = None if as_tool else plan.find_memory_id(arguments)
-        self.memory_key = plan.find_conversation(memory_id)
-        self.caller: Caller | None = None if self.memory_key is None else caller_here()
+        memory_id = None
+        if plan.memory_parameter is not None and not as_tool:
+            memory_id = arguments[plan.memory_parameter]
+            self.memory_key = plan.find_conversation(memory_id)
+            self.caller = None if self.memory_key is None else caller_here()
         if restored is not None:
             self.user_message = last_user_message((*restored.state.history, *restored.state.messages[:1]))
         else:
@@ -217,6 +225,11 @@ class Invocation(ModelCall):
     # --- hand-over
 
     @property
+    def answers_at_limit(self) -> bool:
+        """True if the model is asked for its answer where a limit would end the call."""
+        return self.account is not None and self.plan.options.on_limit == "answer"
+
+    @property
     def checks_input(self) -> bool:
         """True if input guardrails judge the user message: of the method that was called, or of the one in charge."""
         return self.entry.layers.check_input is not None or self.plan.layers.check_input is not None
@@ -228,13 +241,6 @@ class Invocation(ModelCall):
         if self.plan is not self.entry and not (self.is_input_checked and self.input_checked_by == self.plan.where):
             plans.append(self.plan)
         return [each for each in plans if each.layers.check_input is not None]
-
-    @property
-    def arguments_in_charge(self) -> Mapping[str, Any]:
-        """The arguments of the method in charge, by name."""
-        if self.plan is self.entry:
-            return self.arguments
-        return arguments_in_charge(self.entry, self.plan, self.arguments, self.user_message)
 
     @property
     def added_tools(self) -> Sequence[Tool]:
@@ -267,12 +273,21 @@ class Invocation(ModelCall):
         Its own limits count from `counted_from` on, by default from what is used now.
         """
         self.plan = plan
+        self._read_arguments()
         # A new object: events that listeners have kept stay those of the method before.
         self.context = copy_with(self.context, service=plan.service, method=plan.name)
         account = self.account
         if account is not None and account.limits is not None:
             used = account.usage if counted_from is None else counted_from
             account.count_later(LaterLimits(plan.team_limits or UsageLimits(), used, self.limits_of_entry))
+
+    def _read_arguments(self) -> None:
+        """Find the arguments of the method in charge; the user message is one of them."""
+        if self.plan is self.entry:
+            self.arguments_in_charge = self.arguments
+        else:
+            given = arguments_in_charge(self.entry, self.plan, self.arguments, self.user_message)
+            self.arguments_in_charge = given
 
     def restart_clock(self) -> Invocation:
         """Let the time of `timeout=` begin now: at the first step of a stream that was made before. Return `self`."""
@@ -393,6 +408,7 @@ class Invocation(ModelCall):
     def replace_user_message(self, message: UserMessage) -> None:
         """Replace the user message before anything is sent. The context has the new one from now on."""
         self.user_message, self.has_other_message = message, True
+        self._read_arguments()
         complete_context(self.context, user_message=message)
 
     # --- limits

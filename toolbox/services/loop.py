@@ -281,7 +281,15 @@ class TakenOver:
 
 
 Event: TypeAlias = (
-    ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed | ReachedLimit | Heard | TakenOver
+    ModelReplied
+    | AnswerChecked
+    | ToolFinished
+    | ToolSuspended
+    | ToolResumed
+    | ReachedLimit
+    | Heard
+    | TakenOver
+    | Finish
 )
 
 
@@ -304,17 +312,17 @@ def begin(
     messages of the history are those of the conversation.
     """
     messages = () if user_message is None else (user_message,)
-    prompted = _prompted(rules, mode, [*history, *messages][-1])
+    prompted = None
+    if rules.structure is not None and mode == "prompt":
+        prompted = _with_instructions(rules.structure, [*history, *messages][-1])
     state = State(system, tuple(history), messages, prompted, mode, rules.names, model=model, recalled=recalled)
     return state, CallModel(request_of(rules, state))
 
 
-def _prompted(rules: Rules, mode: OutputMode, last: Message) -> UserMessage | None:
-    """Return the last user message with the instructions for a structured answer, if they are sent there."""
-    if rules.structure is None or mode != "prompt":
-        return None
+def _with_instructions(structure: Structure, last: Message) -> UserMessage:
+    """Return the last user message with the instructions for a structured answer."""
     user = last if isinstance(last, UserMessage) else UserMessage(())
-    return UserMessage([*user.contents, rules.structure.instructions], user.name, user.attributes)
+    return UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
 
 
 def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
@@ -323,40 +331,34 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     `Fail` contains a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (after all
     retries), a `ModelTruncatedError`, or the error of the limit that a `ReachedLimit` was about.
     """
-    if isinstance(event, Heard):
-        return _hear(rules, state, event)
-    state, effect = _advance(rules, state, event)
+    match event:
+        case ToolFinished(index, outcome):
+            call = PendingToolCall(state.pending[index].request, "finished", outcome, state.pending[index].details)
+            state, effect = _with_pending(rules, state, index, call)
+        case ModelReplied():
+            state, effect = _take_reply(rules, state, event)
+        case AnswerChecked():
+            state, effect = _take_check(rules, state, event)
+        case ReachedLimit():
+            state, effect = _stop_at(rules, state, event)
+        case TakenOver():
+            state, effect = _take_over(rules, state, event)
+        case ToolSuspended(index, details):
+            call = PendingToolCall(state.pending[index].request, "suspended", None, details)
+            state, effect = _with_pending(rules, state, index, call)
+        case ToolResumed(index, details):
+            call = PendingToolCall(state.pending[index].request, "waiting", None, details)
+            state, effect = _with_pending(rules, state, index, call)
+        case Heard():
+            return _hear(rules, state, event)
+        case Finish():  # a `@fallback` gave the value
+            return state, event
     return state, listening(effect) if rules.listens else effect
 
 
 def listening(effect: Effect) -> Effect:
     """Return the effect, after looking for messages of the user if it is a request or the end."""
     return Listen(effect) if isinstance(effect, (CallModel, Finish)) else effect
-
-
-def _advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
-    match event:
-        case ToolFinished(index, outcome):
-            call = state.pending[index]
-            return _with_pending(rules, state, index, PendingToolCall(call.request, "finished", outcome, call.details))
-        case ModelReplied(response, aside):
-            if aside:
-                state = _with_aside(state, aside)
-            return _take_reply(rules, state.changed(sent=event.sent), response, event.reached)
-        case AnswerChecked():
-            return _take_check(rules, state, event)
-        case ReachedLimit():
-            return _stop_at(rules, state, event)
-        case TakenOver():
-            return _take_over(rules, state, event)
-        case Heard():
-            return _hear(rules, state, event)
-        case ToolSuspended(index, details):
-            call = state.pending[index]
-            return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
-        case ToolResumed(index, details):
-            call = state.pending[index]
-            return _with_pending(rules, state, index, PendingToolCall(call.request, "waiting", None, details))
 
 
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
@@ -505,13 +507,14 @@ def _answer_in(rules: Rules, mode: OutputMode, reply: AiMessage) -> str | None:
     return next(answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL)
 
 
-def _take_reply(
-    rules: Rules, state: State, response: ChatResponse, reached: ReachedLimit | None = None
-) -> tuple[State, Effect]:
+def _take_reply(rules: Rules, state: State, replied: ModelReplied) -> tuple[State, Effect]:
+    response, reached = replied.response, replied.reached
+    if replied.aside:
+        state = _with_aside(state, replied.aside)
     usage = state.token_usage
     if response.token_usage is not None:
         usage = response.token_usage if usage is None else usage + response.token_usage
-    state = state.changed(token_usage=usage, response=response)
+    state = state.changed(sent=replied.sent, token_usage=usage, response=response)
     if response.finish_reason is FinishReason.CONTENT_FILTER and response.ai_message.text:
         if rules.structure is not None or rules.streams:
             return _with_messages(state, response.ai_message), Fail(_refused(response))
@@ -522,20 +525,24 @@ def _take_reply(
     reply = response.ai_message
     requests, answer = tool_calls_in(rules, state.mode, reply), _answer_in(rules, state.mode, reply)
     if not requests and answer is not None and (reached is None or _is_readable(rules, response, answer)):
-        return _answered(rules, state.changed(stopped=reached), response, answer)
+        if reached is not None:
+            return _read_or_check(rules, state.changed(stopped=reached), response, answer)
+        if rules.listens:  # a message of the user may wait
+            return state, Listen(ReadAnswer(response, answer))
+        return _read_or_check(rules, state, response, answer)
     if state.rounds >= rules.max_rounds:
         reached = ReachedLimit("max_tool_rounds", rules.max_rounds)
     elif rules.max_calls is not None and len(requests) > rules.max_calls:
         reached = ReachedLimit("max_tool_calls_per_response", rules.max_calls, len(requests))
     if reached is not None and rules.answers_at_limit:
         return _stop_at(rules, state, reached)
-    state = _with_messages(state, reply)
     if reached is not None:
-        return _fail_at(reached, state)
+        return _fail_at(reached, _with_messages(state, reply))
     pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
     if rules.handovers:
         pending = tuple(_marked_as_handover(rules, state, each) for each in pending)
-    return _after_tools(rules, state.changed(rounds=state.rounds + 1, pending=pending), 0)
+    messages = (*state.messages, reply)
+    return _after_tools(rules, state.changed(messages=messages, rounds=state.rounds + 1, pending=pending), 0)
 
 
 def _marked_as_handover(rules: Rules, state: State, call: PendingToolCall) -> PendingToolCall:
@@ -568,11 +575,15 @@ def _take_over(rules: Rules, state: State, handed: TakenOver) -> tuple[State, Ef
         own = (charge.asked, *own[1:])
     elif isinstance(history[-1], UserMessage):
         history = (*history[:-1], charge.asked)
+    prompted = None
+    if rules.structure is not None and charge.mode == "prompt":
+        last = history[-1] if rules.continues_history else charge.asked
+        prompted = _with_instructions(rules.structure, last)
     state = state.changed(
         system=charge.system,
         history=history,
         messages=own,
-        prompted=_prompted(rules, charge.mode, history[-1] if rules.continues_history else charge.asked),
+        prompted=prompted,
         mode=charge.mode,
         offered=rules.names,
         sent=None,
@@ -590,15 +601,6 @@ def _take_over(rules: Rules, state: State, handed: TakenOver) -> tuple[State, Ef
 
 
 # --- messages that the user adds
-
-
-def _answered(
-    rules: Rules, state: State, response: ChatResponse, text: str, beside: Sequence[Message] = ()
-) -> tuple[State, Effect]:
-    """Read the answer, unless a message of the user waits."""
-    if rules.listens and state.stopped is None:
-        return state, Listen(ReadAnswer(response, text, beside))
-    return _read_or_check(rules, state, response, text, beside)
 
 
 def _hear(rules: Rules, state: State, heard: Heard) -> tuple[State, Effect]:
@@ -855,10 +857,12 @@ def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]
 def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall]) -> tuple[State, Effect]:
     response = state.response
     assert response is not None
-    state, messages = _with_executions(state, pending)
+    executed, results = _with_executions(state, pending)
     if (answer := _answer_in(rules, state.mode, response.ai_message)) is not None:
-        return _answered(rules, state, response, answer, messages)
-    state = _with_messages(state, *messages)
+        if rules.listens and state.stopped is None:  # a message of the user may wait
+            return executed, Listen(ReadAnswer(response, answer, results))
+        return _read_or_check(rules, executed, response, answer, results)
+    state = _with_messages(executed, *results)
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended
     return state, CallModel(request_of(rules, state))

@@ -20,12 +20,12 @@ from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Strea
 from ..chat_streams import answer_stream, no_response, response_of
 from ..context import InvocationContext, current_invocation
 from ..di.scopes import request_hooks
-from ..events import InvocationEvent, ModelFailedEvent, ModelRequestEvent, ModelResponseEvent
+from ..events import ConnectionReleasedEvent, ModelFailedEvent, ModelRequestEvent, ModelResponseEvent
 from ..execution.cancellation import OwnCode
 from ..execution.markers import marked_execution
 from ..models.fallbacks import FallbackModel, name_answering_model
 from ..models.pools import current_pools
-from ..request_hooks import BEFORE_MODEL_REQUEST, Hook
+from ..request_hooks import BEFORE_MODEL_REQUEST, RELEASES_CONNECTION, Hook, is_marked
 from .interruptions import ModelCall
 
 
@@ -62,16 +62,17 @@ async def model_stream(call: ModelCall, request: ChatRequest) -> AsyncGenerator[
 
 
 async def _read(call: ModelCall, request: ChatRequest, model: ChatModel) -> AsyncGenerator[StreamEvent, None]:
-    asked = _AskedModel(call, request, model, streaming=True)
+    asked, inside_model = _AskedModel(call, request, model, streaming=True), _inside_model(call)
     try:
         async with aclosing(answer_stream(model, request)) as events:
             while True:
                 # One step at a time: between two of them, the reader's code runs in the same context.
-                with _inside_model(call):
+                with inside_model:
                     event = await anext(events, None)
                 if event is None:
                     break
-                asked.note_piece()
+                if asked.first is None:
+                    asked.note_first()
                 if isinstance(event, CompleteResponse):
                     event = CompleteResponse(asked.complete(event.response))
                 yield event
@@ -87,17 +88,17 @@ async def call_hooks(call: ModelCall, moment: Hook = BEFORE_MODEL_REQUEST) -> No
     for hook in request_hooks(moment):
         execution = marked_execution(hook)
         done = await call.runner.run(execution, hook, getattr(hook, "__qualname__", "@before_model_request"))
-        # A session of `toolbox.sql` knows no listeners: it returns the event of what it did.
-        is_event = isinstance(done, type) and issubclass(done, InvocationEvent)
-        if is_event and call.host.listeners is not None:
-            call.host.listeners.tell(done(call.context))
+        has_released = done is True and is_marked(hook, RELEASES_CONNECTION)  # a database session, its connection
+        if has_released and call.host.listeners is not None:
+            call.host.listeners.tell(ConnectionReleasedEvent(call.context))
 
 
 class _AskedModel:
     """One request to one model, whole or in pieces: its events for listeners, and how the model did."""
 
     response: ChatResponse | None = None
-    _first: float | None = None  # seconds until the model began to answer
+    first: float | None = None
+    """Seconds until the model began to answer."""
 
     def __init__(self, call: ModelCall, request: ChatRequest, model: ChatModel, *, streaming: bool = False) -> None:
         self._call, self._request, self._model, self._streaming = call, request, model, streaming
@@ -108,11 +109,10 @@ class _AskedModel:
             self._request = copy(request)
             listeners.tell(ModelRequestEvent(call.context, self._request, model, streaming))
 
-    def note_piece(self) -> None:
-        """Note that a piece of the reply has arrived."""
-        if self._first is None:
-            self._first = perf_counter() - self._began
-            self._call.host.models.cooling.note_answer(self._call.model_name, self._call.model)
+    def note_first(self) -> None:
+        """Note that the reply, or its first piece, has arrived."""
+        self.first = perf_counter() - self._began
+        self._call.host.models.cooling.note_answer(self._call.model_name, self._call.model)
 
     def complete(self, reply: object) -> ChatResponse:
         """Return the whole reply. Raises `TypeError` for anything but a `ChatResponse`."""
@@ -120,15 +120,16 @@ class _AskedModel:
         if self._model is not self._call.model:  # a model of a chain
             response = name_answering_model(response, self._model)
         self.response = response
-        self.note_piece()
+        if self.first is None:
+            self.note_first()
         if (listeners := self._call.host.listeners) is not None:
-            taken, first = perf_counter() - self._began, self._first if self._streaming else None
+            taken, first = perf_counter() - self._began, self.first if self._streaming else None
             listeners.tell(ModelResponseEvent(self._call.context, self._request, response, taken, first))
         return response
 
     def fail(self, error: BaseException) -> None:
         """Note that the request has failed; of a reply that is complete, only its reader can have."""
-        if self._first is None:
+        if self.first is None:
             self._call.host.models.cooling.note_error(self._call.model_name, self._call.model, error)
         if self.response is None and (listeners := self._call.host.listeners) is not None:
             taken = perf_counter() - self._began

@@ -108,7 +108,7 @@ async def _ask_router(invocation: Invocation, request: ChatRequest) -> str:
 async def find_tools(invocation: Invocation) -> None:
     """Find the tools, the rules of the loop for them, and what they need to run."""
     host, toolset = invocation.host, invocation.plan.toolset
-    if invocation.added_tools or invocation.plan.providers or toolset.is_restricted:
+    if invocation.added or invocation.plan.providers or toolset.is_restricted:
         toolset = await find_toolset(invocation)
     plan = invocation.plan  # another one, if the tools may suspend the call
     invocation.toolset, invocation.rules = toolset, _rules_for(toolset, invocation)
@@ -131,7 +131,7 @@ async def find_tools(invocation: Invocation) -> None:
 
 def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:
     plan, options = invocation.plan, invocation.call_options
-    rules = plan.rules_of(toolset)
+    rules = plan.rules if toolset is plan.toolset else plan.rules_of(toolset)
     rules = rules if options is None else plan.rules_of_call(rules, options)
     if invocation.place is not None and invocation.place.takes_messages:
         rules = replace(rules, listens=True)
@@ -165,8 +165,10 @@ async def begin(invocation: Invocation) -> Effect:
     """Begin with the messages of the arguments. Without a model by now, the router chooses it by the first request."""
     plan = invocation.plan
     host, context = invocation.host, invocation.context
-    arguments = invocation.arguments_in_charge
-    system = await plan.messages.make_system_message(arguments, context, host.scope, invocation.runner)
+    system = None
+    if plan.messages.system is not None:
+        arguments = invocation.arguments_in_charge
+        system = await plan.messages.make_system_message(arguments, context, host.scope, invocation.runner)
     if invocation.excerpt is not None and invocation.excerpt.unsummarized is not None:
         await summarize_first(invocation)
     history = invocation.conversation if plan.messages.history else invocation.history

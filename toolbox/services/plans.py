@@ -65,6 +65,9 @@ InvocationLayer: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
 PerformEffect: TypeAlias = Callable[[CallModel | RunTool, Any], Awaitable[ModelReplied | ToolFinished | ToolSuspended]]
 """Performs one effect of an `Invocation`, a model request or a tool call, and returns its result."""
 
+AfterRound: TypeAlias = Callable[[Any, int], Awaitable[None]]
+"""Takes the `Invocation` after a round, and the position of its first tool in `State.executions`."""
+
 EffectLayer: TypeAlias = Callable[[PerformEffect], PerformEffect]
 """Wraps each model request and each tool call: takes the next step and returns a new one."""
 
@@ -88,7 +91,7 @@ class Layers:
     models: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
     whole_replies: bool = False
-    after_round: Callable[[Any, int], Awaitable[None]] | None = None
+    after_round: AfterRound | None = None
     check_answer: Callable[[CheckAnswer, Any], Awaitable[AnswerChecked]] | None = None
     max_answer_retries: int = 0
 
@@ -197,7 +200,7 @@ class MethodPlan:
         mode = self.options.output_mode
         return None if mode == "tool" and self.output.is_stream else mode
 
-    @property
+    @cached_property
     def checks_input(self) -> bool:
         """True if input guardrails may judge the user message of a call."""
         return any(each.layers.check_input is not None for each in (self, *self.team.values()))
@@ -212,7 +215,8 @@ class MethodPlan:
         except TypeError as error:
             raise TypeError(f"{self.where}(): {error}") from None
         bound.apply_defaults()
-        self.messages.check_history(bound.arguments)
+        if self.messages.continues_history:
+            self.messages.check_history(bound.arguments)
         return bound.arguments
 
     def find_memory_id(self, arguments: Mapping[str, Any]) -> Any:
@@ -254,9 +258,7 @@ class MethodPlan:
         return found[0]
 
     def rules_of(self, toolset: Toolset) -> Rules:
-        """Return the loop's rules for a call that offers `toolset`, from the cache if possible."""
-        if toolset is self.toolset:
-            return self.rules
+        """Return the loop's rules for a call that offers another toolset, from the cache if possible."""
         known = self._visible.get(tuple(toolset.by_name))
         return known[1] if known is not None and known[0] is toolset else self.rules_for(toolset)
 

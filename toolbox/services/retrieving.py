@@ -19,10 +19,10 @@ from ..context import InContext
 from ..errors import EndsInvocation
 from ..execution.cancellation import CancellationsHere
 from ..passages import EXPLANATION, NumberedPassages, Passage, passages_text, source_from_dict, source_to_dict, within
-from ..request_hooks import BEFORE_RETRIEVAL
+from ..request_hooks import RELEASES_CONNECTION
 from ..tools.retrievers import BoundRetriever, ask, search
-from .invocation import Invocation
-from .loop import CallModel, ToolFinished, request_of
+from .invocation import Invocation, Perform
+from .loop import CallModel, RunTool, ToolFinished, request_of
 from .model_calls import call_hooks
 from .recording_needs import EffectForm
 from .streamed_call import StreamedCall
@@ -65,17 +65,23 @@ async def find_passages(invocation: Invocation, streamed: StreamedCall | None) -
         invocation.asks_again = True
 
 
-async def find_passages_again(invocation: Invocation, effect: CallModel, streamed: StreamedCall | None) -> CallModel:
-    """Ask the retrievers in a run that continues, before the first request that the model gets, and return that.
+def after_retrieval(perform: Perform, streamed: StreamedCall | None) -> Perform:
+    """Return the layer that asks the retrievers in a run that continues, before the first request that the model gets.
 
     Before that, replies and results of tools are read from records: the numbers that their passages have are taken.
     """
-    if invocation.place is None or invocation.place.has_recorded_reply:
-        return effect
-    invocation.asks_again = False
-    await _search(invocation, streamed)
-    note_passages(invocation)
-    return CallModel(request_of(invocation.rules, invocation.state))
+
+    async def ask(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+        if isinstance(effect, RunTool) or not invocation.asks_again:
+            return await perform(effect, invocation)
+        if invocation.place is None or invocation.place.has_recorded_reply:
+            return await perform(effect, invocation)
+        invocation.asks_again = False
+        await _search(invocation, streamed)
+        note_passages(invocation)
+        return await perform(CallModel(request_of(invocation.rules, invocation.state)), invocation)
+
+    return ask
 
 
 async def find_passages_of_charge(invocation: Invocation, streamed: StreamedCall | None) -> None:
@@ -134,7 +140,7 @@ def _numbers_of(invocation: Invocation) -> NumberedPassages:
 
 async def _ask_all(invocation: Invocation, text: str) -> list[Passage]:
     """Return what the retrievers find, in their order, as much as the service allows."""
-    await call_hooks(invocation, BEFORE_RETRIEVAL)
+    await call_hooks(invocation, RELEASES_CONNECTION)
     retrievers, runner = invocation.plan.retrievers, invocation.runner
     if len(retrievers) == 1:
         asking: InContext[Sequence[Passage]] = InContext(copy_context(), _ask(retrievers[0], text, invocation))

@@ -1,7 +1,7 @@
 """What a stream adds to a call: the events that its reader gets, in the order of the call, and when each is sent.
 
-`driver.run_call` says here what has happened: a request begins, a piece of a reply arrives, a result was taken in, the
-call has ended. Not here: handing an item over to the reader (`streams`), asking the model for pieces (`model_calls`).
+`driver.run_call` says here what has happened: a request begins and ends, a result was taken in, the call has ended.
+Not here: handing an item over to the reader (`streams`), asking the model for pieces (`model_calls`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..passages import Passage
 from ..service_events import ServiceEvent
 from ..tools.results import SUCCESS
 from .inner_events import Send
-from .invocation import Invocation
+from .invocation import Invocation, Perform
 from .loop import (
     AnswerChecked,
     CallModel,
@@ -76,7 +76,24 @@ class StreamedCall:
         """Send the passages of the call, after retrievers have found new ones."""
         await self._send(Retrieved(passages))
 
-    async def begin_request(self) -> None:
+    def requesting(self, perform: Perform, *, may_be_given: bool) -> Perform:
+        """Return the layer around model requests that sends the reply, also one that layers give without pieces."""
+
+        async def ask(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+            if isinstance(effect, RunTool):
+                return await perform(effect, invocation)
+            await self._begin_request()
+            event: Any = await perform(effect, invocation)
+            if isinstance(event, ModelReplied):
+                # The execution that has asked for a recorded reply has sent it.
+                if may_be_given and not event.is_replayed:
+                    await self._send_unsent(event.response)
+                self._end_reply()
+            return event
+
+        return ask
+
+    async def _begin_request(self) -> None:
         """The model is asked: the round before it was not the last."""
         await self._send_delayed()
         if (self._invocation.plan.layers.check_answer is None) != (self._held is None):  # another method is in charge
@@ -98,17 +115,17 @@ class StreamedCall:
         if isinstance(event, CompleteToolCall) and self._invocation.starts_early:
             self._start_early(event.request)
         await self._send(event)
-        while (news := self.tasks.next_beside_reply()) is not None:
-            await self.send_news(news)
+        while self.tasks.news:
+            await self.send_news(self.tasks.next_beside_reply())
 
-    async def send_unsent(self, response: ChatResponse) -> None:
+    async def _send_unsent(self, response: ChatResponse) -> None:
         """Send all of a reply that has no pieces, because a layer has given it."""
         if not self._has_pieces:
             for event in events_of(response):
                 if not isinstance(event, CompleteResponse):
                     await self.put(event)
 
-    def end_reply(self) -> None:
+    def _end_reply(self) -> None:
         """The reply is complete: let the loop take in the results of tools that have ended beside it."""
         self._invocation.said.clear()  # the state has all of it from now on
         self.tasks.take_in_results()
@@ -198,7 +215,7 @@ class StreamedCall:
         await self._send_event(event)
         # A reader that has blocked the loop requests the next event before the timer of the deadline can run. Without
         # this check, the call would go on to its next effect.
-        if self._invocation.is_late:
+        if self._invocation.deadline is not None and self._invocation.is_late:
             raise self._invocation.make_timeout_error()
 
     def _is_of_answer(self, event: StreamEvent) -> bool:

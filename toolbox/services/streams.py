@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar, cast
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Put: TypeAlias = Callable[[Any], Awaitable[None]]
 """Gives the reader of a stream an item, and returns when the reader requests the next one."""
 
-Produce: TypeAlias = Callable[[Invocation, Put], Awaitable[None]]
+Produce: TypeAlias = Callable[[Invocation, Put], Coroutine[Any, Any, None]]
 """Runs an invocation, and puts the items of its stream."""
 
 
@@ -181,19 +181,22 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
                 "iterate a service's stream with `async for`, or return it from an endpoint with `return sse(…)`"
             )
 
-    async def __anext__(self) -> T:
+    def __anext__(self) -> Coroutine[Any, Any, T]:
         """Return the next item."""
-        return await self.read(caller_here())
+        return self.read()
 
-    async def read(self, reader: Caller) -> T:
-        """Return the next item for this task or thread. Raises `StopAsyncIteration` at the end."""
+    async def read(self, reader: Caller | None = None) -> T:
+        """Return the next item, for the thread that is the `reader`, else for this task.
+
+        Raises `StopAsyncIteration` at the end.
+        """
         if self._is_closed:
             raise StopAsyncIteration
         if self._invocation is None:
             self._invocation = self._context.run(self._begin)
         invocation = self._invocation
         if invocation.memory_key is not None:
-            invocation.caller = reader  # whose own call in this conversation would wait for itself
+            reader = invocation.caller = reader or caller_here()  # whose own call in the conversation would wait
         home = self._loop or invocation.host.loop
         if home is not None and home is not asyncio.get_running_loop():
             reading = asyncio.run_coroutine_threadsafe(self.read(reader), home)
@@ -207,7 +210,15 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         try:
             with WhileCallerWaits(), invocation.host.running.task(invocation.where):
                 task = self._task or self._start(invocation)
-                item = await self._take_from(task)
+                try:
+                    item = await self._handover.take()
+                except asyncio.CancelledError:
+                    # A reader that is cancelled while it waits is inside of the call, as one that awaits a plain
+                    # method: the call is cancelled with it, and has ended when the reader gets its `CancelledError`, so
+                    # that nothing of it goes on unseen. A reader that is cancelled between two items is not: `aclose`
+                    # or dropping the stream ends the call.
+                    await self._cancel(task)
+                    raise
         finally:
             self._is_awaited = False
         if item is _END:
@@ -217,23 +228,13 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
     def _start(self, invocation: Invocation) -> asyncio.Task[None]:
         """Start the call in a task."""
         self._loop = asyncio.get_running_loop()
-        producing = _produce(self._produce, invocation, self._handover)
+        producing = self._produce(invocation, self._handover.put)  # not a method of the stream, which it would keep
         self._task = task = self._loop.create_task(producing, context=self._context)
         _tasks.add(task)
         invocation.host.running.open_stream(invocation.where, self, task)
         task.add_done_callback(_tasks.discard)
         task.add_done_callback(self._handover.end)
         return task
-
-    async def _take_from(self, task: asyncio.Task[None]) -> Any:
-        # A reader that is cancelled while it waits is inside of the call, as one that awaits a plain method: the call
-        # is cancelled with it, and has ended when the reader gets its `CancelledError`, so that nothing of it goes on
-        # unseen. A reader that is cancelled between two items is not: `aclose` or dropping the stream ends the call.
-        try:
-            return await self._handover.take()
-        except asyncio.CancelledError:
-            await self._cancel(task)
-            raise
 
     def _end_iteration(self, task: asyncio.Task[None]) -> NoReturn:
         """Raise the error of the call, or `StopAsyncIteration`. Who has left the stream knows that it is cancelled."""
@@ -301,10 +302,6 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
 
 
 _tasks: set[asyncio.Task[None]] = set()  # the loop itself has only weak references
-
-
-async def _produce(produce: Produce, invocation: Invocation, handover: Handover) -> None:
-    await produce(invocation, handover.put)  # a method of the stream would keep the stream
 
 
 class EventStream(ServiceStream[ServiceEvent], TokenStream):

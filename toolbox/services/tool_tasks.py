@@ -1,7 +1,8 @@
 """Runs the tool calls of a reply at the same time, each in a task, and returns what happens in order.
 
-Only calls with `concurrent_tools`, and streams, whose reader gets what happens in a tool while it runs, come here. Not
-here: running one call (`tools.pipeline`), the events of a stream (`streamed_call`).
+Only calls with `concurrent_tools` come here, streams, whose reader gets what happens in a tool while it runs, and calls
+that a limit may stop in the middle of a round. Not here: running one call (`tools.pipeline`), the events of a stream
+(`streamed_call`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..chat import ToolExecutionRequest, ToolProgress
@@ -17,6 +19,8 @@ from ..service_events import InnerEvent
 from .inner_events import InnerReader, current_reader
 from .invocation import Invocation
 from .loop import RunTool, RunTools, ToolFinished, ToolSuspended, advance
+from .state import ReachedLimit
+from .usage_layers import or_reached_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +59,25 @@ class ToolTasks:
     def begin_reply(self) -> None:
         """Forget the calls of the reply before this one, which have ended."""
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        self._news: deque[Any] = deque()
-        self._taken = self._unread = 0  # results that were taken from `_news`; reports that are in it
+        self.news: deque[Any] = deque()  # what has happened and was not read
+        self._taken = self._unread = 0  # results that were taken from `news`; reports that are in it
         self._reported: list[ToolFinished | ToolSuspended] = []  # results that the loop has not taken in
         self._all_started = False
 
     async def run_next(self, effect: RunTools) -> Any:
-        """Run the next call alone, or wait for the next result of calls that run at the same time."""
+        """Run the next call alone, or wait for the next result of calls that run at the same time.
+
+        Returns the limit that has ended it, with all others that were running, if the model is to be asked for its
+        answer then.
+        """
+        if not self._invocation.answers_at_limit:
+            return await self._run_next(effect)
+        event = await or_reached_limit(partial(self._run_next, effect), self._invocation)
+        if isinstance(event, ReachedLimit):
+            await self._stop()
+        return event
+
+    async def _run_next(self, effect: RunTools) -> Any:
         invocation = self._invocation
         request = effect.pending[effect.first].request
         if not self._tasks:
@@ -111,7 +127,7 @@ class ToolTasks:
         await news.is_read
 
     def _add(self, news: RunTool | ToolProgress | InnerNews | asyncio.Task[Any]) -> None:
-        self._news.append(news)
+        self.news.append(news)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -119,13 +135,13 @@ class ToolTasks:
         if self._unread < MOST_PROGRESS:
             self._unread += 1
         else:
-            del self._news[next(index for index, each in enumerate(self._news) if isinstance(each, ToolProgress))]
+            del self.news[next(index for index, each in enumerate(self.news) if isinstance(each, ToolProgress))]
         self._add(report)
 
     async def _next_result(self) -> ToolFinished | ToolSuspended:
         """Return the next result; tell what happens before it. Raises the exception of a call."""
         while True:
-            while not self._news:
+            while not self.news:
                 self._waiting = asyncio.get_running_loop().create_future()
                 await self._waiting
             news = self._take_news()
@@ -135,7 +151,7 @@ class ToolTasks:
                 await self._tell(news)
 
     def _take_news(self) -> News:
-        news = self._news.popleft()
+        news = self.news.popleft()
         if isinstance(news, ToolProgress):
             self._unread -= 1
         if not isinstance(news, asyncio.Task):
@@ -152,13 +168,11 @@ class ToolTasks:
         self._invocation.runner.together = True
         self._start(index, request)
 
-    def next_beside_reply(self) -> News | None:
-        """Return what has happened in these calls; None if nothing else has. Raises the exception of a call.
+    def next_beside_reply(self) -> News:
+        """Return the first of `news` about these calls. Raises the exception of a call.
 
         The loop takes the results in when it has the reply; see `take_in_results`.
         """
-        if not self._news:
-            return None
         news = self._take_news()
         if isinstance(news, (ToolFinished, ToolSuspended)):
             self._reported.append(news)
@@ -188,7 +202,7 @@ class ToolTasks:
                     self._take_in(news)
             self.begin_reply()
 
-    async def stop(self) -> None:
+    async def _stop(self) -> None:
         """Cancel the running calls of a call that goes on. What has happened is reported, and stored in its state."""
         for task in self._tasks.values():
             task.cancel()
@@ -202,7 +216,7 @@ class ToolTasks:
 
     def _unread_news(self) -> Iterator[News]:
         """Yield what has happened and was not read; nothing of a call that has failed or was cancelled."""
-        for news in self._news:
+        for news in self.news:
             if not isinstance(news, asyncio.Task):
                 yield news
             elif not news.cancelled() and news.exception() is None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 from ..chat import ChatResponse, Message
@@ -116,6 +117,17 @@ def _reached_again(invocation: Invocation, calls: int) -> ReachedLimit | None:
     if refusal is None or not invocation.answers_at(refusal.limit, refusal.allowed):
         return None
     return ReachedLimit.of(refusal.error(()))
+
+
+def or_limit(perform: Perform) -> Perform:
+    """Return the limit that has ended a model request, if the model is to be asked for its answer then."""
+
+    async def ask(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+        if isinstance(effect, RunTool):  # `ToolTasks` does it, for all that run together
+            return await perform(effect, invocation)
+        return await or_reached_limit(partial(perform, effect, invocation), invocation)
+
+    return ask
 
 
 async def or_reached_limit(perform: Callable[[], Awaitable[Any]], invocation: Invocation) -> Any:

@@ -28,9 +28,8 @@ from sqlalchemy.util import await_only
 from ..context import ActiveScope, current_invocation
 from ..di.scopes import innermost_scope
 from ..errors import OpenTransactionError
-from ..events import ConnectionReleasedEvent
 from ..execution.threads import running_loop
-from ..request_hooks import before_model_request, before_retrieval
+from ..request_hooks import before_model_request, releases_connection
 from ..settings import ToolboxSettings, WhileAModelWorks
 from .engines import shares_connections
 from .transaction_notes import COMMIT, Loss, TransactionNotes
@@ -201,18 +200,18 @@ class ReleasingSession(Session):
         return connection
 
     @before_model_request
-    @before_retrieval
-    def release_connection(self) -> type[ConnectionReleasedEvent] | None:
-        """Commit if the session has only read. Returns the event to send if a connection was given back.
+    @releases_connection
+    def release_connection(self) -> bool:
+        """Commit if the session has only read. Returns True if a connection was given back.
 
         Raises `OpenTransactionError` if there are changes and the setting is `raise`.
         """
         if not self.may_be_asked():
-            return None
+            return False
         if not self.claim(_ThreadRelease()):
-            return None
+            return False
         try:
-            return self.give_back() if self.has_only_read() else None
+            return self.has_only_read() and self.give_back()
         finally:
             self.end_release()
 
@@ -338,7 +337,7 @@ class ReleasingSession(Session):
 
     # --- giving the connection back
 
-    def give_back(self) -> type[ConnectionReleasedEvent] | None:
+    def give_back(self) -> bool:
         """Commit, unless the transaction reads a snapshot, which is reported as `has_only_read` does.
 
         If that fails, discard the connection; loaded objects stay as they are.
@@ -354,8 +353,8 @@ class ReleasingSession(Session):
         else:
             if snapshots:
                 self._report(snapshots)
-                return None
-        return ConnectionReleasedEvent if connections else None
+                return False
+        return bool(connections)
 
     def _discard(self, connections: list[Connection]) -> None:
         values = [(each, dict(inspect(each).dict), inspect(each).unmodified) for each in self.identity_map.values()]
@@ -432,17 +431,17 @@ class ReleasingAsyncSession(AsyncSession):
         return await super().run_sync(_waiting(fn), *arg, **kw)
 
     @before_model_request
-    @before_retrieval
-    async def release_connection(self) -> type[ConnectionReleasedEvent] | None:
+    @releases_connection
+    async def release_connection(self) -> bool:
         session = self._inner
         if not session.may_be_asked() or session.loop not in (None, asyncio.get_running_loop()):
-            return None
+            return False
         if isinstance(session.ongoing, _TaskRelease):  # for another model request
             await session.ongoing.ended()
-            return None
+            return False
         release = _TaskRelease()
         if not session.claim(release):
-            return None
+            return False
         try:
             may_commit = session.has_only_read(is_lent=any(not each.closed for each in self._lent))
         except BaseException:
@@ -450,7 +449,7 @@ class ReleasingAsyncSession(AsyncSession):
             raise
         if not may_commit:
             session.end_release()
-            return None
+            return False
         # In a task: if the request is cancelled, the session must not stay in the middle of a commit.
         release.task = task = asyncio.create_task(super().run_sync(lambda _: session.give_back()))
         task.add_done_callback(lambda _: session.end_release())

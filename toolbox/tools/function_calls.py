@@ -42,18 +42,13 @@ from .codec import with_written_arguments
 from .failures import logger
 from .marks import OWN_TOOL_CALLS
 from .results import Encoded
-from .tool_calls import NoService, Tool, ToolAttempt, ToolCall, ToolLayer, ToolStep
+from .tool_calls import NoService, Tool, ToolAttempt, ToolCall, ToolLayer
 
 
 def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope and encode the result: the step inside all layers."""
     attempt = ToolAttempt(call.arguments, call.written_arguments())
     return _run_reporting(call, attempt) if call.tool.progress_names else run_function(call, attempt)
-
-
-def innermost_step(tool: Tool) -> ToolStep:
-    """Return the step inside of all layers of a tool."""
-    return tool.run or run_tool
 
 
 def run_function(call: ToolCall, attempt: ToolAttempt) -> Awaitable[Encoded]:
@@ -64,7 +59,7 @@ def run_function(call: ToolCall, attempt: ToolAttempt) -> Awaitable[Encoded]:
 
 def with_layers(tool: Tool, layers: Iterable[ToolLayer]) -> Tool:
     """Return the tool with `layers` around its calls, in place of the layers it had. The first one is outermost."""
-    step = innermost = innermost_step(tool)
+    step = innermost = tool.run or run_tool
     for layer in reversed(tuple(layers)):
         step = layer(step, tool)
     outermost = None if step is innermost else step

@@ -47,7 +47,7 @@ from ..safe_text import printable
 from ..security import Access, identity_in
 from .codec import refuse_doubled_names
 from .failures import DEFAULTS, READY, Handler, check_answer, logger, message_of
-from .function_calls import innermost_step
+from .function_calls import run_tool
 from .results import Encoded, EncodedInFull, cut
 from .tool_calls import CallCancellation, Tool, ToolAttempts, ToolCall, ToolEnvironment, ToolOutcome, ToolSuspension
 
@@ -142,8 +142,7 @@ def answer(
         raise _not_offered(request, filter(environment.was_sent, environment.tools), environment)
     if tool.access is not None:
         return _answer_if_allowed(tool, tool.access, request, context, environment, attempts)
-    arguments = _arguments_in(request, tool)
-    return _run(ToolCall(tool, request, arguments, context, environment, attempts))
+    return _run(ToolCall(tool, request, _arguments_in(request, tool), context, environment, attempts))
 
 
 def _arguments_in(request: ToolExecutionRequest, tool: Tool) -> dict[str, Any] | None:
@@ -194,7 +193,7 @@ async def _answer_who_has_it(request: ToolExecutionRequest, environment: ToolEnv
 
 
 def _run(call: ToolCall) -> Awaitable[Encoded]:
-    step = call.tool.step or innermost_step(call.tool)
+    step = call.tool.step or call.tool.run or run_tool  # within its layers; without layers; of most tools
     return step(call)
 
 

@@ -96,7 +96,8 @@ class Tool(ToolOptions):
     the request itself. `positional` contains the names and defaults of positional-only parameters. `returns` is the
     resolved return annotation, or `EMPTY`. `step` runs a call inside the tool's layers; None if it has none.
     `key_names` and `run_id_names` are hidden parameters about the run, `progress_names` those that report progress.
-    `visible` are the parameters that the model fills.
+    `visible` are the parameters that the model fills, `shown_names` its names for them. With `has_hidden`, the
+    framework fills others.
 
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
@@ -131,12 +132,14 @@ class Tool(ToolOptions):
     validate: Callable[..., dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     owner: type | None = field(default=None, compare=False, repr=False)
     definitions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    has_hidden: bool = field(init=False, compare=False, repr=False)
+    shown_names: Mapping[str, str] = field(init=False, compare=False, repr=False)
 
-    @property
-    def has_hidden(self) -> bool:
-        """True if there are parameters that the framework fills."""
+    def __post_init__(self) -> None:
+        """Compute the values that are the same for all calls."""
         hidden = self.memory_id_names or self.context_names or self.injected or self.positional
-        return bool(hidden or self.key_names or self.run_id_names)
+        object.__setattr__(self, "has_hidden", bool(hidden or self.key_names or self.run_id_names))
+        object.__setattr__(self, "shown_names", {each.name: each.shown_name for each in self.visible})
 
     @property
     def is_service(self) -> bool:
@@ -279,12 +282,12 @@ class ToolCall:
 
         Not for comparing calls: all secrets become the same text. Raises whatever the values' own serializers raise.
         """
-        names = {each.name: each.shown_name for each in self.tool.visible}
+        names = self.tool.shown_names
         return {names.get(name, name): json_of(value) for name, value in self.visible_arguments().items()}
 
     def written_arguments(self) -> dict[str, Any]:
         """Return the same without the arguments that JSON cannot have; it raises nothing."""
-        names, written = {each.name: each.shown_name for each in self.tool.visible}, {}
+        names, written = self.tool.shown_names, {}
         with suppress(ToolArgumentsError):
             for name, value in self.visible_arguments().items():
                 with suppress(Exception):  # any exception of a value's own serializers
@@ -302,7 +305,7 @@ class ToolCall:
             return self.with_arguments(dict(values))
         # The same object is valid already, and validators may change a value each time they see it.
         known, now = self.visible_arguments(), self.written_arguments()
-        names = {each.name: each.shown_name for each in self.tool.visible}
+        names = self.tool.shown_names
 
         def is_kept(name: str, value: Any) -> bool:
             if value is not known.get(name, self):
