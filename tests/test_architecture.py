@@ -218,16 +218,39 @@ def classes_in(node: ast.AST) -> Iterator[ast.ClassDef]:
 
 
 def calls_of_import_module(path: Path) -> Iterator[ast.Call]:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+    """Yield the calls that import what a text names, also under another name: `from importlib import … as load`."""
+    nodes = list(ast.walk(tree_of(path)))
+    importing = {"import_module", "__import__", "resolve_name"}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            importing |= {each.asname for each in node.names if each.name in importing and each.asname}
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in importing:
             yield node
+
+
+def modules_taken_by_name(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the names and lines of modules that code takes out of `sys.modules`."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
+            asked = node.slice
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get":
+            asked = node.args[0]
+        else:
+            continue
+        if isinstance(asked, ast.Constant):
+            yield str(asked.value), node.lineno
 
 
 def imports_of(name: str, path: Path) -> Iterator[Import]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for call in calls_of_import_module(path):
         if isinstance(call.args[0], ast.Constant):
-            yield Import(name, resolve_name(call.args[0].value, package), call.lineno, typing=False)
+            imported = resolve_name(str(call.args[0].value).partition(":")[0], package)
+            yield Import(name, imported, call.lineno, typing=False)
+    for taken, line in modules_taken_by_name(path):
+        if taken in MODULES:
+            yield Import(name, taken, line, typing=False)
     stub = path.with_suffix(".pyi")
     stubbed = ((node, True) for node, _ in statements(tree_of(stub))) if stub.exists() else ()
     for node, typing in (*statements(tree_of(path)), *stubbed):
@@ -406,7 +429,7 @@ def texts_compared_in(node: ast.AST) -> Iterator[object]:
     if isinstance(node, ast.Compare):
         looked_up = [node.left, *node.comparators]
     elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].endswith(
-        ("attr", "get", "startswith")
+        ("attr", "get", "startswith", "attrgetter", "methodcaller")
     ):
         looked_up = node.args
     elif isinstance(node, ast.Subscript):
@@ -431,6 +454,8 @@ def private_parts_in(path: Path) -> Iterator[object]:
                 yield node.attr
             if node.attr == "__class__" and isinstance(node.ctx, ast.Store):
                 yield node.attr
+        elif isinstance(node, ast.MatchClass):
+            yield from (name for name in node.kwd_attrs if name not in here)
         else:
             yield from (text for text in texts_compared_in(node) if text not in inherited)
 

@@ -30,29 +30,10 @@ HEAVY = (
 )
 
 PUBLIC_MODULES = [
-    "toolbox",
-    "toolbox.conversations",
-    "toolbox.dbos",
-    "toolbox.errors",
-    "toolbox.events",
-    "toolbox.guardrails",
-    "toolbox.interceptors",
-    "toolbox.limits",
-    "toolbox.mcp",
-    "toolbox.models",
-    "toolbox.oauth",
-    "toolbox.openapi",
-    "toolbox.otel",
-    "toolbox.recordings",
-    "toolbox.redis",
-    "toolbox.rest",
-    "toolbox.runs",
-    "toolbox.search",
-    "toolbox.security",
-    "toolbox.sql",
-    "toolbox.testing",
-    "toolbox.transcripts",
-    "toolbox_fastapi",
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in ("toolbox", "toolbox_fastapi")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if re.search(r"^__all__\b", path.read_text(encoding="utf-8"), re.MULTILINE)
 ]
 PRIVATE_EVENTS = {"Listeners"}
 

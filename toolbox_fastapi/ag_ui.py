@@ -72,6 +72,7 @@ from .front_ends.stream_parts import (
     CallStart,
     Completed,
     Part,
+    RoundEnd,
     RoundStart,
     ServiceStart,
     ServiceText,
@@ -340,6 +341,10 @@ class EventWriter:
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "cancelled"}}
             case Broken(problem, code):
                 yield {"type": "RUN_ERROR", "message": str(problem.get("detail") or problem["title"]), "code": code}
+            case RoundEnd():
+                pass  # the start of the next one ends it
+            case _:
+                assert_never(part)
 
     def _end_service(self, call_id: str, outcome: CallOutcome, text: str) -> Iterator[Event]:
         if self._services.pop(call_id, None) is None:

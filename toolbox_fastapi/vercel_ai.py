@@ -41,6 +41,7 @@ from .front_ends.room_reading import ShownMessage, read_room
 from .front_ends.run_reading import answer_id
 from .front_ends.stream_parts import (
     AddedMessage,
+    BeanValues,
     BlockEnd,
     BlockPiece,
     BlockStart,
@@ -246,6 +247,10 @@ class ChunkWriter:
                 yield {"type": "abort"} if reason is None else {"type": "abort", "reason": reason}
             case Broken(problem):
                 yield {"type": "error", "errorText": str(problem.get("detail") or problem["title"])}
+            case BeanValues():
+                pass  # a chat of this protocol has no state
+            case _:
+                assert_never(part)
 
     def _write_service(self, call_id: str, state: str, **more: str) -> Chunk:
         data = {"toolCallId": call_id, "service": self._services.get(call_id, ""), "state": state, **more}
@@ -264,7 +269,7 @@ class ChunkWriter:
                 yield {"type": "tool-output-denied", "toolCallId": end.id}
             case "error":
                 yield {"type": "tool-output-error", "toolCallId": end.id, "errorText": end.text}
-            case _:
+            case "result" | "unknown":
                 value = shown_value(end)
                 yield {"type": "tool-output-available", "toolCallId": end.id, "output": value}
 

@@ -6,7 +6,7 @@ A check gets a function that opens a store of the same conversations, like that 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -25,6 +25,7 @@ from toolbox import (
 from toolbox.chat import TokenUsage
 from toolbox.conversations.keys import Owner
 from toolbox.conversations.log import (
+    Head,
     KeptApproval,
     Log,
     LogWrite,
@@ -108,6 +109,53 @@ async def a_turn_comes_back_as_it_was(new_store: NewStore) -> None:
     )
     assert (head.in_charge, head.beans) == (turn.in_charge, turn.beans)
     assert head.updated_at >= head.created_at
+
+
+async def every_field_of_a_log_comes_back(new_store: NewStore) -> None:
+    """A field that one of the stores forgets would be lost at the next start of the program."""
+    store, other, key, at = await new_store(), await new_store(), new_key(), datetime(2026, 1, 2, 3, tzinfo=UTC)
+    turn = Turn(
+        id=uuid4().hex,
+        messages=(UserMessage("q"), AiMessage("a"), UserMessage("hidden")),
+        state="failed",
+        usage=TokenUsage(1, 2, 3, 4, 5),
+        run_id=uuid4().hex,
+        note="[failed]",
+        client_ids={0: "client"},
+        sources=({"source": "https://example.org"},),
+        answered_by="Desk.chat",
+        in_charge="Billing.chat",
+        beans={"Trip": {"days": 3}},
+        at=at,
+        number=4,
+        start=2,
+        hidden_from=4,
+    )
+    shown = RememberedApproval("pay", "ann", at)
+    head = Head(
+        key=key,
+        id=uuid4().hex,
+        created_at=at,
+        updated_at=at.replace(hour=4),
+        owner=BOB,
+        title="Trips",
+        messages=2,
+        usage=TokenUsage(5, 4, 3, 2, 1),
+        next_number=5,
+        notes=ViewNotes(Position(4, 1), "a view", "what was said", Position(3, 1)),
+        beans={"Trip": {"days": 3}},
+        in_charge="Billing.chat",
+        approvals=(
+            KeptApproval(shown=shown, service="shop.Desk", owner=ANN, run_id="run", call_id="call", place=Position(4)),
+        ),
+    )
+    for given in (turn, head, head.notes):  # so that a field that is added later must be here
+        defaults = [each for each in fields(given) if each.default == getattr(given, each.name)]
+        assert defaults == []
+
+    assert await store.create(key, Log(head, (turn,)))
+
+    assert await read(other, key) == Log(head, (turn,))
 
 
 async def a_turn_that_is_appended_again_is_there_once(new_store: NewStore) -> None:
@@ -418,8 +466,6 @@ async def conversations_are_listed_by_their_newest_turn(new_store: NewStore) -> 
 
 
 async def a_head_is_changed_without_a_turn(new_store: NewStore) -> None:
-    from dataclasses import replace
-
     store, key = await new_store(), new_key()
     assert await store.change(key, lambda head: replace(head, title="x")) is None
     await append(store, key, 1)
@@ -551,6 +597,7 @@ async def a_caller_who_does_not_wait_gets_an_error_at_once(new_store: NewStore) 
 
 CHECKS: tuple[Check, ...] = (
     a_turn_comes_back_as_it_was,
+    every_field_of_a_log_comes_back,
     a_turn_that_is_appended_again_is_there_once,
     a_turn_of_a_run_replaces_what_the_run_had_stored_and_is_at_the_end,
     a_turn_that_replaces_another_keeps_its_beans_as_they_are_now,

@@ -31,7 +31,6 @@ from ..chat import (
     SystemMessage,
     TokenUsage,
     ToolExecution,
-    ToolExecutionRequest,
     UserMessage,
 )
 from ..errors import TranscriptError
@@ -180,6 +179,5 @@ _MESSAGE = StoredForm(message_to_dict, message_from_dict)
 StoredMessage: TypeAlias = Annotated[Message, _MESSAGE]
 StoredSystemMessage: TypeAlias = Annotated[SystemMessage, _MESSAGE]
 StoredUserMessage: TypeAlias = Annotated[UserMessage, _MESSAGE]
-StoredRequest: TypeAlias = Annotated[ToolExecutionRequest, StoredForm(request_to_dict, request_from_dict)]
 StoredResponse: TypeAlias = Annotated[ChatResponse, StoredForm(response_to_dict, response_from_dict)]
 StoredExecution: TypeAlias = Annotated[ToolExecution, StoredForm(execution_to_dict, execution_from_dict)]
