@@ -111,9 +111,7 @@ async def test_going_back_copying_and_restoring_begin_with_who_was_in_charge_the
             await container.get(Desk).chat(room, text)
     async with process(*["."] * 5) as container:
         desk, conversation = container.get(Desk), container.conversations.of(Desk, room)
-        first, second, third = (
-            each for each in await conversation.history() if isinstance(each.message, UserMessage)
-        )
+        first, second, third = (each for each in await conversation.history() if isinstance(each.message, UserMessage))
         exported = await conversation.export()
         assert [each["answered_by"] for each in exported["turns"]] == ["Desk.chat", "Billing.chat", "Desk.chat"]
         assert [each["in_charge"] for each in exported["turns"]] == ["Desk.chat", "Billing.chat", "Desk.chat"]
