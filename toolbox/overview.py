@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from .bean_references import is_rest_client
+from .bean_references import BeanReference, is_rest_client
 from .di.decorators import Scope
 from .di.descriptions import BeanDescription
 from .di.graph import BeanGraph
@@ -23,17 +23,18 @@ from .introspection import class_of
 from .runs.exactly_once import ExactlyOnce, exactly_once_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
-from .services.declared_sources import sources_of
+from .services.declared_sources import retrievers_in, sources_of
 from .services.inner_plans import inner_plan
 from .services.method_marks import MethodMarks
 from .services.plans import MethodPlan
+from .tools.retrievers import is_retriever
 from .tools.sources import bean_types, classes_of_methods
 from .tools.tool_calls import Tool
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A bean for display; `dependencies`, `lazy` and `toolbox` name other beans, `tools` are its own tools."""
+    """A bean for display; `dependencies`, `lazy`, `toolbox` and `searched` name other beans, `tools` are its own."""
 
     name: str
     type: str
@@ -43,13 +44,15 @@ class Node:
     lazy: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
     toolbox: tuple[str, ...] = ()
+    searched: tuple[str, ...] = ()
 
     @property
     def links(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of linked beans with the kind of link: holds, looks up or calls."""
+        """Yield the names of linked beans with the kind of link: holds, looks up, calls or searches."""
         yield from ((bean, "holds") for beans in self.dependencies.values() for bean in beans)
         yield from ((bean, "looks up") for beans in self.lazy.values() for bean in beans)
         yield from ((bean, "calls") for bean in self.toolbox)
+        yield from ((bean, "searches") for bean in self.searched)
 
 
 def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
@@ -58,18 +61,22 @@ def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
 
     def node(bean: BeanDescription) -> Node:
         source = bean.source
-        is_service = isinstance(source, type) and service_options_of(source) is not None
-        sources = sources_of(source) if is_service and isinstance(source, type) else ()
-        used = (*bean_types(sources), *classes_of_methods(sources))
+        options = service_options_of(source) if isinstance(source, type) else None
+        sources: tuple[Any, ...] = ()
+        searched: tuple[Any, ...] = ()
+        if isinstance(source, type) and options is not None:
+            sources, searched = sources_of(source, options), retrievers_in(source, options)
+        used = (*bean_types(sources), *classes_of_methods(sources), *_types_of(filter(is_retriever, sources)))
         return Node(
             name=bean.name,
             type=bean.type,
             scope=str(bean.scope),
-            made_by="AI service" if is_service else "REST client" if is_rest_client(source) else bean.made_by,
+            made_by="AI service" if options is not None else "REST client" if is_rest_client(source) else bean.made_by,
             dependencies=dict(bean.dependencies),
             lazy=dict(bean.lazy),
             tools=tool_names(source),
             toolbox=tuple(names[each] for each in used if each in names),
+            searched=tuple(dict.fromkeys(names[each] for each in _types_of(searched) if each in names)),
         )
 
     nodes = sorted(map(node, beans), key=lambda each: -Scope(each.scope).span)
@@ -77,6 +84,10 @@ def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
     # The container itself is a bean as well; it is only shown if another bean uses it.
     itself = {bean.name for bean in beans if bean.source is container}
     return [each for each in nodes if each.name not in itself - linked]
+
+
+def _types_of(listed: Iterable[object]) -> Iterator[Any]:
+    return (BeanReference.to(each).type for each in listed)
 
 
 def tool_names(source: object) -> tuple[str, ...]:
@@ -207,11 +218,12 @@ class _Way:
 def _follow_method(
     way: _Way, plan: MethodPlan, plans: Plans, outer: tuple[MethodPlan, ...], added: Iterable[Tool] = ()
 ) -> Iterator[Reach]:
-    """Yield the ways from a method that was called: to its own tools, those of its providers, and those `added`."""
+    """Yield the ways from a method that was called: to its tools, those of its providers, those `added`, retrievers."""
     if not way.is_open or any(each is plan for each in outer):
         return
     yield from _follow_tools(way, (*plan.toolset.tools, *added), plans, (*outer, plan))
     yield from (way.reach(ANY_TOOL) for _ in plan.providers)
+    yield from (way.reach(each.tool.where) for each in plan.retrievers)
 
 
 def _follow_tools(way: _Way, tools: Iterable[Tool], plans: Plans, outer: tuple[MethodPlan, ...]) -> Iterator[Reach]:

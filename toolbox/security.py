@@ -360,7 +360,8 @@ class Reach:
     """One way from an entry of the program to a tool. `Container.reach()` returns all of them.
 
     - `entry`: where a call comes in: an endpoint (`POST /chat`), an MCP server (`MCP /mcp`) or a method (`Desk.chat`).
-    - `path`: the service methods on the way, such as `Expert.ask`. `tool`: the name for the model, `?` for a provider.
+    - `path`: the service methods on the way, such as `Expert.ask`. `tool`: the name for the model, `?` for a provider;
+      `Handbook.retrieve` for a retriever that is asked for each message.
     - `roles`: one of these roles is enough for the whole way. If no single role is, all roles that it names.
     - `requires_approval`, `guardrails`: those of the tool and of everything on the way.
     - `effects`: those that the library knows: `transactional`, `DELETE /menu/{dish}`, `destructive`.

@@ -13,6 +13,8 @@ from fastapi import FastAPI
 from tests.fastapi.restaurant import OPEN, asked, called, entries_of, program_of, restaurant
 from toolbox import AiMessage, ChatModel, ChatRequest, ChatResponse, Container, UserMessage, register_ai_service, tool
 from toolbox.events import EventListener, InvocationEvent
+from toolbox.handover import hands_over_to
+from toolbox.retrieval import Passage, Query, Retriever
 from toolbox.testing import tool_call
 from toolbox_fastapi import Inject, install
 from toolbox_fastapi.dev_ui import journal
@@ -150,6 +152,35 @@ async def test_an_open_log_does_not_delay_shutdown(serving: Any) -> None:
             lines = reply.aiter_lines()
             assert "Waiter.serve" in await anext(lines)
             await lines.aclose()
+
+
+async def test_searches_and_hand_overs_are_moments_of_the_log(connect: Any, running: Any) -> None:
+    class Handbook(Retriever):
+        async def retrieve(self, query: Query) -> list[Passage]:
+            return [Passage("Pay within 30 days.", source="terms.md", title="Terms")]
+
+    @register_ai_service(retrievers=Handbook)
+    class Billing(Protocol):
+        """Invoices."""
+
+        async def chat(self, question: str) -> str: ...
+
+    @register_ai_service
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, question: str) -> str: ...
+
+    app = restaurant(tool_call("transfer_to_billing", {}), "In 30 days.", register=(Billing, Desk))
+    async with running(app) as http:
+        entries = await asked(http, "Desk.chat", question="When?")
+        beans = {each["name"]: each for each in (await program_of(http))["beans"]}
+
+    moments = {each["type"]: each for each in entries if each["type"] in ("handover", "retrieval")}
+    assert moments["handover"]["result"] == "Desk.chat → Billing.chat"
+    assert moments["retrieval"]["name"] == "retriever Handbook"
+    assert moments["retrieval"]["result"] == "Query: When?\n\nTerms terms.md\nPay within 30 days."
+    [billing] = [each for each in beans.values() if each["type"] == "Billing"]
+    assert {"to": "handbook", "manner": "searches"} in billing["links"]
 
 
 def test_the_page_knows_the_fields_of_each_entry() -> None:

@@ -412,6 +412,42 @@ async def test_a_decorator_of_the_target_is_not_called() -> None:
         assert (await container.get(Shop).chat("ada", "Hi")).content == "Books."
 
 
+async def test_tools_that_a_colleague_gets_during_a_call_are_imitated_too() -> None:
+    """Those of a provider and of a tool search: no plan knows them, but the conversation shows who called them."""
+
+    @tool(name="remote")
+    async def found_later() -> str:
+        """Look elsewhere."""
+        return "seen"
+
+    @register_ai_service
+    class Books(Protocol):
+        """Books."""
+
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    @register_ai_service(tool_provider=lambda request: [found_later], tools=look, tool_search=KeywordToolSearch())
+    class Shop(Protocol):
+        @hands_over_to(Books.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    search, remote = tool_call("tool_search_tool", {"terms": ["elsewhere"]}), tool_call("remote", {})
+    to_books = tool_call("transfer_to_books", {})
+    beside = AiMessage(tool_execution_requests=[remote, to_books])
+    replies = [search, beside, remote, search, "One.", remote, "Two.", tool_call("made_up", {})]
+    async with started(ScriptedChatModel(replies), Shop, Books) as container:
+        first = await container.get(Shop).chat("ada", "Hi")
+        assert [each.result for each in first.tool_executions[1:]] == [
+            *("seen", "Handed over to Books.chat."),
+            "You do not have the tool 'remote' now; Shop.chat has it.",
+            "You do not have the tool 'tool_search_tool' now; Shop.chat has it.",
+        ]
+        second = await container.get(Shop).chat("ada", "Again")  # Books is in charge from the start
+        assert second.tool_executions[0].result == "You do not have the tool 'remote' now; Shop.chat has it."
+        with pytest.raises(UnknownToolError):
+            await container.get(Shop).chat("ada", "Again")
+
+
 async def test_a_colleague_that_the_identity_may_not_call_is_not_named() -> None:
     @register_ai_service(tools=look)
     class Books(Protocol):

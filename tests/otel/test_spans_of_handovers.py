@@ -108,7 +108,7 @@ async def test_a_message_for_a_run_is_an_event_of_its_span() -> None:
         telemetry.exporter.clear()
         await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
     [span] = [each for each in telemetry.spans if each.name == "invoke_agent Till"]
-    assert [(each.name, dict(each.attributes)) for each in span.events] == [("toolbox.told", {})]
+    assert [(each.name, dict(each.attributes)) for each in span.events] == [("toolbox.message_added", {})]
     assert "a secret" not in telemetry.text
 
 

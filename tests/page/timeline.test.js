@@ -11,13 +11,14 @@ const recorded = () => {
   return {rows, set: (key, kind, facts) => rows.push([key, kind, facts])};
 };
 
-test("tool calls, model requests, guardrails and connections are rows; other entries are not", () => {
+test("tool calls, model requests, and what happens between them are rows; other entries are not", () => {
   const timeline = recorded();
-  const taken = ["tool_started", "tool", "model", "guardrail", "connection", "memory", "ended", "tool_progress"].map(
-    type => feed(timeline, /** @type {any} */ ({type, invocation: "r", call: 1, name: type}), "r"),
+  const rows = ["tool_started", "tool", "model", "guardrail", "connection", "retrieval", "handover", "told"];
+  const taken = [...rows, "memory", "ended", "tool_progress"].map(type =>
+    feed(timeline, /** @type {any} */ ({type, invocation: "r", call: 1, name: type}), "r"),
   );
 
-  assert.deepEqual(taken, [true, true, true, true, true, false, false, false]);
+  assert.deepEqual(taken, [...rows.map(() => true), false, false, false]);
   assert.deepEqual(timeline.rows[3], ["r 1", "guardrail", {name: "guardrail"}]);
 });
 

@@ -27,7 +27,7 @@ from toolbox import (
 )
 from toolbox.conversations.log import entries_of
 from toolbox.retrieval import Passage, Query, Retriever, retrieves
-from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve, durable
+from toolbox.runs import InMemoryRunStore, RunFailedError, RunId, RunStore, approve, durable
 from toolbox.security import SecurityIdentity
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -198,6 +198,22 @@ async def test_a_durable_run_stores_the_event_without_texts() -> None:
         events = [each.event async for each in container.runs.events(run.id)]
 
     assert events[0] == Retrieved((STORED,))
+
+
+async def test_followers_of_a_run_get_what_is_found_after_a_crash_once() -> None:
+    container, _ = started(ModelConnectionError("down"), ModelConnectionError("down"), "done")
+    async with container:
+        run = await container.runs.start(Clerk.surely, "9", "x")
+        with pytest.raises(RunFailedError):
+            await container.runs.result(run.id)
+        with pytest.raises(ModelConnectionError):  # the same is found again
+            await container.runs.retry(run.id)
+        Handbook.found[:] = [C, A]
+        await container.runs.retry(run.id)
+        events = [each.event async for each in container.runs.events(run.id)]
+
+    found = [[passage.source for passage in each.passages] for each in events if isinstance(each, Retrieved)]
+    assert found == [["a.md"], ["a.md", "c.md"]]
 
 
 async def test_a_run_asks_under_the_identity_of_whoever_continues_it() -> None:

@@ -63,6 +63,14 @@ async def test_a_search_is_a_span_inside_of_its_call_or_its_tool(content: bool) 
     assert first.end_time <= spans["chat"].end_time
 
 
+def test_reach_lists_what_searches_for_a_method() -> None:
+    container = Container(models={"default": ScriptedChatModel([])}).register(Clerk)
+    assert {(each.entry, each.tool) for each in container.reach()} == {
+        ("Clerk.answer", "search_handbook"),
+        ("Clerk.answer", "Handbook.retrieve"),
+    }
+
+
 async def test_a_log_line_has_the_number_of_passages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     container = Container(models={"default": ScriptedChatModel(["30"])}).register(Clerk)

@@ -116,7 +116,7 @@ def fail_with_problems(problems: Iterable[Problem]) -> None:
 
 # --- beans
 
-ARROWS = {"holds": "-->", "looks up": "-.->", "calls": "==>"}
+ARROWS = {"holds": "-->", "looks up": "-.->", "calls": "==>", "searches": "==o"}
 
 
 def text_lines(nodes: Iterable[Node], left_out: Sequence[LeftOut] = ()) -> Iterator[str]:
@@ -193,8 +193,8 @@ def _write_mermaid(text: str) -> str:
 def mermaid_lines(nodes: Iterable[Node], left_out: Sequence[LeftOut] = ()) -> Iterator[str]:
     """Yield the bean graph as a Mermaid flowchart.
 
-    Solid arrows are injected beans, dotted ones are looked up when they are used, thick ones are tools. What was left
-    out has a group without arrows.
+    Solid arrows are injected beans, dotted ones are looked up when they are used, thick ones are tools, with a
+    circle at their end retrievers. What was left out has a group without arrows.
     """
     nodes = list(nodes)
     ids = {node.name: f"bean{number}" for number, node in enumerate(nodes)}

@@ -241,7 +241,7 @@ class OpenTelemetryListener(EventListener):
         self._add_event(event, "toolbox.handed_over", facts)
 
     def _on_told(self, event: ToldEvent) -> None:
-        self._add_event(event, "toolbox.told", {})
+        self._add_event(event, "toolbox.message_added", {})
 
     def _add_event(self, event: InvocationEvent, name: str, attributes: Attributes) -> None:
         """Add an event to the span of the service call."""

@@ -16,6 +16,7 @@ from ..chat import (
     PartialReasoning,
     PartialResponse,
     PartialToolCall,
+    Retrieved,
     RunSuspended,
     UserMessage,
 )
@@ -259,6 +260,8 @@ def _inner_prefix(event: InnerEvent) -> str:
 def _identity(event: ServiceEvent) -> str:
     if isinstance(event, InnerEvent):
         return _inner_prefix(event) + _identity(event.event)
+    if isinstance(event, Retrieved):  # the next owner may find more than the one before
+        return f"Retrieved {[(each.source, each.title) for each in event.passages]}"
     request = getattr(event, "request", None) or getattr(getattr(event, "execution", None), "request", None)
     return (
         f"{type(event).__name__} {request.id} {request.name} {request.arguments}" if request else type(event).__name__

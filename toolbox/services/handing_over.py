@@ -42,6 +42,7 @@ from .plans import MethodPlan
 from .recording_needs import HANDOVER
 from .retrieving import find_passages_of_charge
 from .streamed_call import StreamedCall
+from .teams import HANDED_OVER
 from .templates import text_of
 
 logger = logging.getLogger("toolbox.services")
@@ -105,7 +106,9 @@ async def hand_over(effect: HandOver, invocation: Invocation, streamed: Streamed
         _switch(plan, invocation)
         await _begin_charge(source, invocation)
         charge = await _open(invocation, streamed)
-        outcomes = dict(begun.outcomes(f"Handed over to {plan.where}.", f"Not done: {source} hands over only once."))
+        outcomes = dict(
+            begun.outcomes(HANDED_OVER.format(method=plan.where), f"Not done: {source} hands over only once.")
+        )
     if streamed is not None:
         for outcome in outcomes.values():
             await streamed.put_event(ToolExecuted(outcome.execution))

@@ -25,6 +25,7 @@ from .loop import Effect, Rules, next_effect, request_of
 from .outputs import OutputMode
 from .recording_needs import MODEL_CHOICE
 from .state import State
+from .teams import callers_in
 from .toolsets import Toolset
 
 
@@ -107,7 +108,7 @@ async def _ask_router(invocation: Invocation, request: ChatRequest) -> str:
 
 async def find_tools(invocation: Invocation) -> None:
     """Find the tools, the rules of the loop for them, and what they need to run."""
-    host, toolset = invocation.host, invocation.plan.toolset
+    host, toolset, team = invocation.host, invocation.plan.toolset, invocation.entry.team
     if invocation.added or invocation.plan.providers or toolset.is_restricted:
         toolset = await find_toolset(invocation)
     plan = invocation.plan  # another one, if the tools may suspend the call
@@ -126,7 +127,13 @@ async def find_tools(invocation: Invocation) -> None:
         model=host.models.find,
         passages=_number_passages(invocation) if plan.retrievers or toolset.has_retrievers else None,
         elsewhere=invocation.entry.tools_of_team,
+        callers=(lambda: _callers_in(invocation)) if team else None,
     )
+
+
+def _callers_in(invocation: Invocation) -> dict[str, str]:
+    state = invocation.state
+    return callers_in((*state.history, *state.messages), invocation.entry.where)
 
 
 def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from ..bean_references import BeanReference, definitions_of
-from ..chat import ToolSpecification, UserMessage
+from ..chat import Message, ToolExecutionResultMessage, ToolSpecification, UserMessage
 from ..errors import Problem
 from ..handover import HandoverMark
 from ..introspection import EMPTY, snake_case, type_name
@@ -129,6 +129,25 @@ def _make_tool(name: str, description: str | None, target: MethodPlan) -> Tool:
 
 def _refuse(*_: object) -> str:
     raise RuntimeError("a tool that hands over is run by the loop")
+
+
+HANDED_OVER: Final = "Handed over to {method}."
+"""What the model reads as the result of a hand-over."""
+
+
+def callers_in(messages: Iterable[Message], entry: str) -> dict[str, str]:
+    """Return which method of the team of `entry` has last called each tool with a result, by the names of the tools."""
+    found: dict[str, str] = {}
+    here = following = entry
+    before, after = HANDED_OVER.split("{method}")
+    for each in messages:
+        if not isinstance(each, ToolExecutionResultMessage):
+            here = following
+        elif each.tool_name.startswith("transfer_to_") and each.text.startswith(before):
+            following = each.text.removeprefix(before).removesuffix(after)  # from the next reply on
+        elif not each.is_error:
+            found[each.tool_name] = here
+    return found
 
 
 # --- who is in a team

@@ -135,7 +135,7 @@ def answer(
 
     Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
     """
-    if tool is None and request.name in environment.elsewhere:
+    if tool is None and environment.callers is not None:
         return _answer_who_has_it(request, environment)
     if tool is None:
         # A tool that was sent before a resume may be hidden from the identity of today.
@@ -182,13 +182,17 @@ async def _answer_who_has_it(request: ToolExecutionRequest, environment: ToolEnv
     """
     name, context = request.name, environment.context
     here = f"{context.service.__name__}.{context.method}"
-    having = [each for each in environment.elsewhere[name] if each.method != here or each.tool.hands_over_to]
+    having = [each for each in environment.elsewhere.get(name, ()) if each.method != here or each.tool.hands_over_to]
     if any(each.is_restricted for each in having):
         identity = await identity_in(environment.scope)
         having = [each for each in having if each.allows(identity)]
-    if not having:
+    methods = [each.method for each in having]
+    if name not in environment.elsewhere and environment.callers is not None:
+        # Of an endpoint, a tool provider or a tool search: who has called it shows who has it.
+        methods = [each for each in (environment.callers().get(name),) if each not in (None, here)]
+    if not methods:
         raise _not_offered(request, filter(environment.was_sent, environment.tools), environment)
-    places = " and ".join(dict.fromkeys(each.method for each in having))
+    places = " and ".join(dict.fromkeys(methods))
     return EncodedInFull(f"You do not have the tool {name!r} now; {places} has it.", is_error=True)
 
 

@@ -434,6 +434,8 @@ class ToolEnvironment:
     model: Callable[[str | None], Awaitable[ChatModel]] | None = None
     elsewhere: Mapping[str, Sequence[ToolOfTeam]] = field(default_factory=dict)
     """Where the methods of the team have their tools, by the names of the tools."""
+    callers: Callable[[], Mapping[str, str]] | None = None
+    """Returns which method of the team called a tool last in this conversation, by the names of the tools."""
     passages: NumberedPassages | None = None
     """The passages of the invocation, if a retriever or one as a tool can find some."""
     abandon_runs: Callable[[Exception], Awaitable[list[str]]] | None = None

@@ -43,15 +43,18 @@ from toolbox.events import (
     ConnectionReleasedEvent,
     EventListener,
     GuardrailExecutedEvent,
+    HandedOverEvent,
     InvocationEvent,
     MemoryWrittenEvent,
     ModelFailedEvent,
     ModelRequestEvent,
     ModelResponseEvent,
+    RetrievedEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
     ServiceSuspendedEvent,
+    ToldEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolStartedEvent,
@@ -116,10 +119,13 @@ class CallEndedEntry(_Logged):
     thread: NotRequired[str]
 
 
+MomentKind: TypeAlias = Literal["guardrail", "usage", "connection", "retrieval", "handover", "told"]
+
+
 class MomentEntry(_Logged):
     """Something between the calls, with one entry."""
 
-    type: Literal["guardrail", "usage", "connection"]
+    type: MomentKind
     call: str
     name: str
     duration: float
@@ -259,6 +265,14 @@ class DevUiListener(EventListener):
             case GuardrailExecutedEvent():
                 name, refused = f"guardrail {event.guardrail.__name__}", event.outcome not in ("success", "modified")
                 self._add_moment(context, "guardrail", name, event.outcome, duration=event.duration, refused=refused)
+            case RetrievedEvent():
+                name, text = f"retriever {event.retriever.__name__}", shorten_text(_search_text(event))
+                self._add_moment(context, "retrieval", name, text, duration=event.duration)
+            case HandedOverEvent():
+                self._add_moment(context, "handover", "hand-over", f"{event.source} → {event.target}")
+            case ToldEvent():
+                by = "" if event.by is None else f" by {event.by}"
+                self._add_moment(context, "told", f"message added{by}", shorten_text(user_text(event.message)))
             case MemoryWrittenEvent():
                 saved = MemoryEntry(
                     type="memory", invocation=context.invocation_id, at=_now(), messages=len(event.messages)
@@ -386,7 +400,7 @@ class DevUiListener(EventListener):
     def _add_moment(
         self,
         context: InvocationContext,
-        kind: Literal["guardrail", "usage", "connection"],
+        kind: MomentKind,
         name: str,
         text: str,
         *,
@@ -473,6 +487,12 @@ def user_text(message: UserMessage) -> str:
     """Return the text of a user message, with a placeholder for each image, document and recording."""
     others = [note for each in message.contents if (note := _placeholder(each))]
     return "\n".join([*([message.text] if message.text else []), *others])
+
+
+def _search_text(event: RetrievedEvent) -> str:
+    """Return a query and the passages that were found for it."""
+    found = [f"{' '.join(filter(None, (each.title, each.source)))}\n{each.text}".strip() for each in event.passages]
+    return "\n\n".join([f"Query: {event.query.text}", *(found or ["Nothing was found."])])
 
 
 def _placeholder(content: Content) -> str:

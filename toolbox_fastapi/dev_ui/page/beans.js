@@ -6,7 +6,12 @@ import {at, counted, draw, make, newId} from "./dom.js";
 import {HEIGHT, arrange, pathOf} from "./layout.js";
 
 const SCOPES = ["application", "request", "call", "dependent"];
-const LINK_KINDS = {holds: "holds it", "looks up": "looks it up when needed", calls: "offers its tools to a model"};
+const LINK_KINDS = {
+  holds: "holds it",
+  "looks up": "looks it up when needed",
+  calls: "offers its tools to a model",
+  searches: "asks it for passages",
+};
 
 export function showBeans(program, wanted) {
   const {beans, left_out: absent} = program;

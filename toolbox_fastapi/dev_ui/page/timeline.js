@@ -8,7 +8,7 @@ import {block, clock, duration, make, pretty, visible} from "./dom.js";
 /** @typedef {{type: "ended", invocation: string, at: number, duration: number, answer: any, failure: any, waits: boolean}} EndedEntry */
 /** @typedef {{type: "model_started" | "tool_started", invocation: string, at: number, call: number, name: string, sent?: string, arguments?: string}} CallStartedEntry */
 /** @typedef {{type: "model" | "tool", invocation: string, at: number, call: number, duration: number, result: string, is_error: boolean, usage?: any, thread?: string}} CallEndedEntry */
-/** @typedef {{type: "guardrail" | "usage" | "connection", invocation: string, at: number, call: string, name: string, duration: number, result: string, refused: boolean}} MomentEntry */
+/** @typedef {{type: "guardrail" | "usage" | "connection" | "retrieval" | "handover" | "told", invocation: string, at: number, call: string, name: string, duration: number, result: string, refused: boolean}} MomentEntry */
 /** @typedef {{type: "memory", invocation: string, at: number, messages: number}} MemoryEntry */
 /** @typedef {StartedEntry | EndedEntry | CallStartedEntry | CallEndedEntry | MomentEntry | MemoryEntry} LogEntry */
 
@@ -136,7 +136,10 @@ export function feed(timeline, entry, root) {
     case "tool":
     case "guardrail":
     case "usage":
-    case "connection": {
+    case "connection":
+    case "retrieval":
+    case "handover":
+    case "told": {
       const {type, invocation, call, ...facts} = entry;
       const kind = type.replace("_started", "");
       timeline.set(`${invocation} ${call}`, invocation === root ? kind : `${kind} inner`, facts);
