@@ -342,6 +342,24 @@ async def test_of_a_long_log_that_was_not_cut_a_window_reads_the_end_only(window
     assert store.most == (100 if window.limit == 20 else 1000)
 
 
+async def test_an_own_view_gets_the_newest_1000_messages_also_of_a_turn_with_more() -> None:
+    given: list[int] = []
+
+    class Counting(Newest):
+        def newest(self, messages: Sequence[Message]) -> Sequence[Message]:
+            given.append(len(messages))
+            return messages
+
+    store = InMemoryChatMemoryStore(max_messages=10_000)
+    said = tuple(message for each in talk(*range(1, 701)) for message in each.messages)
+    await store.write(KEY, LogWrite(turn=Turn(messages=said)))
+
+    excerpt = await ChatMemories(store).load(KEY, Counting())
+
+    assert given == [1000]
+    assert excerpt.messages == said[-1000:]
+
+
 async def test_the_write_of_a_turn_moves_the_cut() -> None:
     store = InMemoryChatMemoryStore()
     for each in talk(1, 2, 3):

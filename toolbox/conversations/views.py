@@ -503,16 +503,17 @@ class OwnView:
         return notes.begin if notes.made_by == self.describe() else None
 
     def excerpt(self, log: Log) -> Excerpt:
-        """Return what the object chooses. `log` has the newest 1,000 messages."""
+        """Return what the object chooses. `log` has the turns with the newest 1,000 messages."""
         pieces = pieces_of(since(log.turns, self.begin(log.head.notes)))
         total = sum(len(each.counted) for each in pieces)
         messages = self._choose(pieces, is_all=total >= log.head.messages)
         return Excerpt(messages, log.head.notes, log.turns, head=log.head)
 
     def _choose(self, pieces: Sequence[Piece], *, is_all: bool) -> tuple[Message, ...]:
-        given = sent(pieces)
+        available = sent(pieces)
+        given = available[-NEWEST:]  # one turn may hold more: what `add` or an earlier release has stored
         chosen = tuple(self.chooses.newest(given))
-        if chosen != given or not is_all:
+        if chosen != available or not is_all:
             chosen = from_user_message(chosen)
         return alternating(repaired(chosen))
 
