@@ -404,15 +404,16 @@ class ToolTimeoutError(_WithFacts, ToolboxError, TimeoutError):
 class TranscriptError(_WithFacts, ToolboxError, ValueError):
     """A text is not a stored conversation or specification, or a conversation cannot be stored.
 
-    `.path` is the place in the JSON, `.what` the problem.
+    `.path` is the place in the JSON, `.what` the problem, `.source` what fits.
     """
 
     path: Path
     what: str
+    source: str = "only text from messages_to_json or specification_to_json, with JSON attributes"
 
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""
-        return f"{place}{self.what}; use only text from messages_to_json or specification_to_json, with JSON attributes"
+        return f"{place}{self.what}; use {self.source}"
 
 
 # --- services

@@ -13,16 +13,20 @@ STATES: tuple[TurnState, ...] = ("answered", "answered", "answered", "failed", "
 
 
 def make_turn(choices: Choices, name: str) -> Turn:
-    """Return a turn as services store it; one that was interrupted ends anywhere behind the user's message."""
+    """Return a turn as services store it; one that was interrupted ends anywhere behind the user's message.
+
+    As in conversations from elsewhere, ids of calls may be missing or occur twice; and answers may be empty.
+    """
     state = choices.one_of(STATES)
     messages: list[Message] = [UserMessage(f"q{name}")]
     if state == "waiting":
         return Turn(id=name, messages=tuple(messages), state=state, run_id=name)
     for round_ in range(choices.below(3)):
-        calls = [ToolExecutionRequest(f"{name}-{round_}-{n}", "add", "{}") for n in range(1 + choices.below(2))]
+        ids = [choices.one_of((f"{name}-{round_}-{n}", "call_0", "")) for n in range(1 + choices.below(3))]
+        calls = [ToolExecutionRequest(each, "add", "{}") for each in ids]
         messages.append(AiMessage(choices.one_of((None, "let me see")), calls))
         messages += [ToolExecutionResultMessage.of(each, "5") for each in calls]
-    messages.append(AiMessage(f"a{name}"))
+    messages.append(AiMessage(choices.one_of((f"a{name}", "", None))))
     if state != "answered":
         del messages[1 + choices.below(len(messages)) :]
     return Turn(id=name, messages=tuple(messages), state=state, usage=TokenUsage(1, 1))

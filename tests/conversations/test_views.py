@@ -253,6 +253,37 @@ def test_messages_of_one_side_that_follow_each_other_are_joined() -> None:
 # --- summaries
 
 
+def test_an_empty_answer_is_a_note_for_the_model() -> None:
+    """Servers refuse an empty message of the assistant; without one, the user would speak twice."""
+    thoughts = {"content": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]}
+    for empty in (
+        AiMessage(""),
+        AiMessage(None),
+        AiMessage(" \n"),
+        AiMessage(None, reasoning="Hm.", attributes=thoughts),
+    ):
+        excerpt = FullHistory().excerpt(log(turn(1, UserMessage("q1"), empty), *talk(2)))
+
+        assert texts(excerpt) == ["q1", "[This answer was empty.]", "q2", "a2"]
+    picture = AiMessage(None, attributes={"output": [{"type": "image_generation_call", "id": "ig_1"}]})
+    assert FullHistory().excerpt(log(turn(1, UserMessage("q1"), picture))).messages[1] is picture
+
+
+def test_calls_of_one_message_are_sent_with_ids_of_their_own() -> None:
+    calls = [ToolExecutionRequest(id_, "add", f'{{"a": {n}}}') for n, id_ in enumerate(("c", "c", "", "c_1"))]
+    results = [ToolExecutionResultMessage(each.id, "add", str(n)) for n, each in enumerate(calls)]
+
+    excerpt = FullHistory().excerpt(log(turn(1, UserMessage("q"), AiMessage(None, calls), *results, AiMessage("a"))))
+
+    _, asked, *answered, _ = excerpt.messages
+    assert isinstance(asked, AiMessage)
+    ids = [each.id for each in asked.tool_execution_requests]
+    assert len({*ids, ""}) == 5
+    assert (ids[0], ids[3]) == ("c", "c_1")
+    assert [each.arguments for each in asked.tool_execution_requests] == [each.arguments for each in calls]
+    assert [(each.id, each.text) for each in answered] == [(id_, str(n)) for n, id_ in enumerate(ids)]  # type: ignore[union-attr]  # they are results
+
+
 def test_a_summary_replaces_all_but_the_newest_turns_and_builds_on_the_last_one() -> None:
     view, notes = Summary(MessageWindow(6), keep_messages=3), ViewNotes()
     first = view.excerpt(log(*talk(1, 2, 3, 4)))
@@ -340,6 +371,24 @@ async def test_of_a_long_log_that_was_not_cut_a_window_reads_the_end_only(window
     expected = window.excerpt(log(*talk(*range(1, 1001))))
     assert (excerpt.messages, excerpt.notes) == (expected.messages, expected.notes)
     assert store.most == (100 if window.limit == 20 else 1000)
+
+
+async def test_an_own_view_gets_the_newest_1000_messages_also_of_a_turn_with_more() -> None:
+    given: list[int] = []
+
+    class Counting(Newest):
+        def newest(self, messages: Sequence[Message]) -> Sequence[Message]:
+            given.append(len(messages))
+            return messages
+
+    store = InMemoryChatMemoryStore(max_messages=10_000)
+    said = tuple(message for each in talk(*range(1, 701)) for message in each.messages)
+    await store.write(KEY, LogWrite(turn=Turn(messages=said)))
+
+    excerpt = await ChatMemories(store).load(KEY, Counting())
+
+    assert given == [1000]
+    assert excerpt.messages == said[-1000:]
 
 
 async def test_the_write_of_a_turn_moves_the_cut() -> None:

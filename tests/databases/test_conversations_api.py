@@ -285,7 +285,7 @@ async def test_what_was_exported_is_restored(store: Any) -> None:
         again = await copied.export()
         assert again["turns"][:2] == exported["turns"]
         assert (again["service"], again["owner"]) == (stored_name(other), "ann")
-        with pytest.raises(TranscriptError, match=r"turns\.1\.messages\.0\.type"):
+        with pytest.raises(TranscriptError, match=r"turns\.1\.messages\.0\.type: .*; use what export\(\)"):
             broken = [{"messages": []}, {"messages": [{"type": "?"}]}]
             await conversations.restore(other, "broken", {"turns": broken})
         with pytest.raises(ConversationNotFoundError):

@@ -225,6 +225,14 @@ def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: 
     `turns` is required; of a turn, its messages are. `owner` and the times of turns without one are given. The beans
     belong to the last turn: what they were before is not known.
     """
+    try:
+        return _read_log(key, exported, owner, now)
+    except TranscriptError as error:
+        source = "what export() of a conversation returns, or the same form"
+        raise TranscriptError(error.path, error.what, source) from None
+
+
+def _read_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: datetime) -> Log:
     version = read_field(exported, "version", int, "", VERSION)
     if version != VERSION:
         raise TranscriptError("version", f"unsupported version {version}; this release reads version {VERSION}")

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, assert_never
 
-from ..chat import AiMessage, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
+from ..chat import (
+    AiMessage,
+    Message,
+    SystemMessage,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, bytes_of
 from ..execution.markers import is_async
 from ..introspection import takes
@@ -137,7 +144,21 @@ def alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
             joined[-1] = AiMessage(text, kept.tool_execution_requests, kept.reasoning, kept.attributes, kept.name)
         else:
             joined.append(each)
-    return tuple(joined)
+    return tuple(AiMessage(EMPTY) if _is_empty(each) else each for each in joined)
+
+
+EMPTY = "[This answer was empty.]"
+"""What a model reads in place of an empty answer: servers refuse it, and left out, the user would speak twice."""
+
+_UNSPOKEN = frozenset({"text", "message", "thinking", "redacted_thinking", "reasoning"})
+
+
+def _is_empty(message: Message) -> bool:
+    """Return True for a reply that says nothing, and with which its server keeps nothing but thoughts."""
+    if not isinstance(message, AiMessage) or message.tool_execution_requests or (message.text or "").strip():
+        return False
+    kept = [block for each in message.attributes.values() if isinstance(each, Sequence) for block in each]
+    return not any(isinstance(each, Mapping) and each.get("type") not in _UNSPOKEN for each in kept)
 
 
 # --- the views
@@ -503,16 +524,17 @@ class OwnView:
         return notes.begin if notes.made_by == self.describe() else None
 
     def excerpt(self, log: Log) -> Excerpt:
-        """Return what the object chooses. `log` has the newest 1,000 messages."""
+        """Return what the object chooses. `log` has the turns with the newest 1,000 messages."""
         pieces = pieces_of(since(log.turns, self.begin(log.head.notes)))
         total = sum(len(each.counted) for each in pieces)
         messages = self._choose(pieces, is_all=total >= log.head.messages)
         return Excerpt(messages, log.head.notes, log.turns, head=log.head)
 
     def _choose(self, pieces: Sequence[Piece], *, is_all: bool) -> tuple[Message, ...]:
-        given = sent(pieces)
+        available = sent(pieces)
+        given = available[-NEWEST:]  # one turn may hold more: what `add` or an earlier release has stored
         chosen = tuple(self.chooses.newest(given))
-        if chosen != given or not is_all:
+        if chosen != available or not is_all:
             chosen = from_user_message(chosen)
         return alternating(repaired(chosen))
 
@@ -593,26 +615,45 @@ def repaired(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return the messages with a result after every tool call, as model servers require.
 
     After a crash, calls may have no results, or results no calls. Missing results are added as errors; results without
-    a call are removed.
+    a call are removed. Calls of one message get ids of their own.
     """
     kept: list[Message] = []
-    waiting: dict[str, str] = {}
+    waiting: list[tuple[str, ToolExecutionRequest]] = []
     for message in messages:
         if isinstance(message, ToolExecutionResultMessage):
-            if message.id in waiting:
-                del waiting[message.id]
-                kept.append(message)
+            at = next((at for at, (id_, _) in enumerate(waiting) if id_ == message.id), None)
+            if at is not None:
+                _, call = waiting.pop(at)
+                kept.append(message if call.id == message.id else replace(message, id=call.id))
             continue
         kept += _answer_interrupted(waiting)
-        waiting = {}
+        waiting = []
         if isinstance(message, SystemMessage):
             continue  # the system message is created for each call
-        if isinstance(message, AiMessage):
-            waiting = {each.id: each.name for each in message.tool_execution_requests}
+        if isinstance(message, AiMessage) and message.tool_execution_requests:
+            given = message.tool_execution_requests
+            calls = _with_own_ids(given)
+            waiting = [(each.id, own) for each, own in zip(given, calls, strict=True)]
+            message = message if calls is given else replace(message, tool_execution_requests=calls)
         kept.append(message)
     return (*kept, *_answer_interrupted(waiting))
 
 
-def _answer_interrupted(waiting: dict[str, str]) -> list[Message]:
+def _with_own_ids(calls: Sequence[ToolExecutionRequest]) -> Sequence[ToolExecutionRequest]:
+    """Return calls of one message, with new ids for those whose id is empty or that of another one."""
+    taken = {each.id for each in calls}
+    if len(taken) == len(calls) and "" not in taken:
+        return calls
+    made, seen = list[ToolExecutionRequest](), {""}
+    for number, each in enumerate(calls):
+        own = each.id
+        while own in seen or (own != each.id and own in taken):
+            own = f"{own or 'call'}_{number}"
+        seen.add(own)
+        made.append(each if own == each.id else replace(each, id=own))
+    return tuple(made)
+
+
+def _answer_interrupted(waiting: Iterable[tuple[str, ToolExecutionRequest]]) -> list[Message]:
     text = "This call was interrupted; whether it had an effect is not known."
-    return [ToolExecutionResultMessage(id_, name, text, is_error=True) for id_, name in waiting.items()]
+    return [ToolExecutionResultMessage(each.id, each.name, text, is_error=True) for _, each in waiting]
