@@ -36,12 +36,14 @@ from .conversations.log import (
     LogWrite,
     Replaced,
     Turn,
+    backwards,
     before_entry,
     begin_head,
     choose_newest,
     emptied,
     head_after,
     head_before,
+    knows_state,
     place_of_entry,
     place_of_user_message,
     read_entry_id,
@@ -234,13 +236,13 @@ class RedisChatMemoryStore(LogStore):
             place = place_of_entry(await self._find_turn(found, before), before)
             last = place.turn
         read: tuple[Turn, ...] = ()
-        first = None
-        while last >= 1 and sum(len(each.shown) for each in read) < messages:
-            numbers = range(max(1, last - min(_AT_ONCE, messages // 2)), last + 1)
-            earlier = await self._read_turns(found, numbers)
+        for first_number, last_number in backwards(last, min(_AT_ONCE, messages // 2) + 1):
+            if sum(len(each.shown) for each in read) >= messages:
+                break
+            earlier = await self._read_turns(found, range(first_number, last_number + 1))
             if place is not None:
                 earlier = before_entry(earlier, place)
-            read, last = (*(each for each in earlier if each.shown), *read), numbers[0] - 1
+            read = (*(each for each in earlier if each.shown), *read)
         first = choose_newest(((each.number, len(each.shown)) for each in reversed(read)), messages)
         return Log(found.head, () if first is None else tuple(each for each in read if each.number >= first))
 
@@ -344,15 +346,18 @@ class RedisChatMemoryStore(LogStore):
             if found.head is None:
                 return None
             place = place_of_user_message(await self._find_turn(found, entry), entry)
-            turns = await self._read_turns(found, range(1, found.head.next_number))
             fields, hidden = _Fields(), 0
-            for each in turns:
-                if each.number >= place.turn:
-                    index = place.index if each.number == place.turn else each.start
-                    changed = replace(each, hidden_from=min(index, each.end))
-                    hidden += len(each.shown) - len(changed.shown)
-                    fields.values[f"h:{each.number}"] = changed.hidden_from
-            before = [each for each in turns if each.number < place.turn and each.counts]
+            for each in await self._read_turns(found, range(place.turn, found.head.next_number)):
+                index = place.index if each.number == place.turn else each.start
+                changed = replace(each, hidden_from=min(index, each.end))
+                hidden += len(each.shown) - len(changed.shown)
+                fields.values[f"h:{each.number}"] = changed.hidden_from
+            before = list[Turn]()
+            for first, last in backwards(place.turn - 1, _AT_ONCE):
+                if knows_state(found.head, before):
+                    break
+                earlier = await self._read_turns(found, range(first, last + 1))
+                before[:0] = [each for each in earlier if each.counts]
             head = head_before(found.head, place, hidden, before)
             _set_head(fields, head)
             if await self._store(found, found.place, fields, "-"):

@@ -347,9 +347,11 @@ class Conversation:
         limit = _checked_limit(limit)
 
         async def read(store: LogStore, check: _Check) -> list[LogEntry]:
-            if before is not None:  # which is not looked for in the conversation of another
+            try:
+                log = await store.read_newest(self._key, limit, None if before is None else _id_of(before))
+            except ValueError:  # an unknown entry, which another person than the owner must not learn
                 check(await find_head(store, self._key))
-            log = await store.read_newest(self._key, limit, None if before is None else _id_of(before))
+                raise
             check(None if log is None else log.head)
             return [] if log is None else [*newest_entries(log.turns, limit)]
 

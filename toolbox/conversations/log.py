@@ -293,6 +293,17 @@ def choose_newest(sizes: Iterable[tuple[int, int]], messages: int) -> int | None
     return first
 
 
+def backwards(last: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last number of ranges of turns, newest first, each four times as long as the one before.
+
+    For what is most often found near the end: a short log, and a long one, cost a few reads of known size.
+    """
+    while last > 0:
+        first = max(1, last - length + 1)
+        yield first, last
+        last, length = first - 1, length * 4
+
+
 def before_entry(turns: Sequence[Turn], place: Position) -> tuple[Turn, ...]:
     """Return the turns without an entry and all that follows it."""
     return tuple(
@@ -378,7 +389,8 @@ def place_of_user_message(turn: Turn | None, given: str) -> Position:
 def head_before(head: Head, place: Position, hidden: int, before: Sequence[Turn]) -> Head:
     """Return the head after a rewind to before the entry at `place`, which hides so many messages.
 
-    `before` are the turns before that one, of which only beans and who is in charge are read.
+    `before` are the turns before that one, of which only beans and who is in charge are read: all of them, or as many
+    of the last ones as `knows_state` wants.
     """
     notes = head.notes
     if notes.begin is not None and notes.begin >= place:
@@ -404,6 +416,12 @@ def state_after(turns: Iterable[Turn]) -> tuple[dict[str, Any], str | None]:
         beans.update(each.beans)
         in_charge = in_charge if each.in_charge is None else each.in_charge
     return beans, in_charge
+
+
+def knows_state(head: Head, turns: Iterable[Turn]) -> bool:
+    """Return True if turns before a rewind say all about its beans and who is in charge: no earlier ones are needed."""
+    beans, in_charge = state_after(turns)
+    return head.beans.keys() <= beans.keys() and (head.in_charge is None or in_charge is not None)
 
 
 def with_approval(head: Head, given: KeptApproval) -> Head:

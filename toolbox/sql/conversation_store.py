@@ -27,12 +27,14 @@ from ..conversations.log import (
     Position,
     Replaced,
     Turn,
+    backwards,
     before_entry,
     begin_head,
     choose_newest,
     emptied,
     head_after,
     head_before,
+    knows_state,
     place_of_entry,
     place_of_user_message,
     read_entry_id,
@@ -62,6 +64,7 @@ from .engines import FOR_WRITING, SeparateConnections
 from .migrations import StoreTables
 
 _BETWEEN_PURGES = 60.0  # seconds
+_TURNS_AT_ONCE = 100  # of the first range, when turns are looked for backwards
 
 
 @only_if(missing=ChatMemoryStore)
@@ -122,31 +125,43 @@ class SqlChatMemoryStore(LogStore):
             return Log(head, await self._read_turns(connection, head, first(head)))
 
     async def read_newest(self, key: ChatMemoryKey, messages: int, before: str | None = None) -> Log | None:
-        turns = self._turns.c
         async with self._open_transaction() as connection:
             if (head := await self._find(connection, key)) is None:
                 return None
             place = None if before is None else await self._place_of(connection, head, before)
-            shown = self._shown()
-            sizes = select(turns.number, shown).where(turns.conversation == head.id, shown > 0)
-            if place is not None:
-                # Of the turn of that entry, what stands before the entry.
-                sizes = select(turns.number, case((turns.number == place.turn, place.index - turns.first), else_=shown))
-                sizes = sizes.where(turns.conversation == head.id, shown > 0, turns.number <= place.turn)
-            found = await connection.execute(sizes.order_by(turns.number.desc()).limit(messages + 1))
-            if (first := choose_newest(((row[0], row[1]) for row in found), messages)) is None:
+            if (first := await self._find_newest(connection, head, messages, place)) is None:
                 return Log(head)
             read = await self._read_turns(connection, head, first, None if place is None else place.turn)
             earlier = read if place is None else before_entry(read, place)
             return Log(head, tuple(each for each in earlier if each.shown))
 
+    async def _find_newest(
+        self, connection: AsyncConnection, head: Head, messages: int, place: Position | None
+    ) -> int | None:
+        """Return the number of the first turn to read for so many messages, before a place; None if there is none.
+
+        Reads ranges of numbers. With a limit alone, PostgreSQL may read and sort the whole conversation, if that has
+        grown since the server last counted the rows.
+        """
+        turns, shown, sizes = self._turns.c, self._shown(), list[tuple[int, int]]()
+        # Of the turn of the place, what stands before it.
+        size = shown if place is None else case((turns.number == place.turn, place.index - turns.first), else_=shown)
+        newest = head.next_number - 1 if place is None else place.turn
+        for first, last in backwards(newest, messages + 1):
+            found = select(turns.number, size).where(turns.conversation == head.id, shown > 0)
+            rows = await connection.execute(
+                found.where(turns.number.between(first, last)).order_by(turns.number.desc())
+            )
+            sizes += [(row[0], row[1]) for row in rows]
+            if sum(each for _, each in sizes) >= messages:
+                break
+        return choose_newest(sizes, messages)
+
     async def read_run(self, key: ChatMemoryKey, run_id: str) -> Turn | None:
         async with self._open_transaction() as connection:
             if (head := await self._find(connection, key)) is None:
                 return None
-            turns = self._turns.c
-            found = select(self._turns).where(turns.conversation == head.id, turns.run_id == run_id)
-            row = (await connection.execute(found)).first()
+            row = await self._find_turn_of_run(connection, head, run_id, self._turns)
             return None if row is None else _read_turn(row)
 
     async def find_heads(
@@ -189,9 +204,19 @@ class SqlChatMemoryStore(LogStore):
 
     async def _find_turn(self, connection: AsyncConnection, head: Head, entry: str) -> Turn | None:
         turn_id, _ = read_entry_id(entry)
-        found = select(self._turns).where(self._turns.c.id == turn_id, self._turns.c.conversation == head.id)
-        row = (await connection.execute(found)).first()
-        return None if row is None else _read_turn(row)
+        # By its id alone: for both conditions, PostgreSQL may look at the whole conversation, as in `_find_newest`.
+        row = (await connection.execute(select(self._turns).where(self._turns.c.id == turn_id))).first()
+        return None if row is None or row.conversation != head.id else _read_turn(row)
+
+    async def _find_turn_of_run(
+        self, connection: AsyncConnection, head: Head, run_id: str, *values: Any, but: str = ""
+    ) -> Row[Any] | None:
+        """Return the values of the turn of a run in a conversation, but for the turn with the id `but`."""
+        turns = self._turns.c
+        # By the run alone, as `_find_turn`. A copy of the conversation may have it too.
+        found = select(turns.conversation.label("lies_in"), *values).where(turns.run_id == run_id, turns.id != but)
+        rows = await connection.execute(found)
+        return next((each for each in rows if each.lies_in == head.id), None)
 
     async def _place_of(self, connection: AsyncConnection, head: Head, entry: str) -> Position:
         return place_of_entry(await self._find_turn(connection, head, entry), entry)
@@ -253,12 +278,11 @@ class SqlChatMemoryStore(LogStore):
         if turn.run_id is None:
             return Replaced()
         turns = self._turns.c
-        same_run = and_(turns.conversation == head.id, turns.run_id == turn.run_id, turns.id != turn.id)
-        # SQLite 3.40 returns wrong values for expressions here.
-        returned = turns.first, turns.size, turns.hidden_from, turns.details, turns.beans
-        row = (await connection.execute(delete(self._turns).where(same_run).returning(*returned))).first()
+        found = turns.id, turns.first, turns.size, turns.hidden_from, turns.details, turns.beans
+        row = await self._find_turn_of_run(connection, head, turn.run_id, *found, but=turn.id)
         if row is None:
             return Replaced()
+        await connection.execute(delete(self._turns).where(turns.id == row.id))
         if (kept := with_beans_of(turn, beans_from_json(row.beans), head)) is not turn:
             beans = {"beans": beans_to_json(kept.beans)}
             await connection.execute(update(self._turns).where(turns.id == turn.id).values(beans))
@@ -289,14 +313,21 @@ class SqlChatMemoryStore(LogStore):
             is_earlier = or_(turns.hidden_from.is_(None), turns.hidden_from > index)
             await connection.execute(update(self._turns).where(following, is_earlier).values(hidden_from=index))
             shown_after = await connection.scalar(select(func.sum(self._shown())).where(following))
-            has_state = or_(turns.beans.is_not(None), turns.details.contains('"in_charge"'))  # of long logs, few
-            earlier = select(turns.details, turns.beans).where(
-                turns.conversation == head.id, turns.number < place.turn, self._counts(), has_state
-            )
-            rows = await connection.execute(earlier.order_by(turns.number))
-            before = [turn_from_json(row.details, beans=beans_from_json(row.beans)) for row in rows]
+            before = await self._read_state(connection, head, place)
             hidden = int(shown_before or 0) - int(shown_after or 0)
             return await self._write_head(connection, head_before(head, place, hidden, before))
+
+    async def _read_state(self, connection: AsyncConnection, head: Head, place: Position) -> list[Turn]:
+        """Return the beans, and who is in charge, of as many turns before a place as a rewind needs."""
+        turns, read = self._turns.c, list[Turn]()
+        has_state = or_(turns.beans.is_not(None), turns.details.contains('"in_charge"'))
+        for first, last in backwards(place.turn - 1, _TURNS_AT_ONCE):
+            if knows_state(head, read):
+                break
+            found = select(turns.details, turns.beans).where(turns.conversation == head.id, self._counts(), has_state)
+            rows = await connection.execute(found.where(turns.number.between(first, last)).order_by(turns.number))
+            read[:0] = [turn_from_json(row.details, beans=beans_from_json(row.beans)) for row in rows]
+        return read
 
     async def create(self, key: ChatMemoryKey, log: Log) -> bool:
         async with self._open_transaction(writing=True) as connection:
