@@ -54,6 +54,7 @@ from .front_ends.stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceEnd,
     ServiceStart,
     ServiceText,
     Sources,
@@ -181,7 +182,7 @@ class ChunkWriter:
     def __init__(self, message_id: str, client_tools: Collection[str], *, continues: bool = False) -> None:
         self._message_id, self._client_tools, self._continues = message_id, client_tools, continues
         self._has_started = self._is_in_step = False
-        self._services: dict[str, str] = {}  # of the calls that run now
+        self._services: dict[str, dict[str, str]] = {}  # that work now, and what the client has of them
 
     def write(self, part: Part) -> Iterator[Chunk]:
         """Yield the chunks of a part; the first is `start`."""
@@ -212,16 +213,16 @@ class ChunkWriter:
             case CallReady(call_id, name, arguments):
                 given = _read_arguments(arguments)
                 yield {"type": "tool-input-available", "toolCallId": call_id, "toolName": name, "input": given}
-            case CallEnd(call_id, outcome):
+            case CallEnd():
                 yield from self._write_result(part)
-                if call_id in self._services:
-                    yield self._write_service(call_id, "error" if outcome == "error" else "finished")
-                    del self._services[call_id]
-            case ServiceStart(call_id, service):
-                self._services[call_id] = service
-                yield self._write_service(call_id, "running")
-            case ServiceText(call_id, _, text):
-                yield self._write_service(call_id, "running", text=text)
+            case ServiceStart(service_id, service, call_id, parent_id):
+                parent = {"parentId": parent_id} if parent_id else {}
+                yield self._write_service(service_id, toolCallId=call_id, service=service, **parent, state="running")
+            case ServiceText(service_id, _, text) if service_id in self._services:
+                yield self._write_service(service_id, text=text)
+            case ServiceEnd(service_id, error) if service_id in self._services:
+                yield self._write_service(service_id, state="finished" if error is None else "error")
+                del self._services[service_id]
             case CallProgress(call_id, name, done, total, message):
                 data = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": message}
                 yield {"type": "data-tool-progress", "id": call_id, "data": data}
@@ -234,8 +235,8 @@ class ChunkWriter:
             case Waits(pending):
                 for call_id, call in pending.items():
                     yield from self._write_pending(call_id, call)
-                for call_id in self._services:
-                    yield self._write_service(call_id, "suspended")
+                for service_id in self._services:
+                    yield self._write_service(service_id, state="suspended")
                 yield from self._end_step()
                 yield {"type": "finish", "finishReason": "tool-calls"}
             case Completed(usage, reason):
@@ -247,9 +248,10 @@ class ChunkWriter:
             case Broken(problem):
                 yield {"type": "error", "errorText": str(problem.get("detail") or problem["title"])}
 
-    def _write_service(self, call_id: str, state: str, **more: str) -> Chunk:
-        data = {"toolCallId": call_id, "service": self._services.get(call_id, ""), "state": state, **more}
-        return {"type": "data-subagent", "id": call_id, "data": data}
+    def _write_service(self, service_id: str, **changes: str) -> Chunk:
+        """Return the part of a service with these changes: a client replaces the whole part."""
+        data = self._services[service_id] = {**self._services.get(service_id, {}), **changes}
+        return {"type": "data-subagent", "id": service_id, "data": data}
 
     def _end_step(self) -> Iterator[Chunk]:
         if self._is_in_step:  # else the client has got its beginning in an earlier stream

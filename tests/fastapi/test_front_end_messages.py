@@ -21,7 +21,6 @@ from .front_desk import (
     BOB,
     MIA,
     REFUND,
-    Clerk,
     Desk,
     Refunds,
     answered,
@@ -548,53 +547,7 @@ async def test_a_store_without_logs_can_do_all_but_going_back(running: Running) 
     assert (texts([second]), run.status) == (["As you like."], "completed")
 
 
-# --- services within, sources, and state
-
-
-def inner_desk(**options: Any) -> Any:
-    @register_ai_service(tools=[Refunds, Clerk], **options)
-    class Office(Protocol):
-        async def chat(self, room: MemoryId[str], text: str) -> str: ...
-
-    return Office
-
-
-@pytest.mark.parametrize("inner_events", [False, True])
-async def test_services_within_are_shown_while_they_work(inner_events: bool, running: Running) -> None:
-    office = inner_desk(inner_events=inner_events)
-    replies = [says(tool_call("help", {"question": "?"})), "helped", "Done."] * 2
-    app, _ = made(replies, office.chat, office)
-    async with running(app) as client:
-        [message] = await talk(client, ("hi", "u1"))
-        events = events_in((await client.post("/agui", json=posted("hi"))).text)
-
-    service = f"{Clerk.__module__}.Clerk"
-    call_id = f"{message['id']}:0"
-    about = {"toolCallId": call_id, "service": service, "state": "finished"}
-    assert [each["data"] for each in message["parts"] if each["type"] == "data-subagent"] == [about]
-    messages_of([each for each in events if "subagentRunId" not in each])
-    inner = [EVENTS.validate_python(each) for each in events if "subagentRunId" in each]
-    kinds = [each.type.value for each in inner]
-    texts_inside = ["TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END"] if inner_events else []
-    assert kinds == ["SUBAGENT_STARTED", *texts_inside, "SUBAGENT_FINISHED"]
-    assert (inner[0].name, inner[0].parent_tool_call_id) == (service, inner[0].subagent_run_id)
-
-
-async def test_a_service_within_that_waits_is_suspended(running: Running) -> None:
-    app, _ = made([says(tool_call("help", {"question": "?"})), says(REFUND), "helped", "Done."])
-    async with running(app) as client:
-        first = events_in((await client.post("/agui", json=posted("hi"))).text)
-        interrupts = interrupts_in(first)
-        second = events_in((await client.post("/agui", json=resumed(interrupts, True))).text)
-
-    finished = [each for each in first if each["type"] == "SUBAGENT_FINISHED"]
-    assert [each["outcome"] for each in finished] == [
-        {"type": "suspended", "interruptIds": [each["id"] for each in interrupts]}
-    ]
-    kinds = [each["type"] for each in second if each["type"].startswith("SUBAGENT")]
-    assert kinds == ["SUBAGENT_STARTED", "SUBAGENT_FINISHED"]
-    for each in (*first, *second):
-        assert EVENTS.validate_python(each)
+# --- sources, and state
 
 
 class Handbook(Retriever):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ..service_events import ServiceEvent
+from ..services.inner_events import ServiceWork
 from .event_log import event_from_json
 from .run_looks import RunLooks
 from .store import ENDED, RunLook, RunStatus, RunStore, StoredRun
@@ -76,10 +77,16 @@ class RunEvents(AsyncIterator[RunEvent]):
     """
 
     def __init__(
-        self, runs: FollowedRuns, run_id: str, after: int, error_of: Callable[[StoredRun], str | None]
+        self,
+        runs: FollowedRuns,
+        run_id: str,
+        after: int,
+        error_of: Callable[[StoredRun], str | None],
+        *,
+        hidden: tuple[type[Any], ...] = (ServiceWork,),
     ) -> None:
         self.run_id = run_id
-        self._runs, self._after, self._error_of = runs, after, error_of
+        self._runs, self._after, self._error_of, self._hidden = runs, after, error_of, hidden
         self._seen: RunLook | None = None  # everything up to this look was read
         self._ready: deque[RunEvent] = deque()
         self._is_over = False
@@ -111,11 +118,14 @@ class RunEvents(AsyncIterator[RunEvent]):
 
     async def _wait(self) -> None:
         """Wait until `_ready` has the next events, or no more can come."""
-        looks, after = self._runs.looks, self._after
+        looks = self._runs.looks
         while not self._ready and not self._is_over:
+            after = self._after
             look = await looks.after(self.run_id, self._seen)  # first: an ended run gets no more events
             found = await looks.shared(self.run_id, after, partial(self._read, after))
-            self._ready.extend(found)
+            self._ready.extend(each for each in found if not isinstance(each.event, self._hidden))
+            if found and not self._ready:
+                self._after = found[-1].number
             if len(found) == _AT_ONCE:
                 continue
             self._seen = look

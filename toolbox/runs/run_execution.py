@@ -30,6 +30,7 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..service_events import ServiceEvent
+from ..services.inner_events import FrontEnd, InnerReader, current_reader
 from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from ..store_clock import clock_of
@@ -408,6 +409,9 @@ class RunExecution:
                 await put(event)
 
         is_followed = log is not None or put is not None
+        if log is not None and prepared.document.front_end:
+            front_end = FrontEnd(session.id, log.put, asyncio.get_running_loop())
+            current_reader.set(InnerReader(asyncio.get_running_loop(), front_end=front_end))
         async with self._preparing.open_scope(prepared) as session.scope:
             result, completed = await execute(self._host, session, prepared, send if is_followed else None)
         if completed is not None:

@@ -31,7 +31,7 @@ from .abandoned_runs import abandon_runs
 from .bean_calls import call_with_beans
 from .compaction import shorten
 from .handing_over import answer_of_replacement, hand_over, send_answer, take_answer
-from .inner_events import Send, current_reader, sender_of
+from .inner_events import Send, current_reader, sent_around
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
@@ -337,11 +337,13 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return its value. The host waits for it when it stops."""
     with invocation.host.running.task(invocation.where):
-        send = None if current_reader.get() is None else sender_of(invocation)
-        if send is None:
+        if current_reader.get() is None:
             return await run_call(invocation)
-        await run_call(invocation, StreamedCall(invocation, send))
-        return invocation.value()
+        async with sent_around(invocation) as send:
+            if send is None:
+                return await run_call(invocation)
+            await run_call(invocation, StreamedCall(invocation, send))
+            return invocation.value()
 
 
 async def stream(invocation: Invocation, send: Send) -> None:
@@ -350,11 +352,14 @@ async def stream(invocation: Invocation, send: Send) -> None:
     A stream does what a call does, in one task: its deadline, its limits and its blocks are around all of its rounds,
     while the reader's code runs in the reader's task. The time that the reader takes counts for the deadline.
     """
-    around = None if current_reader.get() is None else sender_of(invocation)
+    if current_reader.get() is None:
+        await run_call(invocation, StreamedCall(invocation, send))
+        return
+    async with sent_around(invocation) as around:
 
-    async def send_to_both(event: ServiceEvent) -> None:
-        assert around is not None
-        await around(event)
-        await send(event)
+        async def send_to_both(event: ServiceEvent) -> None:
+            assert around is not None
+            await around(event)
+            await send(event)
 
-    await run_call(invocation, StreamedCall(invocation, send if around is None else send_to_both))
+        await run_call(invocation, StreamedCall(invocation, send if around is None else send_to_both))
