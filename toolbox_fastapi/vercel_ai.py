@@ -327,6 +327,8 @@ def _write_message(shown: ShownMessage, client_tools: Collection[str]) -> dict[s
     for part in shown.parts:
         for chunk in writer.write(part):
             message.take(chunk)
+        if isinstance(part, CallEnd) and part.outcome == "denied":
+            message.take_reason(part.id, part.text)
     return message.written
 
 
@@ -367,7 +369,8 @@ class MessageReading:
                 self._calls[chunk["toolCallId"]] = {**call, "state": "input-available", "input": chunk["input"]}
                 self._parts.append(self._calls[chunk["toolCallId"]])
             case "tool-approval-request":
-                self._change(chunk, state="approval-requested", approval={"id": chunk["approvalId"]})
+                reason = {"requestReason": chunk["reason"]} if "reason" in chunk else {}
+                self._change(chunk, state="approval-requested", approval={"id": chunk["approvalId"], **reason})
             case "tool-output-available":
                 self._change(chunk, state="output-available", output=chunk["output"])
             case "tool-output-error":
@@ -380,6 +383,11 @@ class MessageReading:
                 self._parts.append(chunk)
             case kind if kind.startswith("data-"):
                 self._take_data(chunk)
+
+    def take_reason(self, call_id: str, reason: str) -> None:
+        """Add why a person has rejected a call: the client knows it, and no chunk has it."""
+        if reason and call_id in self._calls:
+            self._calls[call_id]["approval"]["reason"] = reason
 
     def _change(self, chunk: Chunk, **changes: Any) -> None:
         if (call := self._calls.get(chunk["toolCallId"])) is not None:

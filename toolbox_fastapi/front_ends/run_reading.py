@@ -33,6 +33,7 @@ from toolbox.chat import (
 from toolbox.conversations.stopping import STOPPED
 from toolbox.errors import RunNotFoundError, ToolboxError
 from toolbox.events import ToldEvent
+from toolbox.runs.documents import told_from_json
 from toolbox.runs.run_answers import HistoryEntry, Run
 from toolbox.runs.run_events import RunEnded, RunEvent
 from toolbox.runs.runs_bean import Runs
@@ -40,6 +41,7 @@ from toolbox.runs.store import RunLook
 from toolbox.service_events import HandedOver
 from toolbox.services.inner_events import ServiceWork
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
+from toolbox.services.recording_needs import ToldMessage
 from toolbox.services.state import identity_of
 
 from ..problems import problem_of_type
@@ -522,6 +524,18 @@ async def read_so_far(runs: Runs, run_id: str) -> list[RunEvent]:
                 if each.number >= last:
                     break
     return found
+
+
+async def find_unread(runs: Runs, run_id: str) -> list[ToldMessage]:
+    """Return the messages that a client has added to a run, and that no event has so far.
+
+    None of those of a run that waits: nobody knows if it will go on, so its newest answer is the one that waits.
+    """
+    if (await look_at(runs, run_id)).status != "running":
+        return []
+    written = await (await runs.store()).messages(run_id)
+    told = [each for each in map(told_from_json, written) if each.client_id is not None]
+    return told[sum(begins_answer(each.event) for each in await read_so_far(runs, run_id)) :] if told else []
 
 
 async def look_at(runs: Runs, run_id: str) -> RunLook:
