@@ -65,7 +65,6 @@ from .front_ends.stream_parts import (
     BlockStart,
     Broken,
     CallEnd,
-    CallOutcome,
     CallPiece,
     CallProgress,
     CallReady,
@@ -74,6 +73,7 @@ from .front_ends.stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceEnd,
     ServiceStart,
     ServiceText,
     Sources,
@@ -261,7 +261,8 @@ class EventWriter:
     def __init__(self, run_id: str, ids: Mapping[str, str], client_tools: Collection[str]) -> None:
         self._run_id, self._ids, self._client_tools = run_id, ids, client_tools
         self._round, self._has_started = 0, False
-        self._services: dict[str, int] = {}  # the calls of services that run now, and how many texts they have
+        self._services: dict[str, ServiceStart] = {}  # those that work now
+        self._ended_services: set[str] = set()
         self.known_results: frozenset[str | None] = frozenset()
         """The client has the results of the tools that it runs: it would show them twice."""
         self.snapshot: list[Event] | None = None
@@ -308,8 +309,7 @@ class EventWriter:
                 yield {"type": "TOOL_CALL_ARGS", "toolCallId": call_id, "delta": text}
             case CallReady(call_id):
                 yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
-            case CallEnd(call_id, outcome, text):
-                yield from self._end_service(call_id, outcome, text)
+            case CallEnd(call_id, _, text):
                 if call_id not in self.known_results:
                     message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
                     yield {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
@@ -320,20 +320,27 @@ class EventWriter:
                 yield {"type": "CUSTOM", "name": "sources", "value": [*_write_sources(passages)]}
             case AddedMessage(message, by):
                 yield {"type": "CUSTOM", "name": "told", "value": {"text": message.text, "by": by}}
-            case ServiceStart(call_id, service):
-                self._services[call_id] = 0
-                parents = {"parentToolCallId": call_id, "parentMessageId": self._message_id}
-                yield {"type": "SUBAGENT_STARTED", "subagentRunId": call_id, "name": service, **parents}
-            case ServiceText(call_id, _, text):
-                yield from self._write_service_text(call_id, text)
+            case ServiceStart():
+                yield from self._start_service(part)
+            case ServiceText(service_id, number, text) if service_id in self._services:
+                message = {"messageId": f"{service_id}#{number}", "subagentRunId": service_id}
+                yield {"type": "TEXT_MESSAGE_START", "role": "assistant", **message}
+                yield {"type": "TEXT_MESSAGE_CONTENT", "delta": text, **message}
+                yield {"type": "TEXT_MESSAGE_END", **message}
+            case ServiceEnd(service_id, error) if service_id in self._services:
+                outcome = {"outcome": {"type": "success"}} if error is None else {"message": error}
+                yield self._end_service(service_id, "FINISHED" if error is None else "ERROR", outcome)
             case BeanValues(values):
                 yield {"type": "STATE_SNAPSHOT", "snapshot": values}
             case Waits(pending):
-                for call_id in self._services:
-                    inside = [each for each in pending if each.startswith((f"{call_id}/", f"{call_id}."))]
-                    outcome_of_service = {"type": "suspended", "interruptIds": inside}
-                    yield {"type": "SUBAGENT_FINISHED", "subagentRunId": call_id, "outcome": outcome_of_service}
-                yield {"type": "RUN_FINISHED", **self._ids, "outcome": self._write_pending(pending)}
+                waiting = self._write_pending(pending)
+                for service_id in reversed([*self._services]):
+                    own = [
+                        each["id"] for each in waiting.get("interrupts", ()) if _service_of(each["id"]) == service_id
+                    ]
+                    suspended = {"outcome": {"type": "suspended", "interruptIds": own}}
+                    yield self._end_service(service_id, "FINISHED", suspended)
+                yield {"type": "RUN_FINISHED", **self._ids, "outcome": waiting}
             case Completed(usage):
                 counted = {} if usage is None else {"usage": [_write_usage(usage)]}
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "success"}, **counted}
@@ -341,25 +348,28 @@ class EventWriter:
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "cancelled"}}
             case Broken(problem, code):
                 yield {"type": "RUN_ERROR", "message": str(problem.get("detail") or problem["title"]), "code": code}
-            case RoundEnd():
-                pass  # the start of the next one ends it
+            case RoundEnd() | ServiceText() | ServiceEnd():
+                pass  # the start of the next round ends it; a service that the client does not have
             case _:
                 assert_never(part)
 
-    def _end_service(self, call_id: str, outcome: CallOutcome, text: str) -> Iterator[Event]:
-        if self._services.pop(call_id, None) is None:
+    def _start_service(self, start: ServiceStart) -> Iterator[Event]:
+        # Clients refuse an id that is used twice, and a parent that they do not know.
+        if start.id in self._services or start.id in self._ended_services:
             return
-        if outcome == "error":
-            yield {"type": "SUBAGENT_ERROR", "subagentRunId": call_id, "message": text}
-        else:
-            yield {"type": "SUBAGENT_FINISHED", "subagentRunId": call_id, "outcome": {"type": "success"}}
+        self._services[start.id] = start
+        known = {*self._services, *self._ended_services}
+        parents = {"parentSubagentRunId": start.parent_id} if start.parent_id in known else {}
+        if start.call_id:
+            parents["parentToolCallId"] = start.call_id
+        if not start.parent_id:
+            parents["parentMessageId"] = self._message_id
+        yield {"type": "SUBAGENT_STARTED", "subagentRunId": start.id, "name": start.service, **parents}
 
-    def _write_service_text(self, call_id: str, text: str) -> Iterator[Event]:
-        self._services[call_id] = self._services.get(call_id, 0) + 1
-        message = {"messageId": f"{call_id}#{self._services[call_id]}", "subagentRunId": call_id}
-        yield {"type": "TEXT_MESSAGE_START", "role": "assistant", **message}
-        yield {"type": "TEXT_MESSAGE_CONTENT", "delta": text, **message}
-        yield {"type": "TEXT_MESSAGE_END", **message}
+    def _end_service(self, service_id: str, how: str, about: Event) -> Event:
+        del self._services[service_id]
+        self._ended_services.add(service_id)
+        return {"type": f"SUBAGENT_{how}", "subagentRunId": service_id, **about}
 
     def _thought_id(self, number: int) -> str:
         return f"{self._run_id}#thought{number}"
@@ -369,7 +379,16 @@ class EventWriter:
         waiting = {each: call for each, call in pending.items() if not waits_for_client(call, self._client_tools)}
         if not waiting:
             return {"type": "success", "pendingToolCallIds": [*pending]}
-        return {"type": "interrupt", "interrupts": [_write_interrupt(each, call) for each, call in waiting.items()]}
+        interrupts = [_write_interrupt(each, call) for each, call in waiting.items()]
+        for each in interrupts:
+            if (service_id := _service_of(each["id"])) in self._services:
+                each["subagentRunId"] = service_id
+        return {"type": "interrupt", "interrupts": interrupts}
+
+
+def _service_of(call_id: str) -> str:
+    """Return the id of the service within that has made a call; an empty text for a call of the answer itself."""
+    return call_id.rpartition("/")[0]
 
 
 def _write_interrupt(call_id: str, call: PendingCall) -> Event:
@@ -475,7 +494,8 @@ class MessagesReading:
         """Change the messages as an event says."""
         match event["type"]:
             case "TEXT_MESSAGE_START" | "REASONING_MESSAGE_START":
-                self._message(event["messageId"], event["role"])["content"] = ""
+                within = {key: event[key] for key in ("subagentRunId",) if key in event}
+                self._message(event["messageId"], event["role"]).update(content="", **within)
             case "TEXT_MESSAGE_CONTENT" | "REASONING_MESSAGE_CONTENT":
                 self._by_id[event["messageId"]]["content"] += event["delta"]
             case "TOOL_CALL_START":

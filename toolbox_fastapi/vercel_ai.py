@@ -55,6 +55,7 @@ from .front_ends.stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceEnd,
     ServiceStart,
     ServiceText,
     Sources,
@@ -182,7 +183,7 @@ class ChunkWriter:
     def __init__(self, message_id: str, client_tools: Collection[str], *, continues: bool = False) -> None:
         self._message_id, self._client_tools, self._continues = message_id, client_tools, continues
         self._has_started = self._is_in_step = False
-        self._services: dict[str, str] = {}  # of the calls that run now
+        self._services: dict[str, dict[str, str]] = {}  # that work now, and what the client has of them
 
     def write(self, part: Part) -> Iterator[Chunk]:
         """Yield the chunks of a part; the first is `start`."""
@@ -213,16 +214,16 @@ class ChunkWriter:
             case CallReady(call_id, name, arguments):
                 given = _read_arguments(arguments)
                 yield {"type": "tool-input-available", "toolCallId": call_id, "toolName": name, "input": given}
-            case CallEnd(call_id, outcome):
+            case CallEnd():
                 yield from self._write_result(part)
-                if call_id in self._services:
-                    yield self._write_service(call_id, "error" if outcome == "error" else "finished")
-                    del self._services[call_id]
-            case ServiceStart(call_id, service):
-                self._services[call_id] = service
-                yield self._write_service(call_id, "running")
-            case ServiceText(call_id, _, text):
-                yield self._write_service(call_id, "running", text=text)
+            case ServiceStart(service_id, service, call_id, parent_id):
+                parent = {"parentId": parent_id} if parent_id else {}
+                yield self._write_service(service_id, toolCallId=call_id, service=service, **parent, state="running")
+            case ServiceText(service_id, _, text) if service_id in self._services:
+                yield self._write_service(service_id, text=text)
+            case ServiceEnd(service_id, error) if service_id in self._services:
+                yield self._write_service(service_id, state="finished" if error is None else "error")
+                del self._services[service_id]
             case CallProgress(call_id, name, done, total, message):
                 data = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": message}
                 yield {"type": "data-tool-progress", "id": call_id, "data": data}
@@ -235,8 +236,8 @@ class ChunkWriter:
             case Waits(pending):
                 for call_id, call in pending.items():
                     yield from self._write_pending(call_id, call)
-                for call_id in self._services:
-                    yield self._write_service(call_id, "suspended")
+                for service_id in self._services:
+                    yield self._write_service(service_id, state="suspended")
                 yield from self._end_step()
                 yield {"type": "finish", "finishReason": "tool-calls"}
             case Completed(usage, reason):
@@ -247,14 +248,15 @@ class ChunkWriter:
                 yield {"type": "abort"} if reason is None else {"type": "abort", "reason": reason}
             case Broken(problem):
                 yield {"type": "error", "errorText": str(problem.get("detail") or problem["title"])}
-            case BeanValues():
-                pass  # a chat of this protocol has no state
+            case BeanValues() | ServiceText() | ServiceEnd():
+                pass  # a chat of this protocol has no state; a service that the client does not have
             case _:
                 assert_never(part)
 
-    def _write_service(self, call_id: str, state: str, **more: str) -> Chunk:
-        data = {"toolCallId": call_id, "service": self._services.get(call_id, ""), "state": state, **more}
-        return {"type": "data-subagent", "id": call_id, "data": data}
+    def _write_service(self, service_id: str, **changes: str) -> Chunk:
+        """Return the part of a service with these changes: a client replaces the whole part."""
+        data = self._services[service_id] = {**self._services.get(service_id, {}), **changes}
+        return {"type": "data-subagent", "id": service_id, "data": data}
 
     def _end_step(self) -> Iterator[Chunk]:
         if self._is_in_step:  # else the client has got its beginning in an earlier stream
@@ -330,6 +332,8 @@ def _write_message(shown: ShownMessage, client_tools: Collection[str]) -> dict[s
     for part in shown.parts:
         for chunk in writer.write(part):
             message.take(chunk)
+        if isinstance(part, CallEnd) and part.outcome == "denied":
+            message.take_reason(part.id, part.text)
     return message.written
 
 
@@ -370,7 +374,8 @@ class MessageReading:
                 self._calls[chunk["toolCallId"]] = {**call, "state": "input-available", "input": chunk["input"]}
                 self._parts.append(self._calls[chunk["toolCallId"]])
             case "tool-approval-request":
-                self._change(chunk, state="approval-requested", approval={"id": chunk["approvalId"]})
+                reason = {"requestReason": chunk["reason"]} if "reason" in chunk else {}
+                self._change(chunk, state="approval-requested", approval={"id": chunk["approvalId"], **reason})
             case "tool-output-available":
                 self._change(chunk, state="output-available", output=chunk["output"])
             case "tool-output-error":
@@ -383,6 +388,11 @@ class MessageReading:
                 self._parts.append(chunk)
             case kind if kind.startswith("data-"):
                 self._take_data(chunk)
+
+    def take_reason(self, call_id: str, reason: str) -> None:
+        """Add why a person has rejected a call: the client knows it, and no chunk has it."""
+        if reason and call_id in self._calls:
+            self._calls[call_id]["approval"]["reason"] = reason
 
     def _change(self, chunk: Chunk, **changes: Any) -> None:
         if (call := self._calls.get(chunk["toolCallId"])) is not None:

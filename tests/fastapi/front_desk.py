@@ -81,10 +81,18 @@ def find_user(request: Request) -> SecurityIdentity | None:
     return SecurityIdentity(name, roles, {"tenant": tuple(tenant.split("/"))}) if name else None
 
 
-def made(replies: Iterable[Any], method: Any = Desk.chat, *services: type, **options: Any) -> tuple[FastAPI, Container]:
-    """An application with both protocols. `options` are those of `respond`."""
+def made(
+    replies: Iterable[Any],
+    method: Any = Desk.chat,
+    *services: type,
+    models: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[FastAPI, Container]:
+    """An application with both protocols. `options` are those of `respond`; `models` replace the model of `replies`."""
     model = replies if isinstance(replies, ScriptedChatModel) else ScriptedChatModel(replies)
-    container = Container(models={"default": model}, run_identity=("tenant",)).register(Desk, Clerk, *services)
+    container = Container(models=models or {"default": model}, run_identity=("tenant",)).register(
+        Desk, Clerk, *services
+    )
     app = FastAPI()
     install(app, container, identity=find_user)
     options = {"client_tools": CLIENT_TOOLS, **options}

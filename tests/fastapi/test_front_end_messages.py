@@ -9,19 +9,21 @@ import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from toolbox import ChatMemoryStore, Container, MemoryId, produces, register_ai_service, tool
+from toolbox import ChatMemoryStore, Container, MemoryId, UserMessage, produces, register_ai_service, tool
 from toolbox.conversations import LogEntry, conversation_scoped
 from toolbox.retrieval import Passage, Query, Retriever
 from toolbox.runs import Runs
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject, ag_ui, install
+from toolbox_fastapi.front_ends.chats import find_newest_answer
+from toolbox_fastapi.front_ends.run_reading import follow_run
+from toolbox_fastapi.front_ends.stream_parts import BlockPiece
 
 from .front_desk import (
     ANN,
     BOB,
     MIA,
     REFUND,
-    Clerk,
     Desk,
     Refunds,
     answered,
@@ -148,6 +150,82 @@ async def test_the_history_has_the_messages_that_the_client_got(running: Running
     for part in whole["parts"]:
         part.pop("approval", None)  # the log does not know who approved what
     assert without_progress(found[1]) == without_progress(whole)
+
+
+@pytest.mark.parametrize("reason", [None, "too much"])
+async def test_a_rejected_call_is_shown_as_the_client_has_it(reason: str | None, running: Running) -> None:
+    app, container = made([says(REFUND, text="Sure?"), "As you like."])
+    async with running(app) as client:
+        [first] = await talk(client, ("refund", "u1"))
+        decided = answered(first, approved=False, reason=reason)
+        chunks = events_in((await client.post("/api/chat", json=answers(decided))).text)
+        whole = message_of(chunks, decided)
+        found = await shown(client)
+        [run] = await container.runs.list()
+        await container.runs.delete(run.id)
+        without_run = await shown(client)
+
+    assert found[1]["parts"][2]["state"] == "output-denied"
+    if reason is None:  # what the model has read
+        assert "rejected" in found[1]["parts"][2]["approval"].pop("reason")
+    assert without_progress(found[1]) == without_progress(whole)
+    assert without_run[1]["parts"][2]["state"] == "output-error"  # nobody knows any more
+
+
+async def test_a_reason_of_the_tool_is_shown_with_its_request(running: Running) -> None:
+    class Payments:
+        @tool(requires_approval=lambda arguments, context: f"{arguments['euros']} euros are much")
+        def pay(self, euros: int) -> str:
+            """Pay."""
+            return "paid"
+
+    @register_ai_service(tools=Payments)
+    class Bank(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    app, _ = made([says(tool_call("pay", {"euros": 900}))], Bank.chat, Bank, Payments)
+    async with running(app) as client:
+        await talk(client, ("pay", "u1"))
+        found = await shown(client)
+
+    approval = found[1]["parts"][1]["approval"]
+    assert approval == {"id": found[1]["parts"][1]["toolCallId"], "requestReason": "900 euros are much"}
+
+
+async def test_a_client_that_reconnects_gets_the_answer_to_a_message_that_the_run_has_not_read(
+    running: Running,
+) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        @tool
+        async def wait(self) -> str:
+            """Wait."""
+            begun.set()
+            await may_end.wait()
+            return "waited"
+
+    @register_ai_service(tools=Slow)
+    class Sloth(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    app, container = made([says(tool_call("wait", {}), text="One moment."), "To both."], Sloth.chat, Sloth, Slow)
+    async with running(app) as client:
+        streaming = asyncio.create_task(client.post("/api/chat", json=asked("hi", "u1")))
+        await begun.wait()
+        [run] = await container.runs.list()
+        await container.runs.tell_message(run.id, UserMessage("and bye"), None, "u2")
+        found = await shown(client)
+        place = await find_newest_answer(container.runs, run.id)  # what a client that reconnects gets
+        may_end.set()
+        parts = [each async for each in follow_run(container.runs, run.id, passed=place.passed, answer=place.answer)]
+        await streaming
+        after = await shown(client)
+
+    assert [each["id"] for each in found] == ["u1", run.id, "u2"]
+    assert place.answer == 1
+    assert "".join(each.text for each in parts if isinstance(each, BlockPiece)) == "To both."
+    assert [each["id"] for each in after] == ["u1", run.id, "u2", f"{run.id}#1"]
 
 
 async def test_the_history_of_an_ag_ui_client_has_the_messages_that_it_got(running: Running) -> None:
@@ -548,53 +626,7 @@ async def test_a_store_without_logs_can_do_all_but_going_back(running: Running) 
     assert (texts([second]), run.status) == (["As you like."], "completed")
 
 
-# --- services within, sources, and state
-
-
-def inner_desk(**options: Any) -> Any:
-    @register_ai_service(tools=[Refunds, Clerk], **options)
-    class Office(Protocol):
-        async def chat(self, room: MemoryId[str], text: str) -> str: ...
-
-    return Office
-
-
-@pytest.mark.parametrize("inner_events", [False, True])
-async def test_services_within_are_shown_while_they_work(inner_events: bool, running: Running) -> None:
-    office = inner_desk(inner_events=inner_events)
-    replies = [says(tool_call("help", {"question": "?"})), "helped", "Done."] * 2
-    app, _ = made(replies, office.chat, office)
-    async with running(app) as client:
-        [message] = await talk(client, ("hi", "u1"))
-        events = events_in((await client.post("/agui", json=posted("hi"))).text)
-
-    service = f"{Clerk.__module__}.Clerk"
-    call_id = f"{message['id']}:0"
-    about = {"toolCallId": call_id, "service": service, "state": "finished"}
-    assert [each["data"] for each in message["parts"] if each["type"] == "data-subagent"] == [about]
-    messages_of([each for each in events if "subagentRunId" not in each])
-    inner = [EVENTS.validate_python(each) for each in events if "subagentRunId" in each]
-    kinds = [each.type.value for each in inner]
-    texts_inside = ["TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END"] if inner_events else []
-    assert kinds == ["SUBAGENT_STARTED", *texts_inside, "SUBAGENT_FINISHED"]
-    assert (inner[0].name, inner[0].parent_tool_call_id) == (service, inner[0].subagent_run_id)
-
-
-async def test_a_service_within_that_waits_is_suspended(running: Running) -> None:
-    app, _ = made([says(tool_call("help", {"question": "?"})), says(REFUND), "helped", "Done."])
-    async with running(app) as client:
-        first = events_in((await client.post("/agui", json=posted("hi"))).text)
-        interrupts = interrupts_in(first)
-        second = events_in((await client.post("/agui", json=resumed(interrupts, True))).text)
-
-    finished = [each for each in first if each["type"] == "SUBAGENT_FINISHED"]
-    assert [each["outcome"] for each in finished] == [
-        {"type": "suspended", "interruptIds": [each["id"] for each in interrupts]}
-    ]
-    kinds = [each["type"] for each in second if each["type"].startswith("SUBAGENT")]
-    assert kinds == ["SUBAGENT_STARTED", "SUBAGENT_FINISHED"]
-    for each in (*first, *second):
-        assert EVENTS.validate_python(each)
+# --- sources, and state
 
 
 class Handbook(Retriever):

@@ -69,6 +69,7 @@ from toolbox.runs.record_contents import (
     state_from_dict,
 )
 from toolbox.runs.run_answers import Answer, HistoryEntry
+from toolbox.services.inner_events import ServiceWork
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
 from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, SUMMARY, RecordedFailure, SummaryReply
@@ -212,6 +213,7 @@ DOCUMENTS = {
         asks_again=True,
         client_tools=({"name": "pick_date", "description": None, "parameters": {"type": "object", "properties": {}}},),
         beans_until="1",
+        front_end=True,
     ),
     "new": RunDocument(),
     "limits": RunDocument(limits=UsageLimits(tool_calls=3), is_reduced=True),
@@ -235,6 +237,7 @@ EVENTS = {
     "RunSuspended.empty": RunSuspended("run", ()),
     "Retrieved": Retrieved(SOURCES_WITHOUT_TEXT),
     "ToldEvent": ToldEvent(InvocationContext(object, "ask", "room", outer_invocation_id="o"), MESSAGES[0], "ann"),
+    "ServiceWork": ServiceWork("0.2", "0", "", "shop.Desk", "replied", "a"),
     "InnerEvent": InnerEvent(InvocationContext(object, "ask"), "shop.Desk", "call_1", ToolExecuted(EXECUTION)),
 }
 BEFORE = STATES["full"].changed(messages=MESSAGES[:2], executions=(EXECUTION,))
@@ -331,6 +334,7 @@ WITHOUT_ARGUMENTS = replace(EXECUTION, arguments={})
 ADDED_TO_DOCUMENTS = {
     *("added_by", "cancels", "limits", "memory_id", "details", "trace", "dropped", "digest", "is_checked", "message"),
     *("is_reduced", "identity_attributes", "attempts", "failures", "asks_again", "client_tools", "beans_until"),
+    "front_end",
 }
 
 

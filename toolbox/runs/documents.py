@@ -231,7 +231,7 @@ class RunDocument:
     - `failures`: how many of them have failed, before the run went on. `asks_again`: the last one failed with the reply
       of its model, so that the next one must not use it.
     - `client_tools`: the tools that the client of the call has, as `write_client_tool` writes them. `client_id`: the id
-      that it gave to the user's message.
+      that it gave to the user's message. `front_end`: a front end has started the run, and shows the services within.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -267,6 +267,7 @@ class RunDocument:
     client_tools: tuple[Mapping[str, Any], ...] = ()
     beans_until: str = ""
     client_id: str | None = None
+    front_end: bool = False
 
     @property
     def started_by(self) -> str | None:
@@ -290,8 +291,9 @@ class RunDocument:
     def to_json(self) -> str:
         """Write the document as JSON text."""
         written = fields_to_dict(self)
-        if self.checked_by is None:  # most runs have none, and earlier releases know none
-            del written["checked_by"]
+        for name in ("checked_by", "front_end"):  # most runs have none, and earlier releases know none
+            if not written[name]:
+                del written[name]
         return json.dumps({"version": VERSION, **written})
 
     @classmethod

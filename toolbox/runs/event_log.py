@@ -25,6 +25,7 @@ from ..errors import LeaseLostError, TranscriptError
 from ..passages import source_from_dict, source_to_dict
 from ..service_events import InnerEvent, ServiceEvent
 from ..service_names import stored_name
+from ..services.inner_events import ServiceWork
 from ..services.stored_forms import execution_from_dict, execution_to_dict, response_from_dict, response_to_dict
 from ..transcripts import (
     Json,
@@ -47,7 +48,7 @@ VERSION = 1
 EVENT_PAUSE = 0.05  # seconds between two writes of pieces
 _PIECES = (PartialResponse, PartialReasoning, PartialToolCall)
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ServiceEvent)}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(ServiceEvent), ServiceWork)}
 
 
 FindService: TypeAlias = Callable[[str], "type[Any] | None"]
@@ -75,12 +76,12 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 """How the fields of events with these names are written and read; all others are JSON values."""
 
 
-def event_to_json(event: ServiceEvent) -> str:
+def event_to_json(event: ServiceEvent | ServiceWork) -> str:
     """Write an event as JSON. A tool's `result_object` is written as JSON if possible, or lost."""
     return write_json(_event_to_dict(event))
 
 
-def _event_to_dict(event: ServiceEvent) -> Json:
+def _event_to_dict(event: ServiceEvent | ServiceWork) -> Json:
     written: Json = {"version": VERSION, "type": type(event).__name__}
     if isinstance(event, RunSuspended):
         written |= {"run_id": event.run_id, "pending": [stored_call_to_dict(each) for each in event.pending]}
@@ -192,7 +193,7 @@ class EventLog:
                 if not _is_piece(event):
                     self._seen.append(_identity(event))
 
-    def put(self, event: ServiceEvent) -> None:
+    def put(self, event: ServiceEvent | ServiceWork) -> None:
         """Write this event soon, unless an earlier owner has written it."""
         if _is_piece(event):  # of the next reply: models may repeat the calls of this one
             self._forget(_inner_prefix(event) if isinstance(event, InnerEvent) else "")
@@ -249,7 +250,7 @@ def _read_error(done: asyncio.Task[None]) -> None:
         done.exception()
 
 
-def _is_piece(event: ServiceEvent) -> bool:
+def _is_piece(event: ServiceEvent | ServiceWork) -> bool:
     return isinstance(event.event if isinstance(event, InnerEvent) else event, _PIECES)
 
 
@@ -257,7 +258,9 @@ def _inner_prefix(event: InnerEvent) -> str:
     return f"{event.service} {event.call_id}: "
 
 
-def _identity(event: ServiceEvent) -> str:
+def _identity(event: ServiceEvent | ServiceWork) -> str:
+    if isinstance(event, ServiceWork):
+        return str(event)
     if isinstance(event, InnerEvent):
         return _inner_prefix(event) + _identity(event.event)
     if isinstance(event, Retrieved):  # the next owner may find more than the one before

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -32,6 +33,18 @@ from .store import StoredRun
 from .stored_runs import StoredRuns, is_storable, read_document
 
 
+@dataclass(frozen=True, slots=True)
+class ClientMessage:
+    """What the client of a front end has sent: `message` is None if it is that of the arguments.
+
+    The client runs `client_tools`, and gave `client_id` to the message.
+    """
+
+    message: UserMessage | None = None
+    client_tools: Sequence[ToolSpecification] = ()
+    client_id: str | None = None
+
+
 class NewRuns:
     """Creates the runs of a host."""
 
@@ -49,21 +62,19 @@ class NewRuns:
         self,
         plan: MethodPlan,
         arguments: Mapping[str, Any],
-        message: UserMessage | None = None,
-        client_tools: Sequence[ToolSpecification] = (),
-        client_id: str | None = None,
+        said: ClientMessage | None = None,
     ) -> StoredRun:
         """Create a run of a service method and hand it to the engine; return it, or the run of the same call.
 
-        `message` is the user message, if it is not that of the arguments. The caller runs `client_tools`, and gave
-        `client_id` to the message.
+        `said` is what a front end has sent, for a call of its user.
         """
         await self._refuse_without_role(plan, arguments)
+        message, client_tools = (None, ()) if said is None else (said.message, said.client_tools)
         new = await self._make_run(plan, arguments, follows=True, client_tools=client_tools)
         if message is not None:
             new = new.with_document(with_message(new.prepared.document, plan, arguments, message))
-        if client_id is not None:
-            new = new.with_document(new.prepared.document.changed(client_id=client_id))
+        if said is not None:
+            new = new.with_document(new.prepared.document.changed(client_id=said.client_id, front_end=True))
         account = current_account.get()
         if not await self._exists(new):
             await self._check_conversation(plan, arguments)

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from ..service_events import ServiceEvent
+from ..services.inner_events import ServiceWork
 from .event_log import event_from_json
 from .store import ENDED, RunLook, RunStatus, StoredRun
 from .stored_runs import StoredRuns
@@ -45,9 +47,17 @@ class RunEvents(AsyncIterator[RunEvent]):
     The iteration raises `RunNotFoundError`.
     """
 
-    def __init__(self, runs: StoredRuns, run_id: str, after: int, error_of: Callable[[StoredRun], str | None]) -> None:
+    def __init__(
+        self,
+        runs: StoredRuns,
+        run_id: str,
+        after: int,
+        error_of: Callable[[StoredRun], str | None],
+        *,
+        hidden: tuple[type[Any], ...] = (ServiceWork,),
+    ) -> None:
         self.run_id = run_id
-        self._runs, self._after, self._error_of = runs, after, error_of
+        self._runs, self._after, self._error_of, self._hidden = runs, after, error_of, hidden
         self._seen: RunLook | None = None  # everything up to this look was read
         self._ready: deque[RunEvent] = deque()
         self._is_over = False
@@ -79,11 +89,14 @@ class RunEvents(AsyncIterator[RunEvent]):
 
     async def _wait(self) -> None:
         """Wait until `_ready` has the next events, or no more can come."""
-        looks, after = self._runs.looks, self._after
+        looks = self._runs.looks
         while not self._ready and not self._is_over:
+            after = self._after
             look = await looks.after(self.run_id, self._seen)  # first: an ended run gets no more events
             found = await looks.shared(self.run_id, after, partial(self._read, after))
-            self._ready.extend(found)
+            self._ready.extend(each for each in found if not isinstance(each.event, self._hidden))
+            if found and not self._ready:
+                self._after = found[-1].number
             if len(found) == _AT_ONCE:
                 continue
             self._seen = look

@@ -32,6 +32,7 @@ from ..errors import (
 )
 from ..service_events import ServiceEvent
 from ..services.declaration import Retries
+from ..services.inner_events import FrontEnd, InnerReader, current_reader
 from ..services.outputs import Result
 from ..store_clock import clock_of
 from ..tools.failures import message_of
@@ -412,6 +413,9 @@ class RunExecution:
                 await put(event)
 
         is_followed = log is not None or put is not None
+        if log is not None and prepared.document.front_end:
+            front_end = FrontEnd(session.id, log.put, asyncio.get_running_loop())
+            current_reader.set(InnerReader(asyncio.get_running_loop(), front_end=front_end))
         async with self._preparing.open_scope(prepared) as session.scope:
             result, completed = await execute(self._host, session, prepared, send if is_followed else None)
         if completed is not None:

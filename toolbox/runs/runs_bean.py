@@ -24,7 +24,7 @@ from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
 from .conversation_runs import ConversationRuns
-from .new_runs import NewRuns
+from .new_runs import ClientMessage, NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
 from .recorded_turns import RecordedTurns
@@ -144,7 +144,10 @@ class Runs:
         None yields all. Raises `ValueError` or `TypeError` for an invalid number; the iteration raises
         `RunNotFoundError`.
         """
-        return RunEvents(self._stored, _id_of(run_id), number_after(after), lambda run: self._stored.show(run).error)
+        return RunEvents(self._stored, _id_of(run_id), number_after(after), self._error_of)
+
+    def _error_of(self, run: StoredRun) -> str | None:
+        return self._stored.show(run).error
 
     @overload
     async def result(self, run: Run[T], timeout: float | None = None) -> T: ...
@@ -325,6 +328,10 @@ class Runs:
         found = {tool.name: self._preparing.service_behind(tool) for tool in plan.toolset.tools}
         return {name: stored_name(each.service) for name, each in found.items() if each is not None}
 
+    def all_events(self, run_id: str) -> RunEvents:
+        """Return the events of a run as `events` does, with the work of the services within, for front ends."""
+        return RunEvents(self._stored, run_id, 0, self._error_of, hidden=())
+
     async def beans_of(self, run_id: str) -> Mapping[str, Any]:
         """Return the JSON values of the beans of a run's conversation as the run has left them so far, by name."""
         return await self._host.on_own_loop(lambda: self._turns.beans_of(run_id))
@@ -352,14 +359,16 @@ class Runs:
         client_tools: Sequence[ToolSpecification] = (),
         client_id: str | None = None,
     ) -> Run[Any]:
-        """Start a call as `start` does. `message` replaces its user message; the caller runs `client_tools`.
+        """Start a call as `start` does, for a front end. `message` replaces its user message.
 
-        `client_id` is the id that the caller gave to the message.
+        The caller runs `client_tools`, and gave `client_id` to the message.
         """
 
         async def start() -> Run[Any]:
             bound = plan.bind((), arguments)
-            return self._stored.show(await self._new.start_run(plan, bound, message, client_tools, client_id))
+            return self._stored.show(
+                await self._new.start_run(plan, bound, ClientMessage(message, client_tools, client_id))
+            )
 
         return await self._host.on_own_loop(start)
 

@@ -31,7 +31,7 @@ from .bean_calls import call_with_beans
 from .compaction import shorten
 from .fallback_answers import or_fallback
 from .handing_over import answer_in_place, hand_over
-from .inner_events import Send, current_reader, sender_of
+from .inner_events import Send, current_reader, sent_around
 from .interruptions import within_limits
 from .invocation import Invocation, Perform
 from .invocation_records import note_in_records
@@ -304,11 +304,13 @@ async def end_round(performed: Effect, following: Effect, invocation: Invocation
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return its value. The host waits for it when it stops."""
     with invocation.host.running.task(invocation.where):
-        send = None if current_reader.get() is None else sender_of(invocation)
-        if send is None:
+        if current_reader.get() is None:
             return await run_call(invocation)
-        await run_call(invocation, StreamedCall(invocation, send))
-        return invocation.value()
+        async with sent_around(invocation) as send:
+            if send is None:
+                return await run_call(invocation)
+            await run_call(invocation, StreamedCall(invocation, send))
+            return invocation.value()
 
 
 async def stream(invocation: Invocation, send: Send) -> None:
@@ -317,16 +319,14 @@ async def stream(invocation: Invocation, send: Send) -> None:
     A stream does what a call does, in one task: its deadline, its limits and its blocks are around all of its rounds,
     while the reader's code runs in the reader's task. The time that the reader takes counts for the deadline.
     """
-    await run_call(invocation, StreamedCall(invocation, _also_around(send, invocation)))
+    if current_reader.get() is None:
+        await run_call(invocation, StreamedCall(invocation, send))
+        return
+    async with sent_around(invocation) as around:
 
+        async def send_to_both(event: ServiceEvent) -> None:
+            assert around is not None
+            await around(event)
+            await send(event)
 
-def _also_around(send: Send, invocation: Invocation) -> Send:
-    """Return `send`; for a stream that is read within a call of another stream, it sends events to that one too."""
-    if current_reader.get() is None or (around := sender_of(invocation)) is None:
-        return send
-
-    async def send_to_both(event: ServiceEvent) -> None:
-        await around(event)
-        await send(event)
-
-    return send_to_both
+        await run_call(invocation, StreamedCall(invocation, send if around is None else send_to_both))

@@ -1,39 +1,99 @@
-"""The events of services that run within the tool calls of a stream: how they reach its reader.
+"""What happens in services that run within tool calls: how their events reach the reader of a stream, and front ends.
 
-Not here: the events themselves (`toolbox.service_events`), the stream (`streamed_call`, `tool_tasks`).
+Not here: the events of streams (`toolbox.service_events`), the stream (`streamed_call`, `tool_tasks`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
-from ..context import current_invocation
+from ..chat import CompleteResponse, IntermediateResponse
+from ..context import CallPlace, InvocationContext, current_invocation
 from ..service_events import InnerEvent, ServiceEvent
 from ..service_names import stored_name
 from .invocation import Invocation
+from .loop import Suspend
 
 Send: TypeAlias = Callable[[ServiceEvent], Awaitable[None]]
 """Sends an event to the reader of a stream, and returns when the reader requests the next one."""
 
 
-@dataclass(frozen=True, slots=True)
-class InnerReader:
-    """The reader of the events of services within the current tool call: `put` waits, on `loop`, until it has one."""
+WorkState: TypeAlias = Literal["running", "replied", "finished", "failed"]
+"""A service begins or goes on, its model has replied, it has ended, or it has failed."""
 
-    put: Callable[[InnerEvent], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True)
+class ServiceWork:
+    """What a service within a run does, for front ends: no stream of a program has it.
+
+    - `id`: the place of the service in the run; its invocation's id if it has none there.
+    - `call`: the place of the tool call in which it works, or an empty text.
+    - `parent`: the `id` of the service that made this call, or an empty text.
+    - `service`: its stored name.
+    - `text`: of a reply; the type of the error of a failure.
+    """
+
+    id: str
+    call: str
+    parent: str
+    service: str
+    state: WorkState = "running"
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """Gets the `ServiceWork` in a run: `put` is called on `loop`, and nothing waits for it."""
+
+    run_id: str
+    put: Callable[[ServiceWork], None]
     loop: asyncio.AbstractEventLoop
 
+    def tell(self, work: ServiceWork) -> None:
+        """Pass it on from any loop; at once from its own, because the end of the tool call comes next."""
+        if asyncio.get_running_loop() is self.loop:
+            self.put(work)
+        else:
+            self.loop.call_soon_threadsafe(self.put, work)
+
+    def work_of(self, invocation: Invocation, outer: InvocationContext) -> ServiceWork:
+        """Return the work of a service that begins within the tool call `outer`."""
+        own = invocation.place
+        has_place = own is not None and own.run_id == self.run_id and own.path
+        around: CallPlace | None = outer.place
+        if around is not None and around.run_id == self.run_id:
+            call, parent = around.call, around.call.rpartition("/")[0]
+        else:
+            call, parent = "", outer.invocation_id
+        id_ = own.path if own is not None and has_place else invocation.context.invocation_id
+        return ServiceWork(id_, call, parent, stored_name(invocation.entry.service))
+
+
+@dataclass(frozen=True, slots=True)
+class InnerReader:
+    """Who gets what happens in services within the current tool call.
+
+    `put` is that of a stream; it waits, on `loop`, until the reader has the event. `front_end` is that of a run.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    put: Callable[[InnerEvent], Awaitable[None]] | None = None
+    front_end: FrontEnd | None = None
+
     async def send(self, event: InnerEvent) -> None:
-        """Send an event from any loop."""
+        """Send an event to the reader of the stream from any loop."""
+        assert self.put is not None
         if asyncio.get_running_loop() is self.loop:
             await self.put(event)
             return
 
         async def put() -> None:
+            assert self.put is not None
             await self.put(event)
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(put(), self.loop))
@@ -42,14 +102,35 @@ class InnerReader:
 current_reader: ContextVar[InnerReader | None] = ContextVar("toolbox.inner_events", default=None)
 
 
-def sender_of(invocation: Invocation) -> Send | None:
-    """Return what sends the events of a call that begins to the stream around it; None if that does not want them."""
+@asynccontextmanager
+async def sent_around(invocation: Invocation) -> AsyncIterator[Send | None]:
+    """Give what sends the events of a call to those around it, and tell front ends how the call begins and ends.
+
+    None if nobody around it wants the events.
+    """
     reader, outer = current_reader.get(), current_invocation.get()
     if reader is None or outer is None or outer.request is None:
-        return None
-    call_id, service = outer.request.id, stored_name(invocation.entry.service)
+        yield None
+        return
+    call_id, service, front_end = outer.request.id, stored_name(invocation.entry.service), reader.front_end
+    work = None if front_end is None else front_end.work_of(invocation, outer)
+
+    def tell(state: WorkState, text: str = "") -> None:
+        if front_end is not None and work is not None:
+            front_end.tell(replace(work, state=state, text=text))
 
     async def send(event: ServiceEvent) -> None:
-        await reader.send(InnerEvent(invocation.context, service, call_id, event))
+        if isinstance(event, (IntermediateResponse, CompleteResponse)) and (text := event.response.ai_message.text):
+            tell("replied", text)
+        if reader.put is not None:
+            await reader.send(InnerEvent(invocation.context, service, call_id, event))
 
-    return send
+    tell("running")
+    try:
+        yield send
+    except Exception as error:  # one that was cancelled may go on in another process
+        if not isinstance(invocation.end, Suspend):
+            tell("failed", type(error).__name__)
+        raise
+    if not isinstance(invocation.end, Suspend):
+        tell("finished")

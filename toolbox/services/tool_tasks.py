@@ -117,8 +117,10 @@ class ToolTasks:
     async def _run(self, effect: RunTool) -> Any:
         async with self._places:
             self._add(effect)
-            if self._reads_inner and current_reader.get() is None:  # else the stream around this call reads them
-                current_reader.set(InnerReader(self._put_inner, asyncio.get_running_loop()))
+            around = current_reader.get()
+            if self._reads_inner and (around is None or around.put is None):  # else the stream around this call reads
+                front_end = None if around is None else around.front_end
+                current_reader.set(InnerReader(asyncio.get_running_loop(), self._put_inner, front_end))
             return await self._invocation.perform(effect, self._invocation)
 
     async def _put_inner(self, event: InnerEvent) -> None:

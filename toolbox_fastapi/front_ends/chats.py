@@ -40,7 +40,7 @@ from toolbox.services.stored_forms import adapter_of
 
 from ..problems import describe_problem
 from ..run_endpoints import refusal_response
-from .run_reading import begins_answer, find_passed, follow_run, look_at, read_so_far, split_wire_id
+from .run_reading import begins_answer, find_passed, find_unread, follow_run, look_at, read_so_far, split_wire_id
 from .stream_parts import CallEnd, Part
 
 _MAX_RUNS = 10  # to which the answers in one request may refer; those of a client are for one
@@ -550,6 +550,7 @@ def waits_for_client(call: PendingCall, client_tools: Collection[str]) -> bool:
 
 
 async def find_newest_answer(runs: Runs, run_id: str) -> StreamPlace:
-    """Return the beginning of the newest answer of a run."""
+    """Return the beginning of the newest answer of a run, which may have said nothing so far."""
+    unread = await find_unread(runs, run_id)
     begun = [each for each in await read_so_far(runs, run_id) if begins_answer(each.event)]
-    return StreamPlace(run_id, 0, await find_passed(runs, run_id), len(begun))
+    return StreamPlace(run_id, 0, await find_passed(runs, run_id), len(begun) + len(unread))

@@ -5,12 +5,12 @@ Not here: the parts of a run's events (`run_reading`), the form of messages on t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from toolbox.chat import AiMessage, ToolExecutionResultMessage, UserMessage
+from toolbox.chat import AiMessage, Message, ToolExecutionResultMessage, UserMessage
 from toolbox.conversations.conversations_bean import Conversation
 from toolbox.conversations.log import LogEntry
 from toolbox.errors import ConversationNotFoundError, RunIncompatibleError, RunNotFoundError
@@ -19,7 +19,7 @@ from toolbox.runs.runs_bean import Runs
 from toolbox.security import AccessDeniedError
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 
-from .run_reading import answer_id, read_parts, wire_id
+from .run_reading import answer_id, find_unread, read_parts, wire_id
 from .stream_parts import (
     AddedMessage,
     BlockEnd,
@@ -27,6 +27,7 @@ from .stream_parts import (
     BlockPiece,
     BlockStart,
     CallEnd,
+    CallOutcome,
     CallPiece,
     CallReady,
     CallStart,
@@ -73,7 +74,7 @@ async def read_room(room: Conversation, *, running: bool = True) -> list[ShownMe
         if run is not None and said[0].state == "waiting":  # beside others: it has left its question
             shown += await _messages_of_run(room.runs, run, said[0].id, running)
         else:
-            shown += _messages_of_turn(said)
+            shown += _messages_of_turn(said, await _find_rejected(room.runs, said))
     for run in reversed(runs.values()):
         shown += await _messages_of_run(room.runs, run, None, running)
     return shown
@@ -86,10 +87,13 @@ async def _messages_of_run(runs: Runs, run: Run[Any], entry_id: str | None, runn
     """
     try:
         question, client_id = await runs.question_of(run.id)
+        unread = await find_unread(runs, run.id)
     except (RunIncompatibleError, RunNotFoundError):
         return []
     shown = [ShownMessage(client_id or entry_id or f"{run.id}#question", question, entry_id, run.id)]
     shown += _split(run.id, await read_parts(runs, run))
+    if unread:
+        return [*shown, *(ShownMessage(each.client_id or "", each.message) for each in unread)]
     if not (running or run.status == "suspended") and shown[-1].user is None:
         shown.pop()
     return shown
@@ -113,12 +117,29 @@ def _split(base: str, parts: Iterable[Part]) -> Iterator[ShownMessage]:
 # --- the log
 
 
-def _messages_of_turn(entries: Sequence[LogEntry]) -> Iterator[ShownMessage]:
+async def _find_rejected(runs: Runs, entries: Sequence[LogEntry]) -> Collection[str]:
+    """Return the places of the calls of a turn that a person has rejected: only its run knows, while it is kept."""
+    run_id = entries[0].run_id
+    if run_id is None or not any(_is_error(each.message) for each in entries):
+        return ()
+    try:
+        history = (await runs.get(run_id)).history
+    except RunNotFoundError:
+        return ()
+    answers = {each.call_id: each.answer for each in history if each.call_id is not None}
+    return {place for place, answer in answers.items() if answer == "reject"}
+
+
+def _is_error(message: Message) -> bool:
+    return isinstance(message, ToolExecutionResultMessage) and message.is_error
+
+
+def _messages_of_turn(entries: Sequence[LogEntry], rejected: Collection[str]) -> Iterator[ShownMessage]:
     first, base = entries[0], entries[0].run_id or entries[0].id.rpartition(".")[0]
     if isinstance(first.message, UserMessage):
         yield ShownMessage(first.client_id or first.id, first.message, first.id, base)
         entries = entries[1:]
-    yield from _split(base, _TurnReading(base).read(entries))
+    yield from _split(base, _TurnReading(base, rejected).read(entries))
 
 
 @dataclass(slots=True)
@@ -126,6 +147,7 @@ class _TurnReading:
     """Turns the entries of a turn behind its question into parts, as the events of its run were."""
 
     base: str
+    rejected: Collection[str]
     rounds: int = 0
     is_open: bool = False
     blocks: int = 0
@@ -186,4 +208,7 @@ class _TurnReading:
         found = next((each for each in self.open if each[0] == result.id), None)
         if found is not None:  # else of the answer tool, or of a call that the store has left out
             self.open.remove(found)
-            yield CallEnd(found[1], "error" if result.is_error else "result", result.text)
+            outcome: CallOutcome = "error" if result.is_error else "result"
+            if result.is_error and found[1].rpartition(":")[2] in self.rejected:
+                outcome = "denied"
+            yield CallEnd(found[1], outcome, result.text)

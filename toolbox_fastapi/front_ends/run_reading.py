@@ -33,12 +33,15 @@ from toolbox.chat import (
 from toolbox.conversations.stopping import STOPPED
 from toolbox.errors import RunNotFoundError, ToolboxError
 from toolbox.events import ToldEvent
+from toolbox.runs.documents import told_from_json
 from toolbox.runs.run_answers import HistoryEntry, Run
 from toolbox.runs.run_events import RunEnded, RunEvent
 from toolbox.runs.runs_bean import Runs
 from toolbox.runs.store import RunLook
-from toolbox.service_events import HandedOver, InnerEvent
+from toolbox.service_events import HandedOver
+from toolbox.services.inner_events import ServiceWork
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
+from toolbox.services.recording_needs import ToldMessage
 from toolbox.services.state import identity_of
 
 from ..problems import problem_of_type
@@ -59,6 +62,7 @@ from .stream_parts import (
     Part,
     RoundEnd,
     RoundStart,
+    ServiceEnd,
     ServiceStart,
     ServiceText,
     Sources,
@@ -129,6 +133,8 @@ class RunReading:
         self._ended_calls = 0  # of earlier rounds
         self._answer_indexes: set[int] = set()
         self._waiting: dict[str, PendingCall] = {}  # by place
+        self._working: dict[str, str] = {}  # by the ids of services within: the calls in which they work
+        self._replies: dict[str, int] = {}  # texts of services within, by their ids
         self._final: ChatResponse | None = None
 
     def take(self, event: object) -> Iterator[Part]:
@@ -147,9 +153,10 @@ class RunReading:
             case BeforeToolExecution(request):
                 yield from self._end_reply()
                 if request.name in self._services and (call := self.find_call(request)) is not None:
-                    yield ServiceStart(self._wire(call.place), self._services[call.name])
-            case InnerEvent():
-                yield from self._take_inner(event)
+                    # At once, and in a run that no front end has started: its events have nothing else of the service.
+                    yield from self._start_service(ServiceWork(call.place, call.place, "", self._services[call.name]))
+            case ServiceWork():
+                yield from self._take_work(event)
             case ToolProgress(request, done, total, message):
                 if (call := self.find_call(request)) is not None:
                     yield CallProgress(self._wire(call.place), call.name, done, total, message)
@@ -171,14 +178,36 @@ class RunReading:
             case _:  # an event of a later release
                 return
 
-    def _take_inner(self, inner: InnerEvent) -> Iterator[Part]:
-        """Yield the text of a complete reply in a service that this call has called."""
-        if not isinstance(inner.event, (IntermediateResponse, CompleteResponse)):
-            return
-        running = (each for each in self._calls if each.state != "ended" and each.name in self._services)
-        call = next((each for each in running if each.request and each.request.id == inner.call_id), None)
-        if call is not None and (text := inner.event.response.ai_message.text):
-            yield ServiceText(self._wire(call.place), inner.service, text)
+    # --- services within
+
+    def _take_work(self, work: ServiceWork) -> Iterator[Part]:
+        match work.state:
+            case "running":
+                yield from self._start_service(work)
+            case "replied":
+                self._replies[work.id] = number = self._replies.get(work.id, 0) + 1
+                yield ServiceText(self._wire(work.id), number, work.text)
+            case "finished":
+                yield from self._end_service(work.id)
+            case "failed":
+                problem = problem_of_type(work.text)
+                yield from self._end_service(work.id, str(problem.get("detail") or problem["title"]))
+
+    def _start_service(self, work: ServiceWork) -> Iterator[Part]:
+        if work.id not in self._working:
+            self._working[work.id] = work.call
+            call, parent = (self._wire(each) if each else "" for each in (work.call, work.parent))
+            yield ServiceStart(self._wire(work.id), work.service, call, parent)
+
+    def _end_service(self, id_: str, error: str | None = None) -> Iterator[Part]:
+        if self._working.pop(id_, None) is not None:
+            yield ServiceEnd(self._wire(id_), error)
+
+    def _end_services(self, error: str | None, call: str = "") -> Iterator[Part]:
+        """End the services that still work within a call, or within the run: nothing else says that they have ended."""
+        for id_, their_call in reversed([*self._working.items()]):
+            if not call or their_call == call or their_call.startswith((f"{call}/", f"{call}.")):
+                yield from self._end_service(id_, error)
 
     def find_call(self, request: ToolExecutionRequest) -> ShownCall | None:
         """Return the call of this round to which an event belongs: models may write equal calls."""
@@ -325,6 +354,7 @@ class RunReading:
         outcome: CallOutcome = "error" if execution.is_error else "result"
         if waited and self._find_rejection(call.place) is not None:
             outcome = "denied"
+        yield from self._end_services(execution.result if outcome == "error" else None, call.place)
         yield CallEnd(self._wire(call.place), outcome, execution.result, execution)
 
     def _end_inner_calls(self, place: str) -> Iterator[Part]:
@@ -355,6 +385,7 @@ class RunReading:
             if place in known:
                 known[place].state = "waits"
         self._waiting = now
+        self._working.clear()
         yield Waits({self._wire(place): call for place, call in now.items()})
 
     def _close_round_with(self, inner: Sequence[PendingCall]) -> Iterator[Part]:
@@ -397,6 +428,7 @@ class RunReading:
             yield from self._write("text", missing)
 
     def _end_run(self, status: str, error: str | None) -> Iterator[Part]:
+        yield from self._end_services("The answer has ended.")
         yield from self._close_round()
         if status == "cancelled":
             yield Stopped(None if error == STOPPED else error)
@@ -432,7 +464,7 @@ async def follow_run(
         for part in reading.take(RunSuspended(run_id, run.pending)):
             yield part
         return
-    async with aclosing(runs.events(run_id)) as events:
+    async with aclosing(runs.all_events(run_id)) as events:
         async for each in events:
             parts = await _read_event(runs, reading, each)
             waits = any(isinstance(part, Waits) for part in parts)
@@ -486,12 +518,24 @@ async def read_so_far(runs: Runs, run_id: str) -> list[RunEvent]:
     last = (await look_at(runs, run_id)).events
     found: list[RunEvent] = []
     if last:
-        async with aclosing(runs.events(run_id)) as events:
+        async with aclosing(runs.all_events(run_id)) as events:
             async for each in events:
                 found.append(each)
                 if each.number >= last:
                     break
     return found
+
+
+async def find_unread(runs: Runs, run_id: str) -> list[ToldMessage]:
+    """Return the messages that a client has added to a run, and that no event has so far.
+
+    None of those of a run that waits: nobody knows if it will go on, so its newest answer is the one that waits.
+    """
+    if (await look_at(runs, run_id)).status != "running":
+        return []
+    written = await (await runs.store()).messages(run_id)
+    told = [each for each in map(told_from_json, written) if each.client_id is not None]
+    return told[sum(begins_answer(each.event) for each in await read_so_far(runs, run_id)) :] if told else []
 
 
 async def look_at(runs: Runs, run_id: str) -> RunLook:

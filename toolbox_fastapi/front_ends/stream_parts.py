@@ -108,19 +108,33 @@ class CallProgress:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStart:
-    """A call of a service begins, or goes on after it has waited; `service` is its stored name."""
+    """A service within the answer begins to work, or goes on after it has waited.
 
-    call_id: str
+    `id` is that of the wire: the id of the call, if the service is the tool. `service` is its stored name. `call_id` is
+    the call in which it works, and `parent_id` the service that made this call; both are empty texts if there is none.
+    """
+
+    id: str
     service: str
+    call_id: str = ""
+    parent_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceText:
-    """The model of a service within a call has replied with a text: only with `inner_events=True`."""
+    """The model of a service within has replied with a text; `number` counts those of the service from 1."""
 
-    call_id: str
-    service: str
+    id: str
+    number: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEnd:
+    """A service within has ended; `error` says what went wrong, for a person."""
+
+    id: str
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +208,7 @@ Part: TypeAlias = (
     | CallProgress
     | ServiceStart
     | ServiceText
+    | ServiceEnd
     | BeanValues
     | Sources
     | AddedMessage
