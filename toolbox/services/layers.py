@@ -154,6 +154,7 @@ async def _append_waiting(invocation: Invocation) -> None:
     """Store what waits of a call that is suspended, so that the conversation goes on."""
     if (turn := waiting_turn_of(invocation)) is not None:
         await _append(turn, invocation)
+        invocation.has_waiting_turn = True
 
 
 async def _append(turn: Turn, invocation: Invocation) -> None:
