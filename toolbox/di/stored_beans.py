@@ -349,6 +349,10 @@ class StoredBeans:
             if name in self._made:
                 self._made[name].last = whole_json(value)
 
+    def take_back(self, written: Mapping[str, Any]) -> None:
+        """Take what was noted as stored for a change again: its write failed."""
+        self._noted = {**written, **self._noted}
+
     def _find_changes(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for name, made in [*self._made.items()]:  # other threads may add more

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..errors import RunIncompatibleError
@@ -83,13 +84,13 @@ class Cancelling:
         # What it waits for stays, for `runs.retry`; what has waited beside other calls asks again.
         waiting = document.waiting if stored.status == "suspended" else ()
         changed, must_undo = with_cancellation(document, entry, waiting), self._must_undo(stored)
-        await self._turns.keep(stored)  # before the run ends: after a crash, it is cancelled and stored again
         if must_undo:  # it ends when its tools are undone; after a crash another process continues
             text = changed.changed(waiting=(), cancels=True).to_json()
             changes = RunChanges(status="running", document=text, owner=self._runs.owner)
         else:
             changes = RunChanges(status="cancelled", document=changed.to_json())
-        if (taken := await self._runs.change(stored, document, changes)) is None:
+        end = partial(self._runs.change, stored, document, changes)
+        if (taken := await self._turns.keep_and_end(stored, end)) is None:
             return
         self._execution.leases.lose(stored.id)
         self._runs.looks.announce(stored.id)

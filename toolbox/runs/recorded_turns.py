@@ -6,13 +6,14 @@ Not here: the turn of a call that ends in this process (`services.turns`, `servi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ..chat import ToolExecution, UserMessage
 from ..conversations.log import NO_USAGE, Turn, only_beans
+from ..errors import LeaseLostError, RunStoreError
 from ..safe_text import describe_store_error
 from ..services.outputs import ANSWER_TOOL
 from ..services.plans import MethodPlan
@@ -25,10 +26,10 @@ from .persons import starter_of
 from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
 from .record_contents import has_run_in, reply_from_dict, result_from_dict
-from .run_session import RunSession
+from .run_session import RunSession, TurnWriteError, write_together
 from .runs_host import RunsHost
 from .service_calls import ServiceCall
-from .store import ENDED, StoredRun
+from .store import ENDED, StoredRun, joins
 from .stored_runs import StoredRuns, read_document
 
 logger = logging.getLogger("toolbox.runs")
@@ -40,20 +41,60 @@ class RecordedTurns:
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
 
-    async def keep(self, stored: StoredRun) -> None:
-        """Store what a run has said and done until it was cancelled; log what keeps it from being stored."""
+    async def keep_and_end(self, stored: StoredRun, end: Callable[[], Awaitable[StoredRun | None]]) -> StoredRun | None:
+        """Store what a run has said and done until it was cancelled, and await `end`; return what that returns.
+
+        The two are one transaction if the stores can have one, and then nothing is stored if `end` returns None. Else
+        the turn comes first, so that after a crash the run is cancelled and its turn stored again. What keeps the turn
+        from being stored is logged.
+        """
+        keep = await self._find_write(stored)
+        if keep is None:
+            return await end()
+        store, conversations = await self._runs.open(), (await self._host.memories()).store
+        taken: StoredRun | None = None
+
+        async def end_run() -> StoredRun | None:
+            nonlocal taken
+            taken = await end()
+            return taken
+
+        async def keep_if_ended() -> None:
+            if taken is not None:
+                await keep()
+
+        try:
+            if joins(store, conversations):
+                return await write_together(store, conversations, end_run, keep_if_ended)
+            await keep()
+        except (LeaseLostError, RunStoreError):
+            raise
+        except Exception as error:
+            _log_loss(stored, error.error if isinstance(error, TurnWriteError) else error)
+        return await end()
+
+    async def _find_write(self, stored: StoredRun) -> Callable[[], Awaitable[None]] | None:
+        """Return what stores the turn of a run; None if it leaves none, or an error was logged."""
         try:
             plan = self._host.plans_of(stored.service).get(stored.method)
             if plan is None or plan.options.unfinished_turns != "keep":
-                return
+                return None
             document = read_document(stored)
             key, memories = plan.find_conversation(document.memory_id), await self._host.memories()
-            if key is not None and memories.keeps_logs and (turn := await self._read_turn(stored, plan)) is not None:
-                turn = turn if plan.window is not None else only_beans(turn)
-                await memories.write(key, turn, starter_of(document.identity, self._host.run_identity))
+            if key is None or not memories.keeps_logs or (turn := await self._read_turn(stored, plan)) is None:
+                return None
+            turn = turn if plan.window is not None else only_beans(turn)
+            owner = starter_of(document.identity, self._host.run_identity)
         except Exception as error:
-            what = describe_store_error(error)
-            logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
+            _log_loss(stored, error)
+            return None
+
+        async def keep() -> None:
+            before = await memories.read_run(key, stored.id)
+            if before is None or before.state != "answered":  # it has ended, but its process could not write that
+                await memories.write(key, turn, owner)
+
+        return keep
 
     async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
         """Return the turn of a run until now. Raises `RunIncompatibleError`."""
@@ -101,6 +142,11 @@ class RecordedTurns:
         message = read_user_message(stored.id, prepared.document)
         asked = prepared.plan.messages.make_user_message(prepared.arguments) if message is None else message
         return asked, prepared.document.client_id
+
+
+def _log_loss(stored: StoredRun, error: Exception) -> None:
+    what = describe_store_error(error)
+    logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
 
 
 def state_until_now(session: RunSession) -> State | None:

@@ -361,6 +361,7 @@ class RunExecution:
             prepared = await self._cancel(session, prepared, wish)
         finally:
             held.has_left = session.has_left
+            await session.leave_conversation()
             if session.ended is not None and prepared.waits_in_conversation:
                 await self.waiting_entries.end(prepared.conversation, session.id, session.ended)
             if log is not None:
@@ -406,10 +407,14 @@ class RunExecution:
     ) -> Result[Any]:
         """Call the method of a run in its own scope, and write that it has completed, unless it is suspended."""
 
+        last: list[ServiceEvent] = []
+
         async def send(event: ServiceEvent) -> None:
             if log is not None and not isinstance(event, RunSuspended):
                 log.put(event)
-            if put is not None:
+            if put is not None and session.has_turn:
+                last.append(event)  # the reader gets it when the turn is stored
+            elif put is not None:
                 await put(event)
 
         is_followed = log is not None or put is not None
@@ -420,6 +425,9 @@ class RunExecution:
             result, completed = await execute(self._host, session, prepared, send if is_followed else None)
         if completed is not None:
             await session.write_end("completed", **completed)
+        for each in last:
+            assert put is not None
+            await put(each)
         return result
 
 

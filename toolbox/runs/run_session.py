@@ -7,11 +7,11 @@ the run (`run_leases`), what an effect records (`effects`), what the run does (`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from ..di.scopes import RequestScope
@@ -28,11 +28,22 @@ from ..errors import (
 )
 from ..safe_text import describe_store_error, error_of_database
 from ..security import UnauthenticatedError
-from ..services.recording_needs import FindApprovals, ToldMessage
+from ..services.recording_needs import FindApprovals, ToldMessage, TurnWrite
 from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json, told_from_json
 from .places import BEFORE_THE_FIRST_REQUEST, RecordedFact, RecordKey, is_attempt_of
 from .run_answers import HistoryEntry
-from .store import RunChanges, RunStatus, RunStore, StoredRecord, StoredRun, supports_of, unsupported_problem
+from .store import (
+    RunChanges,
+    RunStatus,
+    RunStore,
+    StoredRecord,
+    StoredRun,
+    joins,
+    supports_of,
+    unsupported_problem,
+)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,8 @@ class RunSession:
         self.unstored: dict[str, StoredRecord] = {}
         self._messages: int | None = None  # how many the run has, by its last write; None if that is not known
         self._store: RunStore | None = None
+        self._turn: TurnWrite | None = None
+        self._conversation: AsyncExitStack | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
         self._with_beans: list[RecordKey] = []
@@ -192,6 +205,58 @@ class RunSession:
         if not is_closed:
             self.forget_messages()
         return is_closed
+
+    # --- the turn of the run in its conversation
+
+    def take_turn(self, turn: TurnWrite) -> bool:
+        """Write a turn with the next change of the header, in one transaction; in place of one that was not written.
+
+        Returns False, and does nothing, unless the store of the run can write in both.
+        """
+        if not joins(self._store, turn.store):
+            return False
+        self._drop_turn()
+        self._turn = turn
+        return True
+
+    @property
+    def has_turn(self) -> bool:
+        """True if there is a turn to write."""
+        return self._turn is not None
+
+    def _drop_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.end(False)
+
+    def stay_in(self, conversation: AsyncExitStack) -> None:
+        """Stay in the conversation until the turn is written, so that no other call comes in between."""
+        if self._turn is not None:
+            self._conversation = conversation.pop_all()
+
+    async def leave_conversation(self) -> None:
+        """Leave the conversation of a turn that was written, or that nobody writes any more."""
+        self._drop_turn()
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
+            await conversation.aclose()
+
+    async def _write_with_turn(self, write: Callable[[RunStore], Awaitable[T]]) -> T:
+        """Await a write of the header, and that of the turn in the same transaction. Raises the errors of both."""
+        if (turn := self._turn) is None:
+            with self.using_store() as store:
+                return await write(store)
+        self._turn, is_written = None, False
+        try:
+            with self.using_store() as store:
+                found = await write_together(store, turn.store, lambda: write(store), turn.write)
+            is_written = True
+            return found
+        except TurnWriteError as failed:
+            raise failed.error from None
+        finally:
+            turn.end(is_written)
+            await self.leave_conversation()
 
     # --- what is recorded
 
@@ -342,9 +407,14 @@ class RunSession:
         """Write all events, and another document; the run goes on."""
         assert self.generation is not None
         await self.flush_events()
-        with self.using_store() as store:
-            await store.append(self.id, self.generation, [], RunChanges(document=document.to_json()))
+        await self._append([], RunChanges(document=document.to_json()))
         self.document = document
+
+    async def _append(self, records: Sequence[StoredRecord], changes: RunChanges, events: Sequence[str] = ()) -> None:
+        """Write a change of the header, with the turn of the run if there is one."""
+        generation = self.generation
+        assert generation is not None
+        await self._write_with_turn(lambda store: store.append(self.id, generation, records, changes, events))
 
     async def write_suspension(self, records: Sequence[StoredRecord], event: str) -> None:
         """Write that the run waits, with the calls in its document, in one transaction. The lease ends with it."""
@@ -354,8 +424,7 @@ class RunSession:
         await self.flush_events()
         text, since, next_at = self.document.to_json(), self.document.waiting_since, next_expiry(self.document.waiting)
         changes = RunChanges(status="suspended", document=text, waiting_since=since, next_at=next_at)
-        with self.using_store() as store:
-            await store.append(self.id, self.generation, records, changes, [event])
+        await self._append(records, changes, [event])
         self.has_left = True
 
     def use_store(self, store: RunStore) -> None:
@@ -379,16 +448,17 @@ class RunSession:
     async def create_suspended(self, run: StoredRun, records: Sequence[StoredRecord]) -> None:
         """Store a run that was not stored so far, and waits. Raises `RunConflictError` if its id exists."""
         assert self.document is not None
-        next_at, found = next_expiry(self.document.waiting), None
-        run = replace(run, status="suspended", next_at=next_at)
-        with self.using_store() as store:
-            is_new = await store.create(run, records)
-            if not is_new:
+        run = replace(run, status="suspended", next_at=next_expiry(self.document.waiting))
+
+        async def create(store: RunStore) -> None:
+            if not await store.create(run, records):
                 # A connection that was lost after the commit has let the store try again, and find the run of the first
                 # try. No other call has the same document: its digest has a random salt.
                 found = await store.load(self.id)
-        if not is_new and (found is None or found.document != run.document):
-            raise RunConflictError(self.id, "another call")
+                if found is None or found.document != run.document:
+                    raise RunConflictError(self.id, "another call")
+
+        await self._write_with_turn(create)
         self.has_left = True
 
     async def write_next_try(self, wait: timedelta, **facts: Any) -> datetime:
@@ -400,6 +470,7 @@ class RunSession:
         assert self.generation is not None
         assert not self.has_left
         self.leave()
+        await self.leave_conversation()  # the next try says something else
         await self.flush_events()
         document = self._note_stored_beans(self.document).changed(failures=self.document.failures + 1, **facts)
         document = self.with_noted(document)
@@ -420,8 +491,7 @@ class RunSession:
         await self.flush_events()
         document = self.with_noted(self._note_stored_beans(self.document).changed(waiting=(), **facts))
         changes = RunChanges(status=status, document=document.to_json())
-        with self.using_store() as store:
-            await store.append(self.id, self.generation, [], changes)
+        await self._append([], changes)
         self.has_left, self.ended = True, status
 
     async def write_back(self, before: StoredRun) -> None:
@@ -435,12 +505,49 @@ class RunSession:
         self.has_left = True
 
 
+class TurnWriteError(Exception):
+    """The turn of a run could not be written, so nothing was; `error` is why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+async def write_together(
+    store: Any, conversations: Any, write: Callable[[], Awaitable[T]], write_turn: Callable[[], Awaitable[None]]
+) -> T:
+    """Await a write of a run and that of its turn, in one transaction of a store that `joins` the other.
+
+    Both may be awaited again, while the database is away. Raises `TurnWriteError`, and the errors of the first write.
+    """
+    failure: Exception | None = None
+
+    async def write_both() -> T:
+        nonlocal failure
+        failure = None
+        written = await write()
+        try:
+            await write_turn()
+        except Exception as error:
+            failure = error
+            raise
+        return written
+
+    try:
+        found: T = await store.together(conversations, write_both)
+        return found
+    except Exception:
+        if failure is None:
+            raise
+    raise TurnWriteError(failure)
+
+
 @contextmanager
 def store_errors_of(run_id: str) -> Iterator[None]:
     """Raise `RunStoreError` for an error of a store inside the block, which may contain what was to be stored."""
     try:
         yield
-    except (LeaseLostError, RunStoreError):
+    except (LeaseLostError, RunStoreError, RunConflictError, TurnWriteError):
         raise
     except Exception as error:
         # Logs show the cause too. That of a database has the values of the statement, such as results of tools.

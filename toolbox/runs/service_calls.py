@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -30,7 +31,7 @@ from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, EffectForm, FindApprovals, StoredInvocation, ToldMessage
+from ..services.recording_needs import FAILURE, EffectForm, FindApprovals, StoredInvocation, ToldMessage, TurnWrite
 from ..services.state import PendingToolCall, State
 from ..services.stored_forms import usage_from_dict, usage_to_dict
 from ..settings import settings_key
@@ -114,6 +115,21 @@ class RunPlace:
     def use_approvals(self, find: FindApprovals) -> None:
         """Let tools run with the approvals that the run's conversation remembers."""
         self.session.find_approvals = find
+
+    def take_turn(self, turn: TurnWrite) -> bool:
+        """Write a turn in one transaction with what the run writes next. Returns False if that cannot be."""
+        # Inner services store their turns when they end, and a call that is not stored never ends as a run.
+        is_suspending = self.body.at(self.path).suspended is not None
+        return not self.path and (self.is_stored or is_suspending) and self.session.take_turn(turn)
+
+    def stay_in(self, conversation: AsyncExitStack) -> None:
+        """Leave the conversation only after that write, if there is a turn to write."""
+        self.session.stay_in(conversation)
+
+    async def settle(self) -> None:
+        """Call the `@on_success` methods of a stored run, before its turn is stored. Raises their errors."""
+        if not self.path and self.session.scope is not None:
+            await self.session.scope.settle()
 
     @property
     def recorded_beans(self) -> Mapping[str, Any]:

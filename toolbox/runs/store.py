@@ -211,6 +211,7 @@ class RunStore(Protocol):
     - `renewing()`: a block around the time in which this process owns runs (`RenewsApart`).
     - `store_tables`: what `toolbox migrate` migrates.
     - `uses`, `record_in`, `note_in` and `committed`: record the result of a transactional tool in its transaction.
+    - `joins` and `together`: write a run and a turn of its conversation in one transaction.
     - `system_database_url()`: the database of the DBOS engine.
     - `clock`: the `toolbox.store_clock.StoreClock` with which it measures time, for `toolbox.testing.skip_time`.
 
@@ -380,6 +381,12 @@ def supports_of(store: object) -> frozenset[str]:
     """Return what a store, or a class of stores, says that it supports; nothing if it does not say it."""
     supports = getattr(store, "supports", None)
     return supports if isinstance(supports, frozenset) else frozenset()
+
+
+def joins(store: object, conversations: object) -> bool:
+    """Return True if a store can write runs in one transaction with this store of conversations."""
+    asks: Any = getattr(store, "joins", None)
+    return asks is not None and bool(asks(conversations))
 
 
 def no_messages(store: object) -> Problem:

@@ -94,6 +94,8 @@ class Invocation(ModelCall):
     """Called before the invocation ends with an answer; may raise."""
     before_suspension: Callable[[], Awaitable[None]] | None = None
     """Called before the write that suspends the run."""
+    has_waiting_turn = False
+    """True if its turn in the conversation waits: any other turn of it replaces that one."""
     history: tuple[Message, ...] = ()
     excerpt: Excerpt | None = None
     """What was loaded of the conversation, with the notes to store with the turn."""

@@ -54,6 +54,7 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
 from .plans import MethodPlan
+from .recording_needs import TurnWrite
 from .turns import answered_turn, client_ids_in, state_after, unfinished_turn, waiting_turn_of
 from .usage_layers import in_account
 
@@ -79,6 +80,9 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
         except (Exception, asyncio.CancelledError) as error:
             await _keep_unfinished(error, invocation)
             raise
+        finally:
+            if invocation.place is not None:
+                invocation.place.stay_in(turn)
 
 
 async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> ConversationScope | None:
@@ -138,6 +142,8 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
         await (await invocation.host.memories()).begin(key, invocation.owner)
     if not isinstance(invocation.end, Finish):
         return
+    if invocation.is_recorded and invocation.place is not None:
+        await invocation.place.settle()
     if not invocation.end.is_fallback:
         await _append(answered_turn(invocation), invocation, leaves=True)
     elif await _keeps_unfinished(invocation) and (turn := unfinished_turn(invocation, "failed")) is not None:
@@ -148,6 +154,7 @@ async def _append_waiting(invocation: Invocation) -> None:
     """Store what waits of a call that is suspended, so that the conversation goes on."""
     if (turn := waiting_turn_of(invocation)) is not None:
         await _append(turn, invocation)
+        invocation.has_waiting_turn = True
 
 
 async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -> None:
@@ -165,16 +172,30 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
         answered_by = invocation.plan.where if turn.state == "answered" else None
         turn = replace(turn, in_charge=charge_to_store(invocation), answered_by=answered_by)
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
-    window, written = invocation.plan.window, tuple[Message, ...]()
-    if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
-        await memories.write(key, turn if window is not None else only_beans(turn), owner)
-    else:
-        about = {"may_be_stored": may_be_stored, "leaves": leaves}
-        written = await memories.append(key, turn, excerpt, window, owner=owner, **about)
+    place, window, written = invocation.place, invocation.plan.window, tuple[Message, ...]()
+    is_taken = False
+
+    async def write() -> None:
+        nonlocal written
+        if place is not None and place.cancels:  # it has not taken the turn
+            await memories.write(key, turn if window is not None else only_beans(turn), owner)
+        else:  # a run that has taken the turn leaves when its transaction has ended
+            about = {"may_be_stored": may_be_stored, "leaves": leaves and not is_taken}
+            written = await memories.append(key, turn, excerpt, window, owner=owner, **about)
+
+    def end(is_written: bool) -> None:
+        if beans is not None and not is_written:
+            beans.take_back(turn.beans)
+        if is_written and written and invocation.host.listeners is not None:
+            invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+
+    is_taken = place is not None and place.take_turn(TurnWrite(memories.store, write, end))
+    if not is_taken:
+        await write()
     if beans is not None:
         beans.note_stored(turn.beans)
-    if written and invocation.host.listeners is not None:
-        invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
+    if not is_taken:
+        end(True)
 
 
 async def _client_ids_of(turn: Turn, invocation: Invocation) -> Mapping[int, str]:

@@ -7,6 +7,7 @@ package `runs` implements `PlaceInRun`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
@@ -154,6 +155,19 @@ class ToldMessage:
     client_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TurnWrite:
+    """The write of a turn into its conversation, which the run of the turn may do in one transaction with its own.
+
+    `store` is that of conversations. `write` may be awaited again, if the transaction is repeated. `end` is called once
+    afterwards, with False if nothing was written.
+    """
+
+    store: Any
+    write: Callable[[], Awaitable[None]]
+    end: Callable[[bool], None]
+
+
 FindApprovals: TypeAlias = Callable[[], Awaitable[Sequence[KeptApproval]]]
 """Reads what a conversation remembers for calls in the name of its caller."""
 
@@ -167,6 +181,21 @@ class PlaceInRun(CallPlace, Protocol):
 
     def use_approvals(self, find: FindApprovals, /) -> None:
         """Let tools run with the approvals that the conversation remembers; `find` reads those of now."""
+        ...
+
+    def take_turn(self, turn: TurnWrite, /) -> bool:
+        """Write a turn in one transaction with what the run writes next: its suspension, or its end.
+
+        Returns False, and does nothing, if the two have no transaction in common, or the run writes neither.
+        """
+        ...
+
+    def stay_in(self, conversation: AsyncExitStack, /) -> None:
+        """Leave the conversation only after that write, if there is a turn to write."""
+        ...
+
+    async def settle(self) -> None:
+        """Call what waits for the success of a stored run, before its turn is stored. Raises what that raises."""
         ...
 
     @property

@@ -51,7 +51,8 @@ def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
         return None
     note = _UNDONE_NOTE.format(what=_VERBS[state]) if invocation.undone else None
     turn = Turn(messages=messages, state=state, usage=usage, note=note)
-    if invocation.is_recorded and invocation.place is not None:  # another end of the run replaces it, by the run's id
+    is_of_run = invocation.is_recorded or invocation.has_waiting_turn
+    if is_of_run and invocation.place is not None:  # another end of the run replaces it, by the run's id
         return replace(turn, run_id=invocation.place.run_id)
     # The id of the answered turn: if the write of that one failed, nobody knows whether it is there.
     return replace(turn, id=invocation.context.invocation_id)

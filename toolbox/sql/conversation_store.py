@@ -60,7 +60,7 @@ from ..store_clock import clock_of
 from ..transcripts import messages_from_json, messages_to_json
 from .conversation_tables import ConversationTables
 from .dialects import INSERT_OF, DatabaseNow, has_ended, new_clock
-from .engines import FOR_WRITING, SeparateConnections
+from .engines import FOR_WRITING, SeparateConnections, joined_connection
 from .migrations import StoreTables
 
 _BETWEEN_PURGES = 60.0  # seconds
@@ -546,8 +546,11 @@ class SqlChatMemoryStore(LogStore):
     async def _open_transaction(
         self, *, writing: bool = False, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """Open a connection in a transaction that ends with the block."""
+        """Open a connection in a transaction that ends with the block, or join the one that is open."""
         await self.store_tables.prepare()
+        if engine is None and (joined := joined_connection(self._engine)) is not None:
+            yield joined
+            return
         async with (engine or self._engine).connect() as connection:
             if writing:
                 await connection.execution_options(**FOR_WRITING)

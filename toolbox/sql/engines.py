@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from sqlalchemy import (
     make_url,
 )
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from ..errors import IllegalConfigurationError, Problem
 
@@ -277,6 +278,35 @@ def _begin_as_writer(connection: Connection) -> None:
 
 def _is_for_writing(connection: Connection) -> bool:
     return bool(connection.get_execution_options().get("toolbox_for_writing", False))
+
+
+# --- one transaction of two stores
+
+_joined: ContextVar[AsyncConnection | None] = ContextVar("toolbox.joined_connection", default=None)
+
+
+@contextmanager
+def joining(connection: AsyncConnection) -> Iterator[None]:
+    """Let the stores of this engine write in the transaction of this connection inside the block.
+
+    None of them ends it, and none writes elsewhere: a second connection would wait for the first one.
+    """
+    token = _joined.set(connection)
+    try:
+        yield
+    finally:
+        _joined.reset(token)
+
+
+def joined_connection(engine: AsyncEngine) -> AsyncConnection | None:
+    """Return the connection whose transaction this code joins, if it is one of this engine."""
+    connection = _joined.get()
+    return connection if connection is not None and shares_pool(connection.engine, engine) else None
+
+
+def shares_pool(engine: AsyncEngine, other: AsyncEngine) -> bool:
+    """Return True for two engines with the same connections, as those that differ only in execution options."""
+    return engine.sync_engine.pool is other.sync_engine.pool
 
 
 # --- connections for leases

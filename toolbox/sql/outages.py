@@ -12,6 +12,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar, cast
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .engines import joined_connection
 
 _PAUSES = 0.05, 1.0  # seconds between two tries: the first, the longest
 # SQLSTATEs: connection lost, session ended by the server, server stopping or starting, and conflicts of transactions.
@@ -25,16 +28,20 @@ class OutlivesOutages(Protocol):
 
     lease: float
     _limit: float | None
+    _engine: AsyncEngine
 
 
 def retried(method: F) -> F:
     """Call a method again while the database is away, up to one lease. For methods that can be repeated.
 
-    On PostgreSQL each try has a time limit: without one, a connection whose other end is gone would never end.
+    On PostgreSQL each try has a time limit: without one, a connection whose other end is gone would never end. Inside of
+    a transaction that others began, only the whole transaction can be repeated.
     """
 
     @functools.wraps(method)
     async def repeated(self: OutlivesOutages, *args: Any, **kwargs: Any) -> Any:
+        if joined_connection(self._engine) is not None:
+            return await method(self, *args, **kwargs)
         until, pause = time.monotonic() + self.lease, _PAUSES[0]
         while True:
             try:

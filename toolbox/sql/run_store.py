@@ -1,16 +1,16 @@
 """Stores runs in SQLite or PostgreSQL: headers, leases, records and events.
 
 Every write of an owner checks the run's generation in its own statement or transaction. Lock order: the header, then
-the lease. Not here: the tables (`run_tables`), executing runs (`toolbox.runs`), when a tool's transaction ends
+the lease, then the conversation (`together`). Not here: the tables (`run_tables`), executing runs (`toolbox.runs`), when a tool's transaction ends
 (`transactions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from sqlalchemy import (
     Connection,
@@ -62,10 +62,12 @@ from ..runs.store import (
 )
 from ..settings import RecordsOfEndedRuns, SqlSettings, ToolboxSettings
 from .dialects import INSERT_OF, DatabaseNow, has_ended, new_clock
-from .engines import FOR_WRITING, SeparateConnections, address_of
+from .engines import FOR_WRITING, SeparateConnections, address_of, joined_connection, joining, shares_pool
 from .migrations import StoreTables
 from .outages import retried
 from .run_tables import INDEXED, RunTables, beginning_of
+
+T = TypeVar("T")
 
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction, and that one statement names
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -612,6 +614,24 @@ class SqlRunStore(RunStore):
                 raise LeaseLostError(run_id)
             return bool(found[0] <= count)
 
+    # --- in one transaction with a conversation
+
+    def joins(self, conversations: object) -> bool:
+        """Return True if a store of conversations is on the same engine, so that `together` can write in both."""
+        tables = getattr(conversations, "store_tables", None)
+        return isinstance(tables, StoreTables) and shares_pool(tables.engine, self._engine)
+
+    @retried
+    async def together(self, conversations: Any, work: Callable[[], Awaitable[T]]) -> T:
+        """Await writes of this store and one that it `joins`, in one transaction: all of them, or none if one raises.
+
+        `work` is awaited again while the database is away. It writes the run first, then the conversation.
+        """
+        await conversations.store_tables.prepare()
+        async with self._writing() as connection:
+            with joining(connection):
+                return await work()
+
     # --- in a tool's transaction
 
     def uses(self, bind: Any) -> bool:
@@ -728,6 +748,9 @@ class SqlRunStore(RunStore):
     @asynccontextmanager
     async def _reading(self, engine: AsyncEngine | None = None) -> AsyncIterator[AsyncConnection]:
         await self.store_tables.prepare()  # no start has opened a store that is used without a container
+        if engine is None and (joined := joined_connection(self._engine)) is not None:
+            yield joined
+            return
         async with (engine or self._single).connect() as connection:
             if engine is not None and self._is_postgresql:
                 await connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -737,8 +760,14 @@ class SqlRunStore(RunStore):
     async def _writing(
         self, *, single: bool = False, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """Open a connection in a transaction that ends with the block; `single` is for one statement."""
+        """Open a connection in a transaction that ends with the block; `single` is for one statement.
+
+        Inside of `together`, it is the connection of that.
+        """
         await self.store_tables.prepare()
+        if engine is None and (joined := joined_connection(self._engine)) is not None:
+            yield joined
+            return
         async with (engine or self._engine).connect() as connection:
             # One statement is one transaction. The driver of SQLite needs to begin it as a writer.
             at_once = {"isolation_level": "AUTOCOMMIT"} if single and self._is_postgresql else {}
