@@ -95,6 +95,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
             if plan is not invocation.entry and stored is None:  # the conversation was handed over before
                 effect = await answer_in_place(effect, invocation, streamed)
+            if invocation.environment.passages is not None:  # found by retrievers
+                note_passages(invocation)
 
             # Rounds: the model replies, and the tools that it calls run, until a reply is the answer.
             event: Event
@@ -115,7 +117,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     event = await perform_other(effect, invocation, streamed, tasks)
                 invocation.state, effect = advance(invocation.rules, invocation.state, event)
                 invocation.environment.sent = invocation.state.sent  # a reply may only call the tools of its request
-                if invocation.environment.passages is not None:  # of retrievers; a tool may be one
+                if invocation.environment.passages is not None:  # a tool may be a retriever
                     note_passages(invocation, event)
                 if cancellations.came:
                     # The result is kept, and the call ends before anything is sent to a reader who has left.
