@@ -384,8 +384,8 @@ async def test_an_answer_without_a_request_has_the_sources_that_were_found_for_i
             return [Passage("7 euros", title="Prices")]
 
     class FakeBilling:
-        async def chat(self, chat_id: str, question: str) -> Result[str]:
-            return Result("fake")
+        async def chat(self, chat_id: str, question: str) -> str:
+            return "fake"
 
     @register_ai_service(retrievers=Prices)
     class Billing(Protocol):
