@@ -84,7 +84,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             await find_model(invocation)  # a router chooses later, by the first request, in `begin`
             await find_tools(invocation)  # those of the plan; more for blocks and tool providers, fewer for roles
             plan = invocation.plan  # now that of a run, if one of these tools may suspend the call
-            if (tasks := find_tasks(invocation, streamed)) is not None:
+            if (tasks := find_tasks(invocation, streamed)) is not None:  # in a stream, and if tools run together
                 around.push_async_callback(tasks.cancel)
             if plan.retrievers:
                 await find_passages(invocation, streamed)
@@ -130,10 +130,10 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if isinstance(effect, Fail):
                 raise effect.error
             if invocation.before_end is not None and isinstance(effect, Finish) and not effect.is_fallback:
-                invocation.before_end(effect)  # of a stream of items: are all of them complete?
+                invocation.before_end(effect)  # a stream of items refuses an answer whose last item is cut off
             invocation.end = effect
             if isinstance(effect, Suspend) and invocation.place is not None:
-                await invocation.place.suspend(invocation)  # stores the run
+                await invocation.place.suspend(invocation)  # the run is stored, and waits for an answer
 
         # The blocks have ended: the conversation is written, and the listeners have the answer.
         return invocation.value() if streamed is None else await streamed.end()
@@ -152,7 +152,7 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolSuspended(effect.index, suspension.details)
     specifications, rules = effect.request.tool_specifications, invocation.rules
     sent = rules.names if specifications is rules.specifications else names_of_tools(specifications)
-    if invocation.put_piece is None:
+    if invocation.put_piece is None:  # not a stream
         return ModelReplied(await ask_model(invocation, effect.request), sent=sent)
     invocation.environment.sent = sent  # tools may start before the reply is complete
     async with aclosing(await model_stream(invocation, effect.request)) as events:
