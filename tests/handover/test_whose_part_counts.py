@@ -424,6 +424,35 @@ async def test_what_a_replaced_target_returns_is_the_answer() -> None:
         assert log[-1].answered_by == "Billing.chat"
 
 
+async def test_an_answer_without_a_request_has_the_sources_that_were_found_for_it() -> None:
+    class Prices(Retriever):
+        def retrieve(self, query: Query) -> list[Passage]:
+            return [Passage("7 euros", title="Prices")]
+
+    class FakeBilling:
+        async def chat(self, chat_id: str, question: str) -> str:
+            return "fake"
+
+    @register_ai_service(retrievers=Prices)
+    class Billing(Protocol):
+        """Invoices."""
+
+        async def chat(self, chat_id: MemoryId[str], question: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    async with started(ScriptedChatModel([TO_BILLING, "7 [1]"]), Desk, Billing) as container:
+        await container.get(Desk).chat("ada", "Hi")
+        with container.override(Billing, FakeBilling()):
+            result = await container.get(Desk).chat("ada", "Ho")
+
+    assert result.content == "fake"
+    assert [each.title for each in result.sources] == ["Prices"]
+
+
 async def test_the_entry_says_that_the_tools_of_the_team_are_undone() -> None:
     undone: list[str] = []
 

@@ -8,9 +8,13 @@ from typing import Any, Protocol
 import pytest
 
 from toolbox import (
+    ConnectionReleasedEvent,
     Container,
+    EventListener,
     IllegalConfigurationError,
+    InvocationEvent,
     ModelConnectionError,
+    ModelRequestEvent,
     TokenStream,
     application_scoped,
     call_scoped,
@@ -277,3 +281,28 @@ async def test_a_chain_of_fallbacks_is_one_request() -> None:
         assert await container.get(Desk).chat("?") == "done"
 
     assert calls == ["unlock"]
+
+
+@pytest.mark.parametrize("returned", [True, ConnectionReleasedEvent, "released"])
+async def test_what_a_method_returns_is_told_to_nobody(returned: object) -> None:
+    told: list[type[InvocationEvent]] = []
+
+    class Log(EventListener):
+        def on_event(self, event: InvocationEvent) -> None:
+            told.append(type(event))
+
+    @request_scoped
+    class Lock:
+        @before_model_request
+        def release(self) -> object:
+            calls.append("release")
+            return returned
+
+    container = Container(models={"default": ScriptedChatModel(["done"])}).register(Desk, Lock)
+    async with container.register_instance(Log()), container.request_scope():
+        await container.aget(Lock)
+        await container.get(Desk).chat("q")
+
+    assert calls == ["release"]
+    assert ConnectionReleasedEvent not in told
+    assert ModelRequestEvent in told

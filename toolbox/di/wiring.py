@@ -303,7 +303,8 @@ class Wiring(Home):
 
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         """Create the async parts of a bean, so that `get` can create the rest on any thread."""
-        self._follow_providers()
+        if self._awaitable or self._included:  # else no override can have made a provider async unseen
+            self._follow_providers()
         scope = self.active_scope()
         lookup = self._find_lookup(scope, wanted, name)
         if lookup is None:

@@ -84,7 +84,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             await find_model(invocation)  # a router chooses later, by the first request, in `begin`
             await find_tools(invocation)  # those of the plan; more for blocks and tool providers, fewer for roles
             plan = invocation.plan  # now that of a run, if one of these tools may suspend the call
-            if (tasks := find_tasks(invocation, streamed)) is not None:
+            if (tasks := find_tasks(invocation, streamed)) is not None:  # in a stream, and if tools run together
                 around.push_async_callback(tasks.cancel)
             if plan.retrievers:
                 await find_passages(invocation, streamed)
@@ -95,6 +95,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
             if plan is not invocation.entry and stored is None:  # the conversation was handed over before
                 effect = await answer_in_place(effect, invocation, streamed)
+            if invocation.environment.passages is not None:  # found by retrievers
+                note_passages(invocation)
 
             # Rounds: the model replies, and the tools that it calls run, until a reply is the answer.
             event: Event
@@ -115,7 +117,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                     event = await perform_other(effect, invocation, streamed, tasks)
                 invocation.state, effect = advance(invocation.rules, invocation.state, event)
                 invocation.environment.sent = invocation.state.sent  # a reply may only call the tools of its request
-                if invocation.environment.passages is not None:  # of retrievers; a tool may be one
+                if invocation.environment.passages is not None:  # a tool may be a retriever
                     note_passages(invocation, event)
                 if cancellations.came:
                     # The result is kept, and the call ends before anything is sent to a reader who has left.
@@ -128,10 +130,10 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if isinstance(effect, Fail):
                 raise effect.error
             if invocation.before_end is not None and isinstance(effect, Finish) and not effect.is_fallback:
-                invocation.before_end(effect)  # of a stream of items: are all of them complete?
+                invocation.before_end(effect)  # a stream of items refuses an answer whose last item is cut off
             invocation.end = effect
             if isinstance(effect, Suspend) and invocation.place is not None:
-                await invocation.place.suspend(invocation)  # stores the run
+                await invocation.place.suspend(invocation)  # the run is stored, and waits for an answer
 
         # The blocks have ended: the conversation is written, and the listeners have the answer.
         return invocation.value() if streamed is None else await streamed.end()
@@ -150,7 +152,7 @@ async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             return ToolSuspended(effect.index, suspension.details)
     specifications, rules = effect.request.tool_specifications, invocation.rules
     sent = rules.names if specifications is rules.specifications else names_of_tools(specifications)
-    if invocation.put_piece is None:
+    if invocation.put_piece is None:  # not a stream
         return ModelReplied(await ask_model(invocation, effect.request), sent=sent)
     invocation.environment.sent = sent  # tools may start before the reply is complete
     async with aclosing(await model_stream(invocation, effect.request)) as events:

@@ -526,8 +526,8 @@ def _take_reply(rules: Rules, state: State, replied: ModelReplied) -> tuple[Stat
     requests, answer = tool_calls_in(rules, state.mode, reply), _answer_in(rules, state.mode, reply)
     if not requests and answer is not None and (reached is None or _is_readable(rules, response, answer)):
         if reached is not None:
-            return _read_or_check(rules, state.changed(stopped=reached), response, answer)
-        if rules.listens:  # a message of the user may wait
+            state = state.changed(stopped=reached)
+        elif rules.listens:  # a message of the user may wait
             return state, Listen(ReadAnswer(response, answer))
         return _read_or_check(rules, state, response, answer)
     if state.rounds >= rules.max_rounds:

@@ -3,7 +3,7 @@
 Before a model request, a session that has only read commits, and its connection goes to the pool. It is never rolled
 back, because that would expire the objects that it has loaded. A session with something to lose keeps its transaction.
 Not here: what a commit may lose (`transaction_notes`), sessions as beans (`sessions`), calling the sessions
-(`services.driver`).
+(`services.model_calls`).
 """
 
 from __future__ import annotations
