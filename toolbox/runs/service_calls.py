@@ -719,7 +719,7 @@ class PreparedRun:
 
     @property
     def retries(self) -> Retries | None:
-        """How often the run is tried again by itself when it fails; None if it is not."""
+        """The rule by which the run is tried again when it has failed; None if it is not."""
         return self.plan.options.run_retries
 
     @property
