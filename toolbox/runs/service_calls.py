@@ -148,6 +148,10 @@ class RunPlace:
         # Those of the message to the outermost invocation: no client has written to a service within.
         return [None] if self.path else await self.run.client_ids(added)
 
+    async def close_messages(self, count: int) -> bool:
+        """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
+        return await self.run.close_messages(count)
+
     @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""

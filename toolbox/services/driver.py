@@ -188,7 +188,7 @@ async def _listen(effect: Listen, invocation: Invocation, streamed: StreamedCall
     """Return the messages that the user has added to the run since its last request. Before its end, take no more."""
     place, count = invocation.place, len(invocation.state.added)
     assert place is not None
-    if isinstance(effect.before, Finish) and await place.run.close_messages(count):
+    if isinstance(effect.before, Finish) and await place.close_messages(count):
         return Heard((), effect.before)
     added = await place.messages_after(count)
     if added and streamed is not None:

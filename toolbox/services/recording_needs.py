@@ -213,10 +213,6 @@ class RunOfCall(Protocol):
         """Return True for an error after which the run stays as it is, so that it can be continued."""
         ...
 
-    async def close_messages(self, count: int) -> bool:
-        """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
-        ...
-
 
 class PlaceInRun(CallPlace, Protocol):
     """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
@@ -256,6 +252,10 @@ class PlaceInRun(CallPlace, Protocol):
 
     async def client_ids(self, added: int) -> Sequence[str | None]:
         """Return the ids that a client gave to the message of the call, and to the first `added` ones after it."""
+        ...
+
+    async def close_messages(self, count: int) -> bool:
+        """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
         ...
 
     def enter(self) -> PlaceInRun | None:
