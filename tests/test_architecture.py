@@ -371,7 +371,7 @@ def test_services_and_their_hosts_load_other_capabilities_from_the_table_only() 
 # Modules that import a module whose name is not in the call, and where it comes from.
 COMPUTED_IMPORTS = {
     "toolbox.first_use": "the tables of packages, which their .pyi files and TYPE_CHECKING blocks repeat",
-    "toolbox.capabilities": "LATE",
+    "toolbox.capabilities": "Late",
     "toolbox.models.model_providers": "the table of providers, modules of the same package",
     "toolbox.di.registry": "the program's own package, to scan",
     "toolbox.cli.targets": "the program that a command names",

@@ -1,7 +1,7 @@
 """`Override`: replaces a bean of a container by a fake, and ends that; also checked before the start.
 
-Not here: the instances that exist meanwhile (`override_layers`), asking an overridden provider (`wiring`), overriding
-providers of included containers (`foreign`).
+Not here: the instances that exist during an override (`override_layers`), asking an overridden provider (`wiring`),
+overriding providers of included containers (`foreign`).
 """
 
 from __future__ import annotations

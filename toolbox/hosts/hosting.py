@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class EventObservers(EventListener, Protocol):
-    """Receives events and delivers them later. A Protocol, because `toolbox.observers` stands above the hosts."""
+    """Receives events and delivers them later. A Protocol, because `toolbox.observers` uses the hosts."""
 
     async def stop(self, timeout: float) -> None:
         """Deliver what waits for up to `timeout` seconds."""

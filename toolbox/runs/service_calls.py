@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
 from ..conversations.keys import ChatMemoryKey
-from ..di.stored_beans import StoredBeans
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import UsageLimits, remaining
@@ -31,7 +29,7 @@ from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, EffectForm, FindApprovals, StoredInvocation, ToldMessage, TurnWrite
+from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage, TurnWrite
 from ..services.state import PendingToolCall, State
 from ..services.stored_forms import usage_from_dict, usage_to_dict
 from ..settings import settings_key
@@ -99,42 +97,25 @@ class RunPlace:
         self.body, self.call, self.path = body, call, path
 
     @property
-    def session(self) -> RunSession:
+    def run(self) -> RunSession:
         """The run."""
         return self.body.session
 
     @property
     def run_id(self) -> str:
         """The id of the run."""
-        return self.session.id
-
-    def use_beans(self, beans: StoredBeans) -> None:
-        """Record from now on how these beans of the run's conversation change."""
-        self.session.beans = beans
-
-    def use_approvals(self, find: FindApprovals) -> None:
-        """Let tools run with the approvals that the run's conversation remembers."""
-        self.session.find_approvals = find
+        return self.run.id
 
     def take_turn(self, turn: TurnWrite) -> bool:
         """Write a turn in one transaction with what the run writes next. Returns False if that cannot be."""
         # Inner services store their turns when they end, and a call that is not stored never ends as a run.
         is_suspending = self.body.at(self.path).suspended is not None
-        return not self.path and (self.is_stored or is_suspending) and self.session.take_turn(turn)
-
-    def stay_in(self, conversation: AsyncExitStack) -> None:
-        """Leave the conversation only after that write, if there is a turn to write."""
-        self.session.stay_in(conversation)
+        return not self.path and (self.run.is_stored or is_suspending) and self.run.take_turn(turn)
 
     async def settle(self) -> None:
         """Call the `@on_success` methods of a stored run, before its turn is stored. Raises their errors."""
-        if not self.path and self.session.scope is not None:
-            await self.session.scope.settle()
-
-    @property
-    def recorded_beans(self) -> Mapping[str, Any]:
-        """The JSON values of these beans that are recorded and not stored, by name."""
-        return self.session.recorded_beans
+        if not self.path and self.run.scope is not None:
+            await self.run.scope.settle()
 
     @property
     def is_entered(self) -> bool:
@@ -146,37 +127,9 @@ class RunPlace:
         """True if the next attempt of this call has a recorded result, so that the tool does not run."""
         return self.body.tools.next_record(self.call) == "result"
 
-    @property
-    def is_stored(self) -> bool:
-        """True if the run is stored, and each effect is recorded before the next one."""
-        return self.session.is_stored
-
-    @property
-    def is_suspended(self) -> bool:
-        """True after the write that suspends the run."""
-        return self.session.has_left
-
-    def stays_after(self, error: BaseException) -> bool:
-        """Return True for an error after which the run stays as it is, so that it can be continued."""
-        return self.session.stays_after(error)
-
-    @property
-    def cancels(self) -> bool:
-        """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
-        return self.session.cancels
-
-    @property
-    def is_cancelled(self) -> bool:
-        """True if the run ends as cancelled: now, or when its tools are undone."""
-        return self.session.is_cancelled
-
-    def stop(self, by: str | None) -> None:
-        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
-        self.session.stop(by)
-
     def ends_with(self, error: BaseException, plan: MethodPlan) -> bool:
         """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
-        session = self.session
+        session = self.run
         if session.has_left or session.stays_after(error):
             return False
         if session.is_wished():
@@ -186,44 +139,34 @@ class RunPlace:
         return session.cancels or wait_before_next_try(error, plan.options.run_retries, session) is None
 
     @property
-    def has_new_records(self) -> bool:
-        """True if this process has written a record."""
-        return self.session.has_new_records
-
-    @property
-    def suspensions(self) -> int:
-        """The number of suspensions so far."""
-        return self.session.suspensions
-
-    @property
     def has_recorded_reply(self) -> bool:
         """True if the reply to the next model request of this invocation is recorded."""
-        return self.session.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None
+        return self.run.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None
 
     @property
     def takes_messages(self) -> bool:
         """True if the user may add messages: to the outermost invocation of a stored run."""
-        return not self.path and self.session.takes_messages
+        return not self.path and self.run.takes_messages
 
     async def messages_after(self, count: int) -> Sequence[ToldMessage]:
         """Return the messages that the user has added after the first `count`, oldest first."""
         if self.has_recorded_reply:
             return ()  # the reply that comes next has not seen them; they are read after it
-        return await self.session.messages_after(count)
+        return await self.run.messages_after(count)
 
     async def client_ids(self, added: int) -> Sequence[str | None]:
         """Return the ids that a client gave to the message of the call, and to the first `added` ones after it."""
         # Those of the message to the outermost invocation: no client has written to a service within.
-        return [None] if self.path else await self.session.client_ids(added)
+        return [None] if self.path else await self.run.client_ids(added)
 
     async def close_messages(self, count: int) -> bool:
         """Let the user add no more messages. Returns False, and changes nothing, if there are more than `count`."""
-        return await self.session.close_messages(count)
+        return await self.run.close_messages(count)
 
     @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""
-        document = self.session.document
+        document = self.run.document
         return None if self.path or document is None else document.limits
 
     @property
@@ -258,10 +201,10 @@ class RunPlace:
             return form.fact, json.dumps({"version": VERSION, **form.write(value)})
 
         def read(record: Recorded) -> T:
-            return form.read(self.session.read_record(record))
+            return form.read(self.run.read_record(record))
 
         fact: RecordedFact = cast("RecordedFact", form.fact)
-        return await effect(self.session, RecordKey(self.path, fact, number), run, write=write, read=read)
+        return await effect(self.run, RecordKey(self.path, fact, number), run, write=write, read=read)
 
     def run_tool(self, step: ToolStep, call: ToolCall) -> Awaitable[Encoded]:
         """Return the recorded result of a tool; else run it, and record its result."""
@@ -737,7 +680,7 @@ class PreparedRun:
 
     @property
     def retries(self) -> Retries | None:
-        """How often the run is tried again by itself when it fails; None if it is not."""
+        """The rule by which the run is tried again when it has failed; None if it is not."""
         return self.plan.options.run_retries
 
     @property

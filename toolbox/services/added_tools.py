@@ -118,7 +118,7 @@ async def _ask_provider(
     except (McpError, OAuthError, UnauthenticatedError) as error:
         if not invocation.is_resumed or place is None:
             raise
-        if place.cancels:  # its tools are undone, and none of the server's is called
+        if place.run.cancels:  # its tools are undone, and none of the server's is called
             return ()
         if not isinstance(error, McpError):
             raise

@@ -125,7 +125,7 @@ async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -
     key, due = invocation.memory_key, excerpt.unsummarized
     assert key is not None
     assert due is not None
-    if invocation.place is not None and invocation.place.cancels:
+    if invocation.place is not None and invocation.place.run.cancels:
         return None  # only what is recorded still happens
     try:
         response = await _ask(ChatRequest(view.request(due)), view.model, invocation)

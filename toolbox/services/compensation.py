@@ -228,7 +228,7 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
         yield
     except BaseException as error:
         # After a suspension is stored, the run waits for its answer, whatever the layers inside raise then.
-        is_suspended = invocation.place is not None and invocation.place.is_suspended
+        is_suspended = invocation.place is not None and invocation.place.run.has_left
         if invocation.has_begun and not is_suspended:
             # The caller of a cancelled method may have left, so its thread cannot run anything.
             caller_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
@@ -242,11 +242,11 @@ async def _undo_failed(invocation: Invocation, error: BaseException, caller_left
     In a run the failure and the tools are recorded first, so that the invocation cannot succeed after a crash.
     """
     place = invocation.place
-    if place is None or not place.is_stored:
+    if place is None or not place.run.is_stored:
         await _undo(invocation, _to_undo(invocation), invocation.undone, caller_left)
         return
     error = _error_to_record(error, invocation)
-    if not isinstance(error, Exception) or place.stays_after(error):
+    if not isinstance(error, Exception) or place.run.stays_after(error):
         return
     listed, stored = _to_undo(invocation), invocation.stored
     if not listed and (stored is None or stored.failure is None):
@@ -360,7 +360,7 @@ async def _undo(
         try:
             await _call(compensation, each, invocation, caller_left, _place_of(position, invocation))
         except Exception as error:
-            if invocation.place is not None and invocation.place.stays_after(error):
+            if invocation.place is not None and invocation.place.run.stays_after(error):
                 raise  # another process continues the run
             failure = error
             logger.error(

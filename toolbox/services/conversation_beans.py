@@ -37,7 +37,7 @@ async def with_beans(invocation: Invocation, joined: ConversationScope | None) -
         yield
         return
     place, head = invocation.place, excerpt.head
-    beans = StoredBeans({} if head is None else head.beans, None if place is None else place.recorded_beans)
+    beans = StoredBeans({} if head is None else head.beans, None if place is None else place.run.recorded_beans)
     invocation.use_beans(beans)
     async with invocation.host.open_conversation(key, beans):
         yield

@@ -125,7 +125,7 @@ async def _begin_charge(source: str, invocation: Invocation) -> None:
     Raises `InputGuardrailError`.
     """
     plan, place, listeners = invocation.plan, invocation.place, invocation.host.listeners
-    if place is not None and place.cancels:  # its tools are undone, and nothing else happens
+    if place is not None and place.run.cancels:  # its tools are undone, and nothing else happens
         return
 
     async def begin_charge() -> UserMessage:
@@ -186,7 +186,7 @@ async def answer_of_replacement(invocation: Invocation) -> Finish | None:
     A bean that decorates the service is not called: a hand-over is not a call of the target's own conversation.
     """
     plan, place = invocation.plan, invocation.place
-    if plan is invocation.entry or (place is not None and place.cancels):
+    if plan is invocation.entry or (place is not None and place.run.cancels):
         return None
     bean = await invocation.host.scope.find(plan.service)
     is_ours = has_own_tool_calls(bean) and plan.service in inspect.getmro(type(bean))

@@ -320,22 +320,22 @@ class Invocation(ModelCall):
         """Continue as a new run, because a tool that was added may suspend the call."""
         self.place = _find_place_in_new_run(self.entry, self.host, self.arguments)
         if self.beans is not None:
-            self.place.use_beans(self.beans)
+            self.place.run.beans = self.beans
         if self.find_approvals is not None:
-            self.place.use_approvals(self.find_approvals)
+            self.place.run.find_approvals = self.find_approvals
         self.plan, self.entry = self.plan.in_run, self.entry.in_run
 
     def use_beans(self, beans: StoredBeans) -> None:
         """Use the beans of the conversation, which are stored with the turn. A run records how they change."""
         self.beans = beans
         if self.place is not None:
-            self.place.use_beans(beans)
+            self.place.run.beans = beans
 
     def use_approvals(self, find: FindApprovals) -> None:
         """Use the approvals that the conversation remembers, as a run or as soon as this is one."""
         self.find_approvals = find
         if self.place is not None:
-            self.place.use_approvals(find)
+            self.place.run.find_approvals = find
 
     # --- what layers and the driver ask
 
@@ -352,7 +352,7 @@ class Invocation(ModelCall):
     @property
     def is_recorded(self) -> bool:
         """True if the call is part of a run that is stored already."""
-        return self.place is not None and self.place.is_stored
+        return self.place is not None and self.place.run.is_stored
 
     @property
     def starts_early(self) -> bool:
@@ -375,15 +375,15 @@ class Invocation(ModelCall):
         """End the call because its conversation is stopped; a run ends as cancelled. Called on the call's own loop."""
         if self.is_ending:
             return
-        if self.place is not None and self.place.is_stored:
-            self.place.stop(by)
+        if self.place is not None and self.place.run.is_stored:
+            self.place.run.stop(by)
         else:
             self.stop_with(ConversationStoppedError(by))
 
     @property
     def was_stopped(self) -> bool:
         """True if the call ends because its conversation was stopped, or its run cancelled."""
-        return self.stopped is not None or (self.place is not None and self.place.is_cancelled)
+        return self.stopped is not None or (self.place is not None and self.place.run.is_cancelled)
 
     # --- messages
 
@@ -459,7 +459,7 @@ class Invocation(ModelCall):
         if place.path:
             raise ToolSuspension({"kind": "service"})
         # The execution of a stored run wants it as a `Result`, whatever the method returns.
-        if self.plan.output.shape is not Shape.RESULT and not place.is_stored:
+        if self.plan.output.shape is not Shape.RESULT and not place.run.is_stored:
             raise RunSuspendedError(place.run_id, place.pending)
         return self.state.result_while_suspended(place.pending, place.run_id, self.plan.where)
 

@@ -82,7 +82,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             raise
         finally:
             if invocation.place is not None:
-                invocation.place.stay_in(turn)
+                invocation.place.run.stay_in(turn)
 
 
 async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> ConversationScope | None:
@@ -177,7 +177,7 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
 
     async def write() -> None:
         nonlocal written
-        if place is not None and place.cancels:  # it has not taken the turn
+        if place is not None and place.run.cancels:  # it has not taken the turn
             await memories.write(key, turn if window is not None else only_beans(turn), owner)
         else:  # a run that has taken the turn leaves when its transaction has ended
             about = {"may_be_stored": may_be_stored, "leaves": leaves and not is_taken}
@@ -227,9 +227,9 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
     place, behind = invocation.place, invocation.error_behind(error)
     if invocation.excerpt is None or not await _keeps_unfinished(invocation):
         return
-    if place is not None and place.is_stored and not place.ends_with(behind, invocation.plan):
+    if place is not None and place.run.is_stored and not place.ends_with(behind, invocation.plan):
         return  # it is suspended, or goes on in another process
-    if place is not None and place.cancels and not invocation.undone:
+    if place is not None and place.run.cancels and not invocation.undone:
         return  # stored when the run was cancelled, perhaps with a part of a reply that no record has
     if (turn := unfinished_turn(invocation, state_after(error, invocation))) is None:
         return
@@ -257,14 +257,14 @@ def _may_be_written(invocation: Invocation) -> bool:
     # It had recorded all replies and results by then. Equal messages alone do not tell: a conversation can contain the
     # same words twice, and model servers repeat the ids of calls.
     place = invocation.place
-    return invocation.is_resumed and not (place is not None and place.has_new_records)
+    return invocation.is_resumed and not (place is not None and place.run.has_new_records)
 
 
 async def _take_turn(
     turn: AsyncExitStack, memories: ChatMemories, key: ChatMemoryKey, invocation: Invocation
 ) -> ConversationScope | None:
     """Take the turn until `turn` is closed. For a run that is recorded, waiting does not count for the `timeout`."""
-    if invocation.place is not None and invocation.place.cancels:
+    if invocation.place is not None and invocation.place.run.cancels:
         # It only undoes its tools, and its end is appended. The call that has cancelled it may be the one at work.
         return None
     # It may continue at any time, also while a long call has the conversation, and must not fail for that.

@@ -172,30 +172,31 @@ FindApprovals: TypeAlias = Callable[[], Awaitable[Sequence[KeptApproval]]]
 """Reads what a conversation remembers for calls in the name of its caller."""
 
 
-class PlaceInRun(CallPlace, Protocol):
-    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
+class RunOfCall(Protocol):
+    """The run of a call as a whole, which all places in it share."""
 
-    def use_beans(self, beans: StoredBeans, /) -> None:
-        """Record from now on how these beans of the conversation change."""
+    beans: StoredBeans | None
+    """The conversation's beans; how they change is recorded."""
+    find_approvals: FindApprovals | None
+    """Reads what the conversation remembers: tools run with these approvals."""
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the run is stored, and each effect is recorded before the next one; else its first suspension is."""
         ...
 
-    def use_approvals(self, find: FindApprovals, /) -> None:
-        """Let tools run with the approvals that the conversation remembers; `find` reads those of now."""
+    @property
+    def has_new_records(self) -> bool:
+        """True if this process has written a record: then no process before it has reached the end of the run."""
         ...
 
-    def take_turn(self, turn: TurnWrite, /) -> bool:
-        """Write a turn in one transaction with what the run writes next: its suspension, or its end.
-
-        Returns False, and does nothing, if the two have no transaction in common, or the run writes neither.
-        """
+    @property
+    def has_left(self) -> bool:
+        """True after the write that suspends or ends the run: this process no longer owns it."""
         ...
 
     def stay_in(self, conversation: AsyncExitStack, /) -> None:
         """Leave the conversation only after that write, if there is a turn to write."""
-        ...
-
-    async def settle(self) -> None:
-        """Call what waits for the success of a stored run, before its turn is stored. Raises what that raises."""
         ...
 
     @property
@@ -204,17 +205,8 @@ class PlaceInRun(CallPlace, Protocol):
         ...
 
     @property
-    def is_stored(self) -> bool:
-        """True if the run is stored, and each effect is recorded before the next one; else its first suspension is."""
-        ...
-
-    @property
-    def is_suspended(self) -> bool:
-        """True after the write that suspends the run: this process no longer owns it."""
-        ...
-
-    def stays_after(self, error: BaseException) -> bool:
-        """Return True for an error after which the run stays as it is, so that it can be continued."""
+    def suspensions(self) -> int:
+        """The number of suspensions so far."""
         ...
 
     @property
@@ -227,17 +219,40 @@ class PlaceInRun(CallPlace, Protocol):
         """True if the run ends as cancelled: now, or when its tools are undone."""
         ...
 
-    def stop(self, by: str | None) -> None:
-        """Let the stored run end as cancelled, if this process executes it. Called on the run's own loop."""
+    @property
+    def stop(self) -> Callable[[str | None], None]:
+        """Lets the stored run end as cancelled, in the name of a person, if this process executes it.
+
+        Called on the run's own loop.
+        """
+        ...
+
+    def stays_after(self, error: BaseException) -> bool:
+        """Return True for an error after which the run stays as it is, so that it can be continued."""
+        ...
+
+
+class PlaceInRun(CallPlace, Protocol):
+    """The place of an invocation, or of a tool call, in its run. The outermost invocation has the path ""."""
+
+    @property
+    def run(self) -> RunOfCall:
+        """The run."""
+        ...
+
+    def take_turn(self, turn: TurnWrite, /) -> bool:
+        """Write a turn in one transaction with what the run writes next: its suspension, or its end.
+
+        Returns False, and does nothing, if the two have no transaction in common, or the run writes neither.
+        """
+        ...
+
+    async def settle(self) -> None:
+        """Call what waits for the success of a stored run, before its turn is stored. Raises what that raises."""
         ...
 
     def ends_with(self, error: BaseException, plan: Any) -> bool:
         """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
-        ...
-
-    @property
-    def has_new_records(self) -> bool:
-        """True if this process has written a record: then no process before it has reached the end of the run."""
         ...
 
     @property
@@ -253,11 +268,6 @@ class PlaceInRun(CallPlace, Protocol):
     @property
     def pending(self) -> tuple[PendingCall, ...]:
         """The calls of this invocation, and of services within, that wait for an answer."""
-        ...
-
-    @property
-    def suspensions(self) -> int:
-        """The number of suspensions so far."""
         ...
 
     @property

@@ -46,7 +46,7 @@ async def find_passages(invocation: Invocation, streamed: StreamedCall | None) -
     Raises what a retriever raises, unless it is optional.
     """
     place = invocation.place
-    if not invocation.user_message.text.strip() or (place is not None and place.cancels):
+    if not invocation.user_message.text.strip() or (place is not None and place.run.cancels):
         return
     if place is None:
         await _search(invocation, streamed)
@@ -86,7 +86,7 @@ def after_retrieval(perform: Perform, streamed: StreamedCall | None) -> Perform:
 
 async def find_passages_of_charge(invocation: Invocation, streamed: StreamedCall | None) -> None:
     """Ask the retrievers of a method that has taken the call over. Known passages keep their numbers."""
-    if not invocation.user_message.text.strip() or (invocation.place is not None and invocation.place.cancels):
+    if not invocation.user_message.text.strip() or (invocation.place is not None and invocation.place.run.cancels):
         return
     invocation.asks_again = False
     await _search(invocation, streamed)

@@ -93,7 +93,7 @@ def waiting_turn_of(invocation: Invocation) -> Turn | None:
     place, asked = invocation.place, invocation.state.remembered[:1]
     if place is None or not asked or not isinstance(asked[0], UserMessage):
         return None
-    return make_waiting_turn(place.run_id, place.suspensions, asked[0], place.pending)
+    return make_waiting_turn(place.run_id, place.run.suspensions, asked[0], place.pending)
 
 
 def make_waiting_turn(run_id: str, suspensions: int, asked: UserMessage, pending: Sequence[PendingCall]) -> Turn:
