@@ -51,11 +51,11 @@ logger = logging.getLogger("toolbox.services")
 # --- who is in charge when a call begins
 
 
-async def take_stored_charge(invocation: Invocation, stored: str | None) -> None:
+async def take_stored_charge(invocation: Invocation, stored: str) -> None:
     """Put the method in charge that the conversation has stored, if the called method reaches it and the caller may."""
     entry = invocation.entry
     invocation.stored_charge = stored
-    if stored is None or stored == entry.where:
+    if stored == entry.where:
         return
     plan = invocation.find_member(stored)
     if plan is None:
@@ -63,7 +63,7 @@ async def take_stored_charge(invocation: Invocation, stored: str | None) -> None
         if not invocation.leaves_charge:
             text = "%s: the conversation was handed over to %s, which this program does not have; %s answers again"
             logger.warning(text, entry.where, stored, entry.where)
-            invocation.stored_charge = None
+            invocation.stored_charge = entry.where
     elif plan is not entry and await _may_call(plan, invocation):
         _switch(plan, invocation)
 
@@ -71,7 +71,7 @@ async def take_stored_charge(invocation: Invocation, stored: str | None) -> None
 def charge_to_store(invocation: Invocation) -> str | None:
     """Return the method in charge to store with the turn of a call; None to leave that as it was."""
     entry, plan = invocation.entry, invocation.plan
-    if not entry.team or invocation.leaves_charge:
+    if invocation.leaves_charge:
         return None
     if plan is entry and not (invocation.has_begun and invocation.state.handovers):
         return invocation.stored_charge or entry.where  # that of another caller, which this one may not call
