@@ -336,13 +336,15 @@ def admit(invocation: Invocation) -> None:
 
 @asynccontextmanager
 async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
-    """Check that the current identity may call the method. Raises `UnauthenticatedError` or `ForbiddenError`."""
-    plan = invocation.entry
-    assert plan.access is not None
+    """Check that the current identity may call the method, and in a run that continues the one that has taken it over.
+
+    Raises `UnauthenticatedError` or `ForbiddenError`.
+    """
     identity = await identity_in(invocation.host.scope)
     complete_context(invocation.context, user=identity.name or None)
-    if not plan.access.allows(identity):
-        raise plan.access.refusal(identity, plan.where)
+    for plan in (invocation.entry, invocation.plan):
+        if plan.access is not None and not plan.access.allows(identity):
+            raise plan.access.refusal(identity, plan.where)
     yield
 
 
