@@ -156,7 +156,7 @@ class PreparedRuns:
         return replace(prepared, identity=identity, is_without_user=person is None and not stored.is_anonymous)
 
     async def admit_to_method(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
-        """Do the same. Raises `ForbiddenError` also if the identity may no longer call the method or the one in charge."""
+        """Do the same. Raises `ForbiddenError` also if the identity may no longer call it, or the method in charge."""
         prepared = await self.admit(run_id, prepared, person)
         in_charge = (_find_in_charge(prepared.plan, each) for each in prepared.document.waiting)
         for plan in (prepared.plan, *in_charge):
