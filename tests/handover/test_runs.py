@@ -268,6 +268,43 @@ async def test_a_message_for_a_run_passes_the_guardrails_of_the_one_in_charge() 
         assert texts == ["Hi", "order 7", "hurry"]
 
 
+async def test_the_target_s_guardrails_judge_messages_from_the_hand_over_on() -> None:
+    class NoDigits(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            has_digits = any(each.isdigit() for each in request.user_message.text)
+            return self.fatal("digits") if has_digits else self.success()
+
+    @register_ai_service
+    class Expert(Protocol):
+        """Knows cards."""
+
+        @input_guardrails(NoDigits)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Front(Protocol):
+        @hands_over_to(Expert.chat)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    container: Container
+
+    async def first(request: Any) -> Any:
+        await container.runs.tell(run_id, "order 7")  # Front is in charge
+        return tool_call("transfer_to_expert", {})
+
+    async def second(request: Any) -> Any:  # the first request of the target
+        with pytest.raises(InputGuardrailError):
+            await container.runs.tell(run_id, "order 8")
+        return "Done."
+
+    container = Container(models={"default": ScriptedChatModel([first, second])}).register(Front, Expert)
+    async with container:
+        run = await container.runs.start(Front.chat, "Hi")
+        run_id = run.id
+        result = await container.runs.result(run_id)
+        assert [each.text for each in result.messages if isinstance(each, UserMessage)] == ["Hi", "order 7"]
+
+
 async def test_a_failed_run_whose_target_is_gone_stays_as_it_is() -> None:
     process = Process()
     async with process.start((False, TO_BILLING), (True, tool_call("refund", {"order": 7}))) as container:

@@ -128,15 +128,15 @@ async def _begin_charge(source: str, invocation: Invocation) -> None:
     if place is not None and place.cancels:  # its tools are undone, and nothing else happens
         return
 
-    async def begin_charge() -> UserMessage:
+    async def begin_charge() -> tuple[str, UserMessage]:
         if plan is not invocation.entry and plan.layers.check_input is not None:  # the entry's have judged it
             await plan.layers.check_input(invocation)
         if listeners is not None:
             listeners.tell(HandedOverEvent(invocation.context, source, plan.where))
-        return invocation.user_message
+        return plan.where, invocation.user_message
 
     number = 1 + invocation.state.handovers
-    asked = await (begin_charge() if place is None else place.effect(HANDOVER, begin_charge, number))
+    _, asked = await (begin_charge() if place is None else place.effect(HANDOVER, begin_charge, number))
     if asked != invocation.user_message:
         invocation.replace_user_message(asked)
 
