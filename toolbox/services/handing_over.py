@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
@@ -99,24 +100,27 @@ async def hand_over(effect: HandOver, invocation: Invocation, streamed: Streamed
     """Hand the call over to the method that the model has chosen first. Raises `InputGuardrailError` of that method."""
     begun = _Begun(effect)
     refusal, plan = await _find_target(effect.request, invocation)
-    source, charge = invocation.plan.where, None
     if plan is None:
         outcomes = dict(begun.outcomes(refusal, refusal))
-    else:
-        _switch(plan, invocation)
-        await _begin_charge(source, invocation)
-        charge = await _open(invocation, streamed)
-        outcomes = dict(
-            begun.outcomes(HANDED_OVER.format(method=plan.where), f"Not done: {source} hands over only once.")
-        )
+        await _send_outcomes(outcomes, streamed)
+        return TakenOver(outcomes)
+    source = invocation.plan.where
+    _switch(plan, invocation)
+    await _begin_charge(source, invocation)
+    outcomes = dict(begun.outcomes(HANDED_OVER.format(method=plan.where), f"Not done: {source} hands over only once."))
+    await _send_outcomes(outcomes, streamed)
+    if streamed is not None:
+        await streamed.put_event(HandedOver(source, plan.where))
+    charge = await _open(invocation, streamed)
+    if streamed is not None and charge.answer is not None:
+        await send_answer(charge.answer, streamed)
+    return TakenOver(outcomes, charge)
+
+
+async def _send_outcomes(outcomes: Mapping[int, ToolOutcome], streamed: StreamedCall | None) -> None:
     if streamed is not None:
         for outcome in outcomes.values():
             await streamed.put_event(ToolExecuted(outcome.execution))
-        if plan is not None:
-            await streamed.put_event(HandedOver(source, plan.where))
-        if charge is not None and charge.answer is not None:
-            await send_answer(charge.answer, streamed)
-    return TakenOver(outcomes, charge)
 
 
 async def _begin_charge(source: str, invocation: Invocation) -> None:
@@ -199,7 +203,9 @@ async def answer_of_replacement(invocation: Invocation) -> Finish | None:
         text = _joined(items, plan)
         value = items if plan.output.shape is Shape.ITEM_STREAM else text
         return Finish(value, FinishReason.OTHER, ChatResponse(AiMessage(text), finish_reason=FinishReason.OTHER))
-    said = value.content if isinstance(value, Result) and plan.output.shape is Shape.RESULT else value
+    said = value
+    if isinstance(value, Result) and plan.output.shape is Shape.RESULT:
+        value, said = replace(value, answered_by=value.answered_by or plan.where), value.content
     message = said if isinstance(said, AiMessage) else AiMessage(None if said is None else text_of(said))
     return Finish(value, FinishReason.OTHER, ChatResponse(message, finish_reason=FinishReason.OTHER))
 
