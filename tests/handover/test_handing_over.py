@@ -6,7 +6,9 @@ import pytest
 
 from toolbox import (
     AiMessage,
+    ChatMemoryStore,
     Container,
+    InMemoryChatMemoryStore,
     MemoryId,
     Message,
     Result,
@@ -16,6 +18,7 @@ from toolbox import (
     tool,
 )
 from toolbox.handover import hands_over_to
+from toolbox.service_names import stored_name
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -158,6 +161,26 @@ async def test_a_method_that_is_gone_leaves_the_entry_in_charge(caplog: pytest.L
         assert (await container.conversations.of(Desk, "bob").info()).in_charge == "Desk.chat"
         await desk.chat("bob", "Hi")
         assert len([each for each in caplog.records if "Gone.chat" in each.getMessage()]) == 1
+
+
+async def test_an_entry_that_hands_over_no_more_is_in_charge_again(caplog: pytest.LogCaptureFixture) -> None:
+    @register_ai_service(name=stored_name(Desk))
+    class Alone(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    store = InMemoryChatMemoryStore()
+
+    def started(*services: Any) -> Container:
+        model = ScriptedChatModel([lambda request: TO_BILLING if request.tool_specifications else "Hello."] * 9)
+        return Container(models={"default": model}).register(*services).register_instance(store, ChatMemoryStore)
+
+    async with started(Desk, Billing) as container:
+        await (await container.conversations.create(Desk, "ada")).put_in_charge(Billing.chat)
+    async with started(Alone) as container:
+        for _ in range(2):
+            assert (await container.get(Alone).chat("ada", "Hi")).answered_by == "Alone.chat"
+        assert (await container.conversations.of(Alone, "ada").info()).in_charge == "Alone.chat"
+    assert len([each for each in caplog.records if "Billing.chat" in each.getMessage()]) == 1
 
 
 async def test_a_target_that_is_named_by_its_method_need_not_be_registered() -> None:

@@ -25,7 +25,8 @@ from toolbox.conversations.stores import InMemoryChatMemoryStore
 from toolbox.errors import RunFailedError, RunIncompatibleError
 from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
 from toolbox.handover import hands_over_to
-from toolbox.runs import InMemoryRunStore, RunId, approve
+from toolbox.runs import IdentityLoader, InMemoryRunStore, RunId, approve
+from toolbox.security import ForbiddenError, SecurityIdentity, roles_allowed
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -279,6 +280,43 @@ async def test_a_message_for_a_run_passes_the_guardrails_of_the_one_in_charge() 
         assert texts == ["Hi", "order 7", "hurry"]
 
 
+async def test_the_target_s_guardrails_judge_messages_from_the_hand_over_on() -> None:
+    class NoDigits(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            has_digits = any(each.isdigit() for each in request.user_message.text)
+            return self.fatal("digits") if has_digits else self.success()
+
+    @register_ai_service
+    class Expert(Protocol):
+        """Knows cards."""
+
+        @input_guardrails(NoDigits)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Front(Protocol):
+        @hands_over_to(Expert.chat)
+        async def chat(self, text: str) -> Result[str]: ...
+
+    container: Container
+
+    async def first(request: Any) -> Any:
+        await container.runs.tell(run_id, "order 7")  # Front is in charge
+        return tool_call("transfer_to_expert", {})
+
+    async def second(request: Any) -> Any:  # the first request of the target
+        with pytest.raises(InputGuardrailError):
+            await container.runs.tell(run_id, "order 8")
+        return "Done."
+
+    container = Container(models={"default": ScriptedChatModel([first, second])}).register(Front, Expert)
+    async with container:
+        run = await container.runs.start(Front.chat, "Hi")
+        run_id = run.id
+        result = await container.runs.result(run_id)
+        assert [each.text for each in result.messages if isinstance(each, UserMessage)] == ["Hi", "order 7"]
+
+
 async def test_a_failed_run_whose_target_is_gone_stays_as_it_is() -> None:
     process = Process()
     async with process.start((False, TO_BILLING), (True, tool_call("refund", {"order": 7}))) as container:
@@ -296,6 +334,47 @@ async def test_a_failed_run_whose_target_is_gone_stays_as_it_is() -> None:
             await container.runs.result(waiting.run_id or "")
     async with process.start((True, "Done.")) as container:
         assert (await container.runs.retry(waiting.run_id or "")).content == "Done."
+
+
+async def test_a_run_goes_on_only_for_an_identity_that_may_call_the_one_in_charge() -> None:
+    roles = {"clerk"}
+
+    class Directory(IdentityLoader):
+        def load(self, identity: SecurityIdentity) -> SecurityIdentity:
+            return SecurityIdentity(identity.name, roles=roles)
+
+    @register_ai_service(tools=refund)
+    class Cashier(Protocol):
+        """Pays."""
+
+        @roles_allowed("clerk")
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Shop(Protocol):
+        @hands_over_to(Cashier.chat)
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    refunded.clear()
+    refund_7 = tool_call("refund", {"order": 7})
+    replies = [tool_call("transfer_to_cashier", {}), refund_7, ModelHttpError(500, "broken"), "Done."]
+    container = Container(models={"default": ScriptedChatModel(replies)}, seeds=[SecurityIdentity])
+    async with container.register(Shop, Cashier, Directory):
+        async with container.request_scope({SecurityIdentity: SecurityIdentity("eve", roles=roles)}):
+            waiting = await container.get(Shop).chat("ada", "Money back")
+        run_id, answers = waiting.run_id or "", {waiting.pending[0].id: approve()}
+        roles.clear()
+        with pytest.raises(ForbiddenError, match=r"Cashier\.chat"):
+            await container.runs.resume(run_id, answers)
+        assert ((await container.runs.get(run_id)).status, refunded) == ("suspended", [])
+        roles.add("clerk")
+        with pytest.raises(ModelHttpError):
+            await container.runs.resume(run_id, answers)
+        roles.clear()
+        with pytest.raises(ForbiddenError, match=r"Cashier\.chat"):
+            await container.runs.retry(run_id)
+        roles.add("clerk")
+        assert (await container.runs.retry(run_id)).content == "Done."
 
 
 async def test_a_cancelled_run_undoes_the_tools_of_all_who_were_in_charge() -> None:

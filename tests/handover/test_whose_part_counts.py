@@ -367,6 +367,27 @@ async def test_a_stream_has_the_hand_over_between_the_rounds() -> None:
         assert [each.text for each in events if isinstance(each, PartialResponse)] == ["Judged."]
 
 
+async def test_a_stream_has_what_the_target_retrieves_after_the_hand_over() -> None:
+    class Prices(Retriever):
+        def retrieve(self, query: Query) -> list[Passage]:
+            return [Passage("7 euros")]
+
+    @register_ai_service(retrievers=Prices)
+    class Billing(Protocol):
+        """Invoices."""
+
+        def chat(self, text: str) -> TokenStream: ...
+
+    @register_ai_service
+    class Desk(Protocol):
+        @hands_over_to(Billing.chat)
+        def chat(self, text: str) -> TokenStream: ...
+
+    async with started(ScriptedChatModel([TO_BILLING, "7"]), Desk, Billing) as container:
+        events = [type(each).__name__ async for each in container.get(Desk).chat("Hi")]
+    assert events[-5:] == ["ToolExecuted", "HandedOver", "Retrieved", "PartialResponse", "CompleteResponse"]
+
+
 async def test_retrievers_of_the_target_are_asked_for_the_same_message() -> None:
     asked: list[str] = []
 
@@ -417,7 +438,7 @@ async def test_what_a_replaced_target_returns_is_the_answer() -> None:
     async with started(model, Desk, Billing) as container:
         with container.override(Billing, FakeBilling()):
             first = await container.get(Desk).chat("ada", "Hi")
-            assert first.content == "fake for ada: Hi"
+            assert (first.content, first.answered_by) == ("fake for ada: Hi", "Billing.chat")
             assert (await container.get(Desk).chat("ada", "Ho")).content == "fake for ada: Ho"
         log = await container.conversations.of(Desk, "ada").history()
         assert [each.message.text for each in log if each.message.text][-1] == "fake for ada: Ho"

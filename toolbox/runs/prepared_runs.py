@@ -82,7 +82,9 @@ class PreparedRuns:
             # Those that are shown have passed the validators, which may not accept them again.
             _refuse_misfit(run_id, tool, call.id, call.tool_name, each.requested or json.dumps(dict(call.arguments)))
             self._refuse_other_outer(run_id, each, added, edited)
-            _refuse_lost_target(run_id, plan, each)
+            if _find_in_charge(plan, each) is None:
+                lost = ".".join(_asked_by(each))
+                raise RunIncompatibleError(run_id, f"{plan.where} no longer hands over to {lost}, which is in charge")
         return PreparedRun(plan, arguments, seeds, document, added)
 
     def _refuse_other_outer(
@@ -155,11 +157,13 @@ class PreparedRuns:
         return replace(prepared, identity=identity, is_without_user=person is None and not stored.is_anonymous)
 
     async def admit_to_method(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
-        """Do the same. Raises `ForbiddenError` also if the identity may no longer call the method."""
+        """Do the same. Raises `ForbiddenError` also if the identity may no longer call it, or the method in charge."""
         prepared = await self.admit(run_id, prepared, person)
-        access = prepared.plan.access
-        if access is not None and not access.allows(prepared.identity):
-            raise access.refusal(prepared.identity, prepared.plan.where)
+        in_charge = (_find_in_charge(prepared.plan, each) for each in prepared.document.waiting)
+        for plan in (prepared.plan, *in_charge):
+            access = None if plan is None else plan.access
+            if plan is not None and access is not None and not access.allows(prepared.identity):
+                raise access.refusal(prepared.identity, plan.where)
         return prepared
 
     async def _load_identity(self, run_id: str, identity: Any) -> Any:
@@ -195,15 +199,17 @@ class PreparedRuns:
             current_invocation.reset(token)
 
 
-def _refuse_lost_target(run_id: str, plan: MethodPlan, waiting: WaitingCall) -> None:
-    """Raise `RunIncompatibleError` if the run was handed over to a method that its own does not reach any more."""
-    outermost = next(((each.service, each.method) for each in waiting.outer), (waiting.call.service, waiting.method))
-    service, method = outermost
+def _find_in_charge(plan: MethodPlan, waiting: WaitingCall) -> MethodPlan | None:
+    """Return the plan of the method that was in charge of a run when it asked for this call; None if out of reach."""
+    service, method = _asked_by(waiting)
     reached = (plan, *plan.team.values())
-    if not any(each.name == method and service in stored_names(each.service) for each in reached):
-        raise RunIncompatibleError(
-            run_id, f"{plan.where} no longer hands over to {service}.{method}, which is in charge"
-        )
+    return next((each for each in reached if each.name == method and service in stored_names(each.service)), None)
+
+
+def _asked_by(waiting: WaitingCall) -> tuple[str, str]:
+    """Return the service and the method of the outermost call that a pending call is part of."""
+    outermost = waiting.outer[0] if waiting.outer else None
+    return (waiting.call.service, waiting.method) if outermost is None else (outermost.service, outermost.method)
 
 
 def _refuse_misfit(run_id: str, tool: Tool | None, call_id: str, name: str, arguments: str) -> None:

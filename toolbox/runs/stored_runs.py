@@ -23,7 +23,7 @@ from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, Ru
 from ..execution.threads import await_on
 from ..safe_text import is_text, printable
 from ..services.outputs import Result, Shape
-from ..services.recording_needs import StoredInvocation
+from ..services.recording_needs import HANDOVER
 from ..store_clock import clock_of
 from .documents import RunDocument, UnreadableDocumentError
 from .new_documents import conversation_key
@@ -221,7 +221,7 @@ class StoredRuns:
         if plan is None:
             raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
         if stored.status == "suspended":
-            restored = await self._restored(stored, document)
+            restored = ServiceCall(await self._session_of(stored, document)).root.restored()
             if restored is None:  # the run has ended since the header was read, and its store has deleted the records
                 changed = await self.load(stored.id)
                 assert changed.version != stored.version, "the suspension is stored with the state"
@@ -235,12 +235,14 @@ class StoredRuns:
 
     async def in_charge_of(self, stored: StoredRun) -> str | None:
         """Return the method to which the call of a run was handed over, as its records say; None for the called one."""
-        restored = await self._restored(stored, read_document(stored))
+        session = await self._session_of(stored, read_document(stored))
+        if handed := session.numbered("", "handover"):  # also before the first reply of the target
+            return HANDOVER.read(session.read_record(handed[max(handed)]))[0]
+        restored = ServiceCall(session).root.restored()
         return None if restored is None else restored.state.in_charge
 
-    async def _restored(self, stored: StoredRun, document: RunDocument) -> StoredInvocation | None:
-        session = RunSession.of(stored, document, await self.records(stored.id), await self.open())
-        return ServiceCall(session).root.restored()
+    async def _session_of(self, stored: StoredRun, document: RunDocument) -> RunSession:
+        return RunSession.of(stored, document, await self.records(stored.id), await self.open())
 
 
 def read_document(stored: StoredRun) -> RunDocument:

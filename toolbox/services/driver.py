@@ -205,7 +205,8 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
             yield with_recorded_usage
     if invocation.host.listeners is not None:
         yield observed
-    if invocation.entry.access is not None and not invocation.is_admitted:
+    is_taken_over = plan is not invocation.entry  # by a run that continues
+    if (invocation.entry.access is not None and not invocation.is_admitted) or (is_taken_over and plan.access):
         yield with_roles
     has_memory = invocation.memory_key is not None
     if has_memory:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
@@ -51,11 +52,11 @@ logger = logging.getLogger("toolbox.services")
 # --- who is in charge when a call begins
 
 
-async def take_stored_charge(invocation: Invocation, stored: str | None) -> None:
+async def take_stored_charge(invocation: Invocation, stored: str) -> None:
     """Put the method in charge that the conversation has stored, if the called method reaches it and the caller may."""
     entry = invocation.entry
     invocation.stored_charge = stored
-    if stored is None or stored == entry.where:
+    if stored == entry.where:
         return
     plan = invocation.find_member(stored)
     if plan is None:
@@ -63,7 +64,7 @@ async def take_stored_charge(invocation: Invocation, stored: str | None) -> None
         if not invocation.leaves_charge:
             text = "%s: the conversation was handed over to %s, which this program does not have; %s answers again"
             logger.warning(text, entry.where, stored, entry.where)
-            invocation.stored_charge = None
+            invocation.stored_charge = entry.where
     elif plan is not entry and await _may_call(plan, invocation):
         _switch(plan, invocation)
 
@@ -71,7 +72,7 @@ async def take_stored_charge(invocation: Invocation, stored: str | None) -> None
 def charge_to_store(invocation: Invocation) -> str | None:
     """Return the method in charge to store with the turn of a call; None to leave that as it was."""
     entry, plan = invocation.entry, invocation.plan
-    if not entry.team or invocation.leaves_charge:
+    if invocation.leaves_charge:
         return None
     if plan is entry and not (invocation.has_begun and invocation.state.handovers):
         return invocation.stored_charge or entry.where  # that of another caller, which this one may not call
@@ -99,24 +100,27 @@ async def hand_over(effect: HandOver, invocation: Invocation, streamed: Streamed
     """Hand the call over to the method that the model has chosen first. Raises `InputGuardrailError` of that method."""
     begun = _Begun(effect)
     refusal, plan = await _find_target(effect.request, invocation)
-    source, charge = invocation.plan.where, None
     if plan is None:
         outcomes = dict(begun.outcomes(refusal, refusal))
-    else:
-        _switch(plan, invocation)
-        await _begin_charge(source, invocation)
-        charge = await _open(invocation, streamed)
-        outcomes = dict(
-            begun.outcomes(HANDED_OVER.format(method=plan.where), f"Not done: {source} hands over only once.")
-        )
+        await _send_outcomes(outcomes, streamed)
+        return TakenOver(outcomes)
+    source = invocation.plan.where
+    _switch(plan, invocation)
+    await _begin_charge(source, invocation)
+    outcomes = dict(begun.outcomes(HANDED_OVER.format(method=plan.where), f"Not done: {source} hands over only once."))
+    await _send_outcomes(outcomes, streamed)
+    if streamed is not None:
+        await streamed.put_event(HandedOver(source, plan.where))
+    charge = await _open(invocation, streamed)
+    if streamed is not None and charge.answer is not None:
+        await _send_answer(charge.answer, streamed)
+    return TakenOver(outcomes, charge)
+
+
+async def _send_outcomes(outcomes: Mapping[int, ToolOutcome], streamed: StreamedCall | None) -> None:
     if streamed is not None:
         for outcome in outcomes.values():
             await streamed.put_event(ToolExecuted(outcome.execution))
-        if plan is not None:
-            await streamed.put_event(HandedOver(source, plan.where))
-        if charge is not None and charge.answer is not None:
-            await _send_answer(charge.answer, streamed)
-    return TakenOver(outcomes, charge)
 
 
 async def _begin_charge(source: str, invocation: Invocation) -> None:
@@ -128,15 +132,15 @@ async def _begin_charge(source: str, invocation: Invocation) -> None:
     if place is not None and place.run.cancels:  # its tools are undone, and nothing else happens
         return
 
-    async def begin_charge() -> UserMessage:
+    async def begin_charge() -> tuple[str, UserMessage]:
         if plan is not invocation.entry and plan.layers.check_input is not None:  # the entry's have judged it
             await plan.layers.check_input(invocation)
         if listeners is not None:
             listeners.tell(HandedOverEvent(invocation.context, source, plan.where))
-        return invocation.user_message
+        return plan.where, invocation.user_message
 
     number = 1 + invocation.state.handovers
-    asked = await (begin_charge() if place is None else place.effect(HANDOVER, begin_charge, number))
+    _, asked = await (begin_charge() if place is None else place.effect(HANDOVER, begin_charge, number))
     if asked != invocation.user_message:
         invocation.replace_user_message(asked)
 
@@ -199,7 +203,9 @@ async def answer_of_replacement(invocation: Invocation) -> Finish | None:
         text = _joined(items, plan)
         value = items if plan.output.shape is Shape.ITEM_STREAM else text
         return Finish(value, FinishReason.OTHER, ChatResponse(AiMessage(text), finish_reason=FinishReason.OTHER))
-    said = value.content if isinstance(value, Result) and plan.output.shape is Shape.RESULT else value
+    said = value
+    if isinstance(value, Result) and plan.output.shape is Shape.RESULT:
+        value, said = replace(value, answered_by=value.answered_by or plan.where), value.content
     message = said if isinstance(said, AiMessage) else AiMessage(None if said is None else text_of(said))
     return Finish(value, FinishReason.OTHER, ChatResponse(message, finish_reason=FinishReason.OTHER))
 

@@ -103,9 +103,9 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     if checks and await _refuse_suspended(key, invocation):
         invocation.excerpt = await _load(invocation, key, memories)
     invocation.history = invocation.excerpt.messages
-    if plan.team and not invocation.is_resumed:
-        head = invocation.excerpt.head
-        await take_stored_charge(invocation, None if head is None else head.in_charge)
+    head = invocation.excerpt.head
+    if head is not None and head.in_charge is not None and not invocation.is_resumed:
+        await take_stored_charge(invocation, head.in_charge)
     if plan.options.on_suspended == "continue":
         invocation.before_suspension = partial(_append_waiting, invocation)
     return joined
@@ -168,7 +168,7 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
     if (block := invocation.joined) is not None and block.closing:
         raise MemoryLeaseLostError(key.service, key.memory_id)
     turn = replace(turn, beans=_changed_beans(turn, invocation), client_ids=await _client_ids_of(turn, invocation))
-    if invocation.entry.team and turn.state != "waiting":
+    if (invocation.entry.team or invocation.stored_charge) and turn.state != "waiting":
         answered_by = invocation.plan.where if turn.state == "answered" else None
         turn = replace(turn, in_charge=charge_to_store(invocation), answered_by=answered_by)
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
@@ -361,13 +361,15 @@ def admit(invocation: Invocation) -> None:
 
 @asynccontextmanager
 async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
-    """Check that the current identity may call the method. Raises `UnauthenticatedError` or `ForbiddenError`."""
-    plan = invocation.entry
-    assert plan.access is not None
+    """Check that the current identity may call the method, and in a run that continues the one that has taken it over.
+
+    Raises `UnauthenticatedError` or `ForbiddenError`.
+    """
     identity = await identity_in(invocation.host.scope)
     complete_context(invocation.context, user=identity.name or None)
-    if not plan.access.allows(identity):
-        raise plan.access.refusal(identity, plan.where)
+    for plan in (invocation.entry, invocation.plan):
+        if plan.access is not None and not plan.access.allows(identity):
+            raise plan.access.refusal(identity, plan.where)
     yield
 
 
@@ -396,8 +398,9 @@ async def check_input_first(invocation: Invocation) -> None:
             if key is not None:
                 invocation.excerpt = await (await invocation.host.memories()).load(key, plan.window)
                 invocation.history = invocation.excerpt.messages
-                if plan.team and invocation.plan is plan and invocation.excerpt.head is not None:
-                    await take_stored_charge(invocation, invocation.excerpt.head.in_charge)
+                head = invocation.excerpt.head
+                if plan.team and invocation.plan is plan and head is not None and head.in_charge is not None:
+                    await take_stored_charge(invocation, head.in_charge)
             beans: AbstractAsyncContextManager[None] = NOTHING
             if key is not None and plan.keeps_beans:
                 beans = with_beans(invocation, (await invocation.host.memories()).find_block(key))

@@ -132,8 +132,9 @@ async def find_tools(invocation: Invocation) -> None:
 
 
 def _callers_in(invocation: Invocation) -> dict[str, str]:
-    state = invocation.state
-    return callers_in((*state.history, *state.messages), invocation.entry.where)
+    state, entry = invocation.state, invocation.entry.where
+    added = {each.name: entry for each in invocation.added if each.access is None}
+    return added | callers_in((*state.history, *state.messages), entry)
 
 
 def _rules_for(toolset: Toolset, invocation: Invocation) -> Rules:

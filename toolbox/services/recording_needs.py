@@ -117,12 +117,12 @@ SUMMARY: EffectForm[SummaryReply] = EffectForm("summary", SummaryReply.write, Su
 """A model has summarized a part of the conversation."""
 
 
-HANDOVER: EffectForm[UserMessage] = EffectForm(
+HANDOVER: EffectForm[tuple[str, UserMessage]] = EffectForm(
     "handover",
-    lambda asked: {"asked": message_to_dict(asked)},
-    lambda written: cast("UserMessage", message_from_dict(written["asked"], "asked")),
+    lambda taken: {"method": taken[0], "asked": message_to_dict(taken[1])},
+    lambda written: (written["method"], cast("UserMessage", message_from_dict(written["asked"], "asked"))),
 )
-"""A call was handed over: the user message after the input guardrails of the method that has taken over."""
+"""A call was handed over: the method that has taken it over, and the user message after its input guardrails."""
 
 
 # --- the place in a run
