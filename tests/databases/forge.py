@@ -17,11 +17,11 @@ from sqlalchemy import NullPool, create_engine, text
 from tests import programs
 from toolbox import sql
 
-from . import rooms, suspensions, transfers, trips
+from . import ferry_desk, rooms, suspensions, transfers, trips
 
 LEASE = 3.0
 
-PROGRAMS = (suspensions.__name__, trips.__name__, rooms.__name__)
+PROGRAMS = (suspensions.__name__, trips.__name__, rooms.__name__, ferry_desk.__name__)
 """Modules with more programs."""
 
 
