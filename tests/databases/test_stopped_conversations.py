@@ -2,19 +2,14 @@
 
 import asyncio
 import os
-import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from uuid import uuid4
 
 import pytest
 
-from tests import programs
 from tests.conversations.made_logs import check_pairs
 from tests.conversations.test_stop import stop
 from toolbox import AiMessage, ChatMemoryKey, ChatMemoryStore, Container, MemoryId, register_ai_service
@@ -23,12 +18,14 @@ from toolbox.errors import ConversationStoppedError
 from toolbox.runs import Run
 from toolbox.testing import ScriptedChatModel
 
-from . import stoppable
-from .stoppable import LEASE, PAYS, Desk, desk
+from .forge import Reporting
+from .stoppable import LEASE, PAYS, Desk, desk, stoppable
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
-
-ROOT = Path(__file__).parent.parent.parent
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
+    pytest.mark.timeout(400),  # starts processes
+]
 
 
 @pytest.fixture
@@ -51,36 +48,32 @@ class Talk(Protocol):
 class Working:
     """A process that is at work in the conversation."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.connection, its = Pipe()
-        self._starter = subprocess.Popen(
-            programs.command("-c", f"from {stoppable.__name__} import run; run()", *arguments),
-            stdin=its.fileno(),
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        its.close()
-        self._pid = int(self.connection.recv())
+    def __init__(self, program: Reporting) -> None:
+        self._program = program
 
     async def says(self) -> str:
-        assert await asyncio.to_thread(self.connection.poll, 100)
-        return str(self.connection.recv())
+        connection = self._program.connection
+        assert await asyncio.to_thread(connection.poll, 100)
+        return str(connection.recv())
 
     def kill(self) -> None:
         """Kill the process, unless it has ended, and wait for its end."""
-        if self._starter.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            self._starter.wait()
+        self._program.kill()
 
 
-@contextmanager
-def working(*arguments: str) -> Iterator[Working]:
-    process = Working(*arguments)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.connection.close()
+@pytest.fixture
+def working(begin_reporting: Callable[..., Reporting]) -> Callable[..., AbstractContextManager[Working]]:
+    """Runs a process that is at work."""
+
+    @contextmanager
+    def run(*arguments: str) -> Iterator[Working]:
+        process = Working(begin_reporting(stoppable.__name__, *arguments))
+        try:
+            yield process
+        finally:
+            process.kill()
+
+    return run
 
 
 async def turns_of(here: Container, room: str) -> list[tuple[str, list[Any]]]:
@@ -95,7 +88,9 @@ async def runs_of(here: Container, room: str) -> list[Run[Any]]:
 
 
 @pytest.mark.parametrize("what", ["call", "run"])
-async def test_a_process_stops_what_another_one_does(places: tuple[str, str], room: str, what: str) -> None:
+async def test_a_process_stops_what_another_one_does(
+    places: tuple[str, str], room: str, working: Any, what: str
+) -> None:
     async with desk(*places, "next", take_over_runs=False) as here:
         with working(*places, room, what) as there:
             assert await there.says() == "at work"
@@ -157,7 +152,7 @@ async def test_a_stop_takes_no_more_than_one_look_of_each_process(
 
 @pytest.mark.parametrize("what", ["call", "run"])
 async def test_what_a_killed_process_did_in_a_run_is_stored_and_a_call_leaves_nothing(
-    places: tuple[str, str], room: str, what: str
+    places: tuple[str, str], room: str, working: Any, what: str
 ) -> None:
     async with desk(*places, "next", take_over_runs=False) as here:
         with working(*places, room, what) as there:
