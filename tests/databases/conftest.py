@@ -1,6 +1,7 @@
 """Real servers that pip installs, started once for all tests; where one cannot be, tests are skipped and say so."""
 
 import asyncio
+import functools
 import itertools
 import os
 import shutil
@@ -18,7 +19,7 @@ from tests.conftest import SHARED_FOLDER, folder_in_memory
 from toolbox import ChatMemoryKey, UserMessage
 from toolbox.store_clock import own_clock_of, skip
 
-from .forge import Forge, create_run_tables
+from .forge import Forge, Reporting, create_run_tables
 
 _numbers = itertools.count(1)
 
@@ -229,6 +230,13 @@ def forge(forges: list[Forge]) -> Iterator[Forge]:
         forges.pop().close()
 
 
+@pytest.fixture
+def begin_reporting(forge: Forge) -> Iterator[Callable[..., Reporting]]:
+    """Begins forked programs that report how far they are. The test kills them, or waits for their end."""
+    yield functools.partial(Reporting, forge)
+    forge.wait()
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """A Redis server of this test process."""
@@ -301,6 +309,12 @@ def skip_time_of(store: Any, seconds: float) -> bool:
     if (clock := own_clock_of(store)) is not None:
         skip([clock], timedelta(seconds=seconds))
     return clock is not None
+
+
+async def end_lease(store: Any, key: ChatMemoryKey) -> None:
+    """Let the lease of a killed process on a conversation end at once, on a server too."""
+    if (token := await store.holder(key)) is not None:
+        await store.renew(key, token, 0.001)
 
 
 async def pass_time(store: Any, seconds: float) -> None:

@@ -1,13 +1,11 @@
 """A program that makes calls in a conversation stored in a database: one of several processes of a service.
 
-It sends through a connection how far it is.
+It sends through a connection how far it is. `transfers` forks it.
 """
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client
 from typing import Any, Protocol
 
 from sqlalchemy import text
@@ -29,6 +27,8 @@ from toolbox import (
 from toolbox.settings import RedisSettings, SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from . import transfers
+
 LEASE = 3.0
 
 
@@ -45,7 +45,7 @@ class Notes:
         return note
 
 
-reports: list[Connection] = []
+reports: list[Any] = []
 """The connection to the test."""
 
 
@@ -87,14 +87,10 @@ async def count(container: Container, memory_id: str, name: str, calls: int) -> 
     reports[0].send("done")
 
 
-def run() -> None:
-    """Run this program in a new process; its standard input is the connection to the test."""
-    reports.append(Connection(os.dup(0)))
-    reports[0].send(os.getpid())
-    asyncio.run(main(*sys.argv[1:]))
+async def converse(address: str, store_url: str, sql_url: str, memory_id: str, what: str, *arguments: str) -> None:
+    """Makes one call, which stands still at some place, or counts in several ones."""
+    reports.append(Client(address))
 
-
-async def main(store_url: str, sql_url: str, memory_id: str, what: str, *arguments: str) -> None:
     async def reply(request: ChatRequest) -> Any:
         question = request.messages[-1]
         if what == "count":
@@ -108,3 +104,6 @@ async def main(store_url: str, sql_url: str, memory_id: str, what: str, *argumen
             await count(container, memory_id, arguments[0], int(arguments[1]))
         else:
             await container.get(Assistant).chat(memory_id, what)
+
+
+transfers.PROGRAMS[converse.__name__] = converse

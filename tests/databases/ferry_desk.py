@@ -1,25 +1,27 @@
 """A program whose process is killed in a call that changes a conversation-scoped bean.
 
-It is killed right before a write of the conversation or of the run, or right after it.
+It is killed right before a write of the conversation or of the run, or right after it. `transfers` forks it.
 """
 
-import asyncio
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from pydantic import BaseModel
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from toolbox import ChatMemoryStore, Container, MemoryId, ToolboxSettings, produces, register_ai_service, sql, tool
+from toolbox import ChatMemoryStore, Container, MemoryId, register_ai_service, sql, tool
 from toolbox.conversations import conversation_scoped
 from toolbox.conversations.keys import ChatMemoryKey
 from toolbox.runs import RunId, RunStore, durable
-from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from . import transfers
+
+TABLES = ("CREATE TABLE steps (taken INTEGER)",)
 NAME = f"{__name__}.Reservation"
 
 
@@ -74,26 +76,22 @@ class DyingRunStore(sql.SqlRunStore):
         dying.around("after")
 
 
-@produces(scope="application")
-def conversations(engine: AsyncEngine) -> ChatMemoryStore:
-    return DyingChatMemoryStore(engine, lease=1)
-
-
-@produces(scope="application")
-def runs(engine: AsyncEngine) -> RunStore:
-    return DyingRunStore(engine, lease=1)
-
-
 def reply(request: Any) -> Any:
     """Book two seats, one after another."""
     done = [each for each in request.messages if type(each).__name__ == "ToolExecutionResultMessage"]
     return tool_call("add_seat", {"seat": "AB"[len(done)]}) if len(done) < 2 else "Booked."
 
 
-def desk(url: str) -> Container:
-    settings = ToolboxSettings(sql=SqlSettings(url=url))
-    made = Container(models={"default": ScriptedChatModel([reply] * 10)}, settings=settings, take_over_runs=False)
-    return made.register(sql.engine, conversations, runs, Ferry)
+def new_desk(database: AsyncEngine, lease: float, take_over: bool) -> Container:
+    """Return a container of the service, with both stores on one engine."""
+    made = Container(models={"default": ScriptedChatModel([reply] * 100)}, take_over_runs=take_over).register(Ferry)
+    made.register_instance(DyingChatMemoryStore(database, lease=lease), ChatMemoryStore)
+    return made.register_instance(DyingRunStore(database, lease), RunStore)
+
+
+def desk(url: str, lease: float) -> AbstractAsyncContextManager[tuple[Container, AsyncEngine]]:
+    """A started container of the service, with its database engine."""
+    return transfers.started(new_desk, url, lease, False)
 
 
 async def state(container: Container, room: str) -> tuple[Mapping[str, Any] | None, list[str]]:
@@ -105,15 +103,33 @@ async def state(container: Container, room: str) -> tuple[Mapping[str, Any] | No
     return None if log is None else log.head.beans, texts
 
 
-async def main(url: str, what: str, room: str, number: str, when: str) -> None:
-    async with desk(url) as container:
-        ferry = container.get(Ferry)
-        dying.writes, dying.at = 0, (int(number), when)
-        await (ferry.chat(room, "Two seats") if what == "chat" else ferry.book(room, room, "Two seats"))
-        print(dying.writes)
+# --- the programs
 
 
-if __name__ == "__main__":
-    from tests.databases.ferry_desk import main as run  # the service has the name of this module
+async def ferry_chat(url: str, lease: float, room: str, number: int, when: str) -> None:
+    """Makes a call, in a process that is killed at a write."""
+    async with desk(url, lease) as (container, _):
+        dying.at = (number, when)
+        await container.get(Ferry).chat(room, "Two seats")
 
-    asyncio.run(run(*sys.argv[1:]))
+
+async def ferry_book(url: str, lease: float, room: str, number: int) -> None:
+    """Executes a run, in a process that is killed before a write. Writes their number if it is not."""
+    async with desk(url, lease) as (container, database):
+        dying.at = (number, "before")
+        await container.get(Ferry).book(room, room, "Two seats")
+        async with database.begin() as connection:
+            await connection.execute(text("INSERT INTO steps VALUES (:taken)"), {"taken": dying.writes})
+
+
+async def warm_up() -> None:
+    """Use what the ferry needs, so that the children begin at once."""
+    async with desk("sqlite://", 5.0) as (container, _):
+        await container.get(Ferry).book("first", "first", "Two seats")
+    dying.writes = 0
+
+
+_ALL = (ferry_chat, ferry_book)
+transfers.PROGRAMS.update({each.__name__: each for each in _ALL})
+transfers.CONTAINERS.update({each.__name__: (new_desk, False) for each in _ALL})
+transfers.WARM_UPS.append(warm_up)

@@ -9,6 +9,8 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from sqlalchemy import NullPool, create_engine, text
 from tests import programs
 from toolbox import sql
 
-from . import handed_over, rooms, suspensions, transfers, trips
+from . import conversation, ferry_desk, handed_over, rooms, stoppable, suspensions, transfers, trips
 
 LEASE = 3.0
 
-PROGRAMS = (suspensions.__name__, trips.__name__, rooms.__name__, handed_over.__name__)
+PROGRAMS = tuple(
+    each.__name__ for each in (suspensions, trips, rooms, handed_over, ferry_desk, stoppable, conversation)
+)
 """Modules with more programs."""
 
 
@@ -72,6 +76,23 @@ class Forge:
         """Kills the process and all that it has forked."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
+
+
+class Reporting:
+    """A forked program that sends through a connection how far it is. It gets the address first."""
+
+    def __init__(self, forge: Forge, name: str, *arguments: Any) -> None:
+        with Listener() as listener:
+            self._pid = forge.begin(name, listener.address, *arguments)
+            self.connection: Any = listener.accept()
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended, and wait for its end."""
+        os.kill(self._pid, signal.SIGKILL)  # nobody else has its id: the forge waits for it later
+        with suppress(EOFError, OSError):
+            while True:
+                self.connection.recv()
+        self.connection.close()
 
 
 def create_tables(url: str, tables: Sequence[str]) -> None:

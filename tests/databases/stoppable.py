@@ -1,12 +1,10 @@
 """A program with a call or a run at work in a stored conversation, for tests that stop or kill it.
 
-It sends through a connection how far it is.
+It sends through a connection how far it is. `transfers` forks it.
 """
 
 import asyncio
-import os
-import sys
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client
 from typing import Any, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -27,9 +25,11 @@ from toolbox.runs import RunId, RunStore, durable
 from toolbox.settings import RedisSettings, SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from . import transfers
+
 LEASE = 2.0
 
-reports: list[Connection] = []
+reports: list[Any] = []
 """The connection to the test."""
 
 
@@ -83,7 +83,9 @@ def desk(store_url: str, sql_url: str, *replies: Any, **options: Any) -> Contain
 PAYS = AiMessage("a moment", [tool_call("pay", id="1"), tool_call("wait", id="2")])
 
 
-async def main(store_url: str, sql_url: str, room: str, what: str) -> None:
+async def stoppable(address: str, store_url: str, sql_url: str, room: str, what: str) -> None:
+    """Makes a call or executes a run, which is to be stopped, and sends how it ended."""
+    reports.append(Client(address))
     async with desk(store_url, sql_url, PAYS) as here:
         service = here.get(Desk)
         try:
@@ -92,8 +94,4 @@ async def main(store_url: str, sql_url: str, room: str, what: str) -> None:
             reports[0].send(f"{type(error).__name__}: {error}")
 
 
-def run() -> None:
-    """Run this program in a new process; its standard input is the connection to the test."""
-    reports.append(Connection(os.dup(0)))
-    reports[0].send(os.getpid())
-    asyncio.run(main(*sys.argv[1:]))
+transfers.PROGRAMS[stoppable.__name__] = stoppable

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,9 +12,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import DBAPIError
+from typer.testing import CliRunner
 
-from tests import programs
 from toolbox import AiMessage, ChatMemoryKey, Message, MessageWindow, UserMessage, sql
+from toolbox.cli import app
 from toolbox.conversations.log import LogWrite, entries_of
 from toolbox.conversations.memories import ChatMemories
 from toolbox.sql.conversation_tables import ConversationTables, first_conversations_table
@@ -28,7 +28,6 @@ from .log_checks import append, read, say, texts
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).parent.parent.parent
 TABLE = "toolbox_conversations"
 CUT: list[Message] = [AiMessage("a0"), UserMessage("q1"), AiMessage("a1")]
 """What a window of three messages has left."""
@@ -207,7 +206,7 @@ async def test_all_of_a_conversation_expires_together(store_url: str, key: ChatM
         assert (log.head.beans, log.head.messages, json.dumps(dict(log.head.beans))) == ({}, 2, "{}")
 
 
-def test_the_command_migrates_redis(redis_url: str, tmp_path: Path) -> None:
+def test_the_command_migrates_redis(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def prepare() -> None:
         async with AsyncExitStack() as stack:
             client = await redis_client(redis_url, stack)
@@ -215,13 +214,14 @@ def test_the_command_migrates_redis(redis_url: str, tmp_path: Path) -> None:
             await store_earlier(client, SHORT, CUT)
 
     asyncio.run(prepare())
-    (tmp_path / "shop.py").write_text(
-        "from toolbox import Container, redis\ncontainer = Container().register(redis.client, *redis.stores)\n"
+    (tmp_path / "redis_shop.py").write_text(
+        "from toolbox import Container, redis\ndef shop(): return Container().register(redis.client, *redis.stores)\n"
+        "container, the_same = shop(), shop()\n"
     )
-    path = os.pathsep.join((str(tmp_path), str(ROOT)))
-    environment = os.environ | {"PYTHONPATH": path, "TOOLBOX_REDIS__URL": redis_url}
+    monkeypatch.syspath_prepend(str(tmp_path))
     done, again = (
-        programs.run(["-m", "toolbox.cli", "migrate", "shop:container"], tmp_path, environment) for _ in range(2)
+        CliRunner().invoke(app, ["migrate", f"redis_shop:{name}"], env={"TOOLBOX_REDIS__URL": redis_url})
+        for name in ("container", "the_same")
     )
 
     assert "RedisChatMemoryStore: 1 conversations migrated" in done.stdout, done.stderr

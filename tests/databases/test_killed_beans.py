@@ -1,50 +1,63 @@
 """A process that is killed between a tool and the write of its turn: the bean and the turn agree."""
 
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from tests.databases import ferry_desk
-from tests.databases.ferry_desk import NAME, Ferry, desk, state
+from . import ferry_desk
+from .ferry_desk import NAME, Ferry, desk, state
+from .forge import LEASE, Forge, prepared, rows
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be killed"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
     pytest.mark.timeout(300),  # starts many processes
 ]
 
 BOOKED = ({NAME: {"seats": ["A", "B"]}}, ["A", "B"])
 
 
-def run(url: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, "-m", ferry_desk.__name__, url, *arguments]
-    folder = Path(__file__).parents[2]
-    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def url(database_url: str) -> str:
+    """A database with the tables of the ferry and those of the runs."""
+    return prepared(database_url, ferry_desk.TABLES)
+
+
+@pytest.fixture
+def run(forge: Forge, url: str) -> Callable[..., int]:
+    """Runs a program, and returns the exit status of its process."""
+
+    def run(name: str, *arguments: object) -> int:
+        forge.begin(name, url, LEASE, *arguments)
+        [status] = forge.wait()
+        return status
+
+    return run
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_call_that_is_killed_at_its_write_stores_the_turn_with_the_bean_or_neither(
-    database_url: str, when: str
+    url: str, run: Callable[..., int], when: str
 ) -> None:
-    assert run(database_url, "chat", "7", "1", when).returncode == -signal.SIGKILL
+    assert run("ferry_chat", "7", 1, when) == -9
 
-    async with desk(database_url) as container:
+    async with desk(url, LEASE) as (container, _):
         assert await state(container, "7") == ((None, []) if when == "before" else BOOKED)
         await container.get(Ferry).chat("8", "Two seats")
         assert await state(container, "8") == BOOKED
 
 
-async def test_a_run_that_is_killed_at_any_write_ends_with_each_change_of_the_bean_once(database_url: str) -> None:
-    writes = int(run(database_url, "book", "whole", "0", "before").stdout)
+async def test_a_run_that_is_killed_at_any_write_ends_with_each_change_of_the_bean_once(
+    url: str, run: Callable[..., int]
+) -> None:
+    assert run("ferry_book", "whole", 0) == 0
+    [(writes,)] = rows(url, "SELECT taken FROM steps")
     killed = [str(number) for number in range(2, writes + 1)]  # the last two are the turn and the end of the run
     for number in killed:
-        assert run(database_url, "book", number, number, "before").returncode == -signal.SIGKILL
+        assert run("ferry_book", number, int(number)) == -9
 
-    async with desk(database_url) as container:
+    async with desk(url, LEASE) as (container, _):
         store = await container.runs.store()
         for room in killed:
             found = await store.load(room)

@@ -79,6 +79,20 @@ async def test_the_lease_of_a_conversation_is_renewed_while_tools_use_all_connec
         await store.stop()
 
 
+async def test_the_wish_to_stop_is_found_while_tools_use_all_connections(postgres_url: str) -> None:
+    key = ChatMemoryKey("shop.Assistant", "1")
+    async with (
+        sql.open_engine(postgres_url, **ONE_CONNECTION) as engine,
+        sql.open_engine(postgres_url) as other,
+        asyncio.timeout(60),
+    ):
+        store = SqlChatMemoryStore(engine)
+        async with store.lock(key), engine.connect():
+            assert await SqlChatMemoryStore(other).ask_to_stop(key, "ann")
+            assert await store.wishes() == {key: "ann"}
+        await store.stop()
+
+
 async def test_connections_for_renewals_are_closed_when_no_run_is_left(postgres_url: str) -> None:
     others = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'here' AND pid <> pg_backend_pid()"
     here = {"connect_args": {"server_settings": {"application_name": "here"}}}

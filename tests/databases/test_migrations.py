@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
+from typer.testing import CliRunner, Result
 
 from tests import programs
 from tests.databases.refund_desk import Desk
 from toolbox import ChatMemoryKey, Container, IllegalConfigurationError, UserMessage, sql
+from toolbox.cli import app
 from toolbox.runs import Run, approve
 from toolbox.security import SecurityIdentity
 from toolbox.settings import SqlSettings, ToolboxSettings
@@ -28,7 +31,6 @@ from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).parent.parent.parent
 ROWS = Path(__file__).with_name("runs_of_version_1.sql")
 PROGRAM = """
 from toolbox import Container, sql
@@ -36,20 +38,22 @@ from toolbox import Container, sql
 container = Container().register(sql.engine, *sql.stores)
 without_stores = Container().register(sql.engine)
 """
-_users = itertools.count(1)
+_numbers = itertools.count(1)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "shop.py").write_text(PROGRAM)
-    return tmp_path
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with a program."""
+    name = f"shop_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
 
 
-def run_migrate(folder: Path, url: str, *arguments: str, target: str = "shop:container") -> Any:
-    """Run `toolbox migrate` as a process."""
-    path = os.pathsep.join((str(folder), str(ROOT)))
-    environment = os.environ | {"PYTHONPATH": path, "TOOLBOX_SQL__URL": url}
-    return programs.run(["-m", "toolbox.cli", "migrate", target, *arguments], folder, environment)
+def run_migrate(shop: str, url: str, *arguments: str, target: str = "container") -> Result:
+    """Run `toolbox migrate`. In this process: another one needs seconds to start."""
+    sys.modules.pop(shop, None)  # a process imports it once
+    return CliRunner().invoke(app, ["migrate", f"{shop}:{target}", *arguments], env={"TOOLBOX_SQL__URL": url})
 
 
 def container_at(url: str, *beans: object, replies: list[Any] | None = None, **options: Any) -> Container:
@@ -144,10 +148,14 @@ async def test_lists_do_not_read_what_they_do_not_show(database_url: str) -> Non
 # --- `toolbox migrate`
 
 
-def test_the_command_creates_all_tables_and_then_has_nothing_to_do(folder: Path, database_url: str) -> None:
-    created, again = run_migrate(folder, database_url), run_migrate(folder, database_url)
+def test_the_command_creates_all_tables_and_then_has_nothing_to_do(
+    shop: str, tmp_path: Path, database_url: str
+) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TOOLBOX_SQL__URL": database_url}
+    command = ["-m", "toolbox.cli", "migrate", f"{shop}:container"]
+    created, again = programs.run(command, tmp_path, environment), run_migrate(shop, database_url)
 
-    assert (created.returncode, again.returncode) == (0, 0), created.stderr + again.stderr
+    assert (created.returncode, again.exit_code) == (0, 0), created.stderr + again.stderr
     assert "toolbox_runs created, version 6" in created.stdout
     assert "toolbox_conversations created" in created.stdout
     assert "nothing to do" in again.stdout
@@ -155,24 +163,24 @@ def test_the_command_creates_all_tables_and_then_has_nothing_to_do(folder: Path,
     asyncio.run(start(container_at(database_url, *sql.stores, migrate=False)))
 
 
-async def test_the_command_migrates_a_database_of_an_earlier_release(folder: Path, database_url: str) -> None:
+async def test_the_command_migrates_a_database_of_an_earlier_release(shop: str, database_url: str) -> None:
     await create_version_1(database_url)
     with pytest.raises(IllegalConfigurationError, match="version 1, but this release needs version 6"):
         await start(container_at(database_url, *sql.stores, migrate=False))
 
-    done = await asyncio.to_thread(run_migrate, folder, database_url)
+    done = await asyncio.to_thread(run_migrate, shop, database_url)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert "toolbox_runs migrated from 1, version 6" in done.stdout
     await start(container_at(database_url, *sql.stores, migrate=False))
 
 
 @pytest.mark.parametrize("is_old", [False, True], ids=["a new database", "a database of an earlier release"])
-async def test_the_printed_statements_do_the_same(folder: Path, database_url: str, is_old: bool) -> None:
+async def test_the_printed_statements_do_the_same(shop: str, database_url: str, is_old: bool) -> None:
     if is_old:
         await create_version_1(database_url)
-    printed = await asyncio.to_thread(run_migrate, folder, database_url, "--sql")
-    assert printed.returncode == 0, printed.stderr
+    printed = await asyncio.to_thread(run_migrate, shop, database_url, "--sql")
+    assert printed.exit_code == 0, printed.stderr
     with pytest.raises(IllegalConfigurationError, match="toolbox migrate"):  # nothing has changed
         await start(container_at(database_url, *sql.stores, migrate=False))
 
@@ -180,8 +188,8 @@ async def test_the_printed_statements_do_the_same(folder: Path, database_url: st
 
     async with container_at(database_url, *sql.stores, Desk, migrate=False) as container:
         assert len(await container.runs.list(started_by="ann")) == (2 if is_old else 0)
-    again = await asyncio.to_thread(run_migrate, folder, database_url, "--sql")
-    assert again.returncode == 0
+    again = await asyncio.to_thread(run_migrate, shop, database_url, "--sql")
+    assert again.exit_code == 0
     assert [line for line in again.stdout.splitlines() if not line.startswith("--")] == []
 
 
@@ -198,16 +206,16 @@ def execute_script(url: str, script: str) -> None:
         server.execute(script.encode())
 
 
-def test_a_program_without_stores_has_nothing_to_do(folder: Path, sqlite_url: str) -> None:
-    done = run_migrate(folder, sqlite_url, target="shop:without_stores")
+def test_a_program_without_stores_has_nothing_to_do(shop: str, sqlite_url: str) -> None:
+    done = run_migrate(shop, sqlite_url, target="without_stores")
 
-    assert (done.returncode, done.stdout) == (0, "There are no stores in SQL databases.\n")
+    assert (done.exit_code, done.stdout) == (0, "There are no stores in SQL databases.\n")
 
 
-def test_a_database_that_cannot_be_reached_is_named(folder: Path) -> None:
-    done = run_migrate(folder, "postgresql://app:secret@127.0.0.1:1/shop")
+def test_a_database_that_cannot_be_reached_is_named(shop: str) -> None:
+    done = run_migrate(shop, "postgresql://app:secret@127.0.0.1:1/shop")
 
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "ConnectionRefusedError" in done.stderr
     assert "secret" not in done.stdout + done.stderr
 
@@ -284,7 +292,7 @@ def new_user(postgres_url: str) -> Iterator[Callable[..., str]]:
     with psycopg.connect(postgres_url, autocommit=True, application_name="tests") as connection:
 
         def create(*grants: str) -> str:
-            name = f"app_{os.getpid()}_{next(_users)}"
+            name = f"app_{os.getpid()}_{next(_numbers)}"
             names.append(name)
             connection.execute(f"CREATE USER {name} PASSWORD 'secret'".encode())
             connection.execute(b"REVOKE CREATE ON SCHEMA public FROM PUBLIC")
@@ -315,9 +323,9 @@ ROWS_ONLY = (
 
 
 async def test_a_user_with_rights_on_rows_only_runs_the_program(
-    folder: Path, postgres_url: str, new_user: Callable[..., str]
+    shop: str, postgres_url: str, new_user: Callable[..., str]
 ) -> None:
-    assert (await asyncio.to_thread(run_migrate, folder, postgres_url)).returncode == 0
+    assert (await asyncio.to_thread(run_migrate, shop, postgres_url)).exit_code == 0
     key = ChatMemoryKey("shop.Desk", "room 7")
 
     for migrates in (False, True):  # a database that is up to date needs no right to create tables
@@ -331,20 +339,20 @@ async def test_a_user_with_rights_on_rows_only_runs_the_program(
             await conversations.delete_messages(key)
 
 
-async def test_a_user_who_may_not_create_tables_gets_a_clear_error(new_user: Callable[..., str], folder: Path) -> None:
+async def test_a_user_who_may_not_create_tables_gets_a_clear_error(new_user: Callable[..., str], shop: str) -> None:
     url = new_user()
     with pytest.raises(IllegalConfigurationError, match=r"permission denied.*toolbox migrate.*TOOLBOX_SQL__MIGRATE"):
         await start(container_at(url, SqlRunStore))
-    done = await asyncio.to_thread(run_migrate, folder, url)
-    assert done.returncode == 1
+    done = await asyncio.to_thread(run_migrate, shop, url)
+    assert done.exit_code == 1
     assert "permission denied" in done.stderr
 
 
 @pytest.mark.parametrize("missing", range(len(ROWS_ONLY)))
 async def test_a_missing_right_is_named_at_start(
-    folder: Path, postgres_url: str, new_user: Callable[..., str], missing: int
+    shop: str, postgres_url: str, new_user: Callable[..., str], missing: int
 ) -> None:
-    await asyncio.to_thread(run_migrate, folder, postgres_url)
+    await asyncio.to_thread(run_migrate, shop, postgres_url)
     grants = [each for number, each in enumerate(ROWS_ONLY) if number != missing]
     runs, conversations = "SELECT on toolbox_runs", "SELECT on toolbox_conversations"
     names = ("toolbox_schemas", runs, f"{runs}_messages", conversations, "sequence")

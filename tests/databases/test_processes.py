@@ -1,25 +1,25 @@
 """Several processes in one conversation, and one that is killed at the worst moment."""
 
 import os
-import signal
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
-from multiprocessing import Pipe
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tests import programs
 from toolbox import AiMessage, ChatMemoryKey, ChatMemoryStore, ChatRequest, Container, UserMessage, sql
 
 from . import conversation
-from .transfers import end_leases
+from .conftest import end_lease
+from .forge import Reporting
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
+    pytest.mark.timeout(400),  # starts processes
+]
 
 
 @pytest.fixture
@@ -39,40 +39,19 @@ def places(store_url: str, sqlite_url: str, engine: AsyncEngine) -> tuple[str, s
     return store_url, sqlite_url if store_url.startswith("unix:") else store_url
 
 
-ROOT = Path(__file__).parent.parent.parent
+@pytest.fixture
+def process(begin_reporting: Callable[..., Reporting]) -> Callable[..., AbstractContextManager[tuple[Reporting, Any]]]:
+    """Runs `conversation` in a process; yields the process and a connection to it."""
 
+    @contextmanager
+    def run(*arguments: str) -> Iterator[tuple[Reporting, Any]]:
+        running = begin_reporting(conversation.converse.__name__, *arguments)
+        try:
+            yield running, running.connection
+        finally:
+            running.kill()
 
-class Running:
-    """A process that runs `conversation`; its `connection` is its standard input."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.connection, its = Pipe()
-        program = f"from {conversation.__name__} import run; run()"
-        self._starter = subprocess.Popen(
-            programs.command("-c", program, *arguments),
-            stdin=its.fileno(),
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        its.close()
-        self._pid = int(self.connection.recv())
-
-    def kill(self) -> None:
-        """Kill the process, unless it has ended, and wait for its end."""
-        if self._starter.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            self._starter.wait()
-
-
-@contextmanager
-def process(*arguments: str) -> Iterator[tuple[Running, Any]]:
-    """Run `conversation` in a process; yield the process and a connection to it."""
-    running = Running(*arguments)
-    try:
-        yield running, running.connection
-    finally:
-        running.kill()
-        running.connection.close()
+    return run
 
 
 @pytest.fixture
@@ -98,7 +77,7 @@ async def notes_in(engine: AsyncEngine) -> list[str]:
 
 
 async def test_two_processes_write_one_conversation_and_lose_nothing(
-    places: tuple[str, str], here: Container, request: pytest.FixtureRequest
+    places: tuple[str, str], here: Container, process: Any, request: pytest.FixtureRequest
 ) -> None:
     memory_id, calls = request.node.name, 12
 
@@ -129,6 +108,7 @@ async def test_two_processes_write_one_conversation_and_lose_nothing(
 )
 async def test_another_process_continues_after_one_is_killed(
     places: tuple[str, str],
+    process: Any,
     engine: AsyncEngine,
     here: Container,
     request: pytest.FixtureRequest,
@@ -145,7 +125,7 @@ async def test_another_process_continues_after_one_is_killed(
         if kept:  # else SQLite keeps everybody from writing at all
             assert not await take(here, memory_id)
         running.kill()
-    await end_leases(here, conversation.LEASE)
+    await end_lease(await here.aget(ChatMemoryStore), ChatMemoryKey.of(conversation.Assistant, memory_id))
     answer = await here.get(conversation.Assistant).chat(memory_id, "afterwards")
 
     assert answer == "answered here"

@@ -414,7 +414,8 @@ class SqlChatMemoryStore(LogStore):
     async def wishes(self) -> Mapping[ChatMemoryKey, str | None]:
         if not (tokens := self._leases.tokens):
             return {}
-        async with self._open_transaction() as connection:
+        # As renewals do: the tools of these calls can take all connections of the engine.
+        async with self._open_transaction(engine=self._separate.engine) as connection:
             # Few conversations are held at a time, so the table is small.
             rows = (await connection.execute(select(self._held).where(self._held.c.wish.is_not(None)))).all()
         found = ((ChatMemoryKey(row.service, row.memory_id), row) for row in rows)
