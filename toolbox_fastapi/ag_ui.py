@@ -40,7 +40,17 @@ from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 from toolbox.service_events import HandedOver
 
-from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
+from .front_ends.bodies import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatId,
+    ClientBody,
+    Short,
+    make_message,
+    read_media,
+    read_text,
+    read_value,
+)
 from .front_ends.chats import (
     Chat,
     ClientReply,
@@ -135,7 +145,7 @@ class ResumeInput(_Input):
     payload: Any = None
 
 
-class RunInput(_Input):
+class RunInput(ClientBody, _Input):
     """The body that an AG-UI client posts.
 
     The conversation of the service is what counts. Of the client's messages, only the last one is read, and results of
@@ -164,7 +174,7 @@ def _read_user_message(message: InputMessage) -> UserMessage:
         kind = each.get("type")
         if kind == "text":
             contents.append(TextContent(read_text(each.get("text"))))
-        elif kind in _MEDIA:
+        elif isinstance(kind, str) and kind in _MEDIA:
             contents.append(_read_media(kind, each.get("source")))
         else:
             raise invalid(f"A user message cannot have a part of the type {str(kind)[:50]!r}.")
