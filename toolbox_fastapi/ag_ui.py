@@ -40,7 +40,17 @@ from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 from toolbox.service_events import HandedOver
 
-from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
+from .front_ends.bodies import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatId,
+    ClientBody,
+    Short,
+    make_message,
+    read_media,
+    read_text,
+    read_value,
+)
 from .front_ends.chats import (
     Chat,
     ClientReply,
@@ -96,6 +106,9 @@ APPROVAL_SCHEMA: Mapping[str, Any] = {
 }
 """The JSON schema of an answer to an approval, for clients that make a form of it."""
 
+REMEMBER_SCHEMA: Mapping[str, Any] = {"enum": ["conversation"]}
+"""That of its property `remember`, for calls whose tool has `may_remember=True`."""
+
 MAX_TOOLS = 128
 MAX_SCHEMA = 100_000  # characters of JSON
 
@@ -133,7 +146,7 @@ class ResumeInput(_Input):
     payload: Any = None
 
 
-class RunInput(_Input):
+class RunInput(ClientBody, _Input):
     """The body that an AG-UI client posts.
 
     The conversation of the service is what counts. Of the client's messages, only the last one is read, and results of
@@ -162,7 +175,7 @@ def _read_user_message(message: InputMessage) -> UserMessage:
         kind = each.get("type")
         if kind == "text":
             contents.append(TextContent(read_text(each.get("text"))))
-        elif kind in _MEDIA:
+        elif isinstance(kind, str) and kind in _MEDIA:
             contents.append(_read_media(kind, each.get("source")))
         else:
             raise invalid(f"A user message cannot have a part of the type {str(kind)[:50]!r}.")
@@ -221,11 +234,9 @@ def _read_approval(payload: Any) -> Answer:
     given = {"approved": payload} if isinstance(payload, bool) else payload
     approved = given.get("approved") if isinstance(given, dict) else None
     if approved is True:
-        edited = given.get("editedArgs")
-        if edited is None:
-            return run_answers.approve()
-        if isinstance(edited, dict):
-            return run_answers.approve(edited)
+        edited, remember = given.get("editedArgs"), given.get("remember")
+        if isinstance(edited, dict | None) and remember in (None, "conversation"):
+            return run_answers.approve(edited, remember=remember)
     if approved is False:
         reason = given.get("reason")
         if reason is None:
@@ -399,9 +410,15 @@ def _write_interrupt(call_id: str, call: PendingCall) -> Event:
         "reason": "tool_call" if is_approval else "input_required",
         "message": call.reason or asked,
         "toolCallId": call_id,
-        "responseSchema": APPROVAL_SCHEMA if is_approval else _find_schema(call),
+        "responseSchema": _make_approval_schema(call) if is_approval else _find_schema(call),
         **({} if call.expires_at is None else {"expiresAt": call.expires_at.isoformat()}),
     }
+
+
+def _make_approval_schema(call: PendingCall) -> Mapping[str, Any]:
+    if not call.may_remember:
+        return APPROVAL_SCHEMA
+    return {**APPROVAL_SCHEMA, "properties": {**APPROVAL_SCHEMA["properties"], "remember": REMEMBER_SCHEMA}}
 
 
 def _write_sources(passages: Iterable[Passage]) -> Iterator[Event]:

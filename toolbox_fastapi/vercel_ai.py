@@ -21,7 +21,17 @@ from toolbox.runs.run_answers import Answer
 from toolbox.runs.runs_bean import Runs
 from toolbox.service_events import HandedOver
 
-from .front_ends.bodies import MAX_MESSAGES, MAX_PARTS, ChatId, Short, make_message, read_media, read_text, read_value
+from .front_ends.bodies import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatId,
+    ClientBody,
+    Short,
+    make_message,
+    read_media,
+    read_text,
+    read_value,
+)
 from .front_ends.chats import (
     Chat,
     ClientReply,
@@ -91,7 +101,7 @@ class ChatMessage(BaseModel):
     parts: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)] = Field(default_factory=list)
 
 
-class ChatBody(BaseModel):
+class ChatBody(ClientBody):
     """The body that `useChat` posts: with all `messages`, or with the last one alone as `message`.
 
     The conversation of the service is what counts. Of the client's messages, only the last one is read, or the one with

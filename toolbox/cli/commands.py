@@ -24,7 +24,7 @@ from ..errors import IllegalConfigurationError
 from ..overview import nodes_of
 from ..safe_text import for_terminal
 from ..services.declaration import service_options_of
-from .new_project import new_project
+from .new_project import PLAIN, WITH_FRONT_END, new_project
 from .store_tables import migrations_of, statements_of
 from .targets import container_in, container_of, holds_container, load, load_container, load_made
 from .terminal import (
@@ -239,10 +239,17 @@ def chat(
 def new(
     folder: Annotated[Path, typer.Argument(help="The folder to create; its name is the project's name.")],
     as_json: AsJson = False,
+    front_end: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Add a chat page: vercel (React with useChat), or ag-ui (plain JavaScript)."),
+    ] = None,
 ) -> None:
     """Create a new project: a FastAPI service with a tool, and tests."""
+    if front_end is not None and front_end not in WITH_FRONT_END:
+        fail(f"unknown front end {front_end!r}; use one of: {', '.join(WITH_FRONT_END)}")
+    kind = PLAIN if front_end is None else WITH_FRONT_END[front_end]
     try:
-        files = new_project(folder)
+        files = new_project(folder, kind)
     except OSError as error:
         fail(f"{folder} cannot be written: {error.strerror}" if error.strerror else str(error))
     except ValueError as error:
@@ -255,7 +262,7 @@ def new(
     show("Next steps:")
     if folder.resolve() != Path.cwd():
         show(f"  cd {escape(shlex.quote(str(folder)))}")
-    show("  pip install 'toolbox-di\\[fastapi]' pytest\n  python -m pytest")
+    show(f"  pip install 'toolbox-di\\[{kind.extras}]' pytest\n  python -m pytest")
     show("See README.md for more.")
 
 

@@ -1,14 +1,16 @@
-"""Limits and checks for what clients of front ends send: ids, texts, files, and JSON values.
+"""Limits and checks for what clients of front ends send: bodies, ids, texts, files, and JSON values.
 
 Not here: the bodies of the protocols (`vercel_ai`, `ag_ui`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
 from toolbox.chat import UserMessage
 from toolbox.contents import AudioContent, Content, ImageContent, PdfContent, joined_text, media_in
@@ -20,12 +22,41 @@ MAX_PARTS = 10_000  # of one message
 MAX_FILES = 20
 MAX_TEXT = 1_000_000  # characters of a new message
 MAX_DEPTH = 100  # levels of a JSON value
+MAX_SHOWN = 1000  # bytes of a mistake that the response repeats
 
 ChatId = Annotated[str, Field(min_length=1, max_length=200)]
 """The id of a conversation."""
 
 Short = Field(max_length=500)
 """The length of all other ids."""
+
+
+class ClientBody(BaseModel):
+    """What a client posts. Its errors say where a mistake is, and repeat only what is short and can be sent."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _shorten_errors(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return read(given)
+        except ValidationError as error:
+            # FastAPI answers with the inputs. Infinity and lone surrogates, which the parser reads, would be a 500.
+            found = error.errors(include_url=False)
+            details = [
+                InitErrorDetails(
+                    type=each["type"], loc=each["loc"], input=_shown_input(each["input"]), ctx=each.get("ctx", {})
+                )
+                for each in found
+            ]
+            raise ValidationError.from_exception_data(cls.__name__, details) from None
+
+
+def _shown_input(given: Any) -> Any:
+    try:
+        written = json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        return "…"
+    return given if len(written) <= MAX_SHOWN else "…"
 
 
 def read_text(given: Any) -> str:
