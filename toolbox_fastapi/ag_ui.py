@@ -64,6 +64,7 @@ from .front_ends.stream_parts import (
     BlockPiece,
     BlockStart,
     Broken,
+    BrokenCall,
     CallEnd,
     CallOutcome,
     CallPiece,
@@ -310,8 +311,10 @@ class EventWriter:
             case CallEnd(call_id, outcome, text):
                 yield from self._end_service(call_id, outcome, text)
                 if call_id not in self.known_results:
-                    message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
-                    yield {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
+                    yield _write_result(call_id, text)
+            case BrokenCall(call_id, _, _, text):
+                yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
+                yield _write_result(call_id, text)
             case CallProgress(call_id, name, done, total, text):
                 value = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": text}
                 yield {"type": "CUSTOM", "name": "tool_progress", "value": value}
@@ -365,6 +368,11 @@ class EventWriter:
         if not waiting:
             return {"type": "success", "pendingToolCallIds": [*pending]}
         return {"type": "interrupt", "interrupts": [_write_interrupt(each, call) for each, call in waiting.items()]}
+
+
+def _write_result(call_id: str, text: str) -> Event:
+    message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
+    return {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
 
 
 def _write_interrupt(call_id: str, call: PendingCall) -> Event:
@@ -548,15 +556,19 @@ async def respond(
 
 
 async def _find_new(chat: Chat, body: RunInput) -> InputMessage | None:
-    """Return the new message of the user: the one that stands last. Beside a resume it may be the known question."""
+    """Return the new message of the user: the one that stands last.
+
+    It is a known one in the body of a page that was loaded again, or has lost its connection, while its answer is under
+    way, and it may be one beside a resume.
+    """
     last = body.messages[-1] if body.messages else None
     if last is None or last.role != "user":
         return None
+    written = _read_user_message(last)
     if not body.resume:
-        return last
+        return None if await chat.is_under_way(written, last.id) else last
     if chat.room is None:
         return None
-    written = _read_user_message(last)
     try:
         shown = await read_room(chat.room)
     except ConversationNotFoundError:  # who may answer calls of others may not write in their conversations

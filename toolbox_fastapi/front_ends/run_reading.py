@@ -40,6 +40,7 @@ from toolbox.runs.store import RunLook
 from toolbox.service_events import HandedOver, InnerEvent
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 from toolbox.services.state import identity_of
+from toolbox.services.turns import INTERRUPTED
 
 from ..problems import problem_of_type
 from .stream_parts import (
@@ -49,6 +50,7 @@ from .stream_parts import (
     BlockPiece,
     BlockStart,
     Broken,
+    BrokenCall,
     CallEnd,
     CallOutcome,
     CallPiece,
@@ -337,6 +339,23 @@ class RunReading:
         reason = self._find_rejection(place)
         return CallEnd(self._wire(place), "unknown" if reason is None else "denied", reason or "")
 
+    def _interrupt_calls(self) -> Iterator[Part]:
+        """End the calls without results, as the log does.
+
+        `useChat` sends an answer to one again and again: as long as a call has one and no result.
+        """
+        yield from self._close_block()
+        known = {each.place for each in self._calls}
+        for place in [each for each in self._waiting if each not in known]:
+            yield CallEnd(self._wire(place), "error", INTERRUPTED)
+        for call in self._calls:
+            if call.state == "written":
+                yield BrokenCall(self._wire(call.place), call.name, call.arguments, INTERRUPTED)
+            elif call.state != "ended":
+                yield CallEnd(self._wire(call.place), "error", INTERRUPTED)
+            call.state = "ended"
+        self._waiting = {}
+
     def _find_rejection(self, place: str) -> str | None:
         """Return the reason with which a call was rejected; None for one that was not."""
         given = [each for each in self.history if each.call_id == place]
@@ -397,6 +416,8 @@ class RunReading:
             yield from self._write("text", missing)
 
     def _end_run(self, status: str, error: str | None) -> Iterator[Part]:
+        if status != "completed":
+            yield from self._interrupt_calls()
         yield from self._close_round()
         if status == "cancelled":
             yield Stopped(None if error == STOPPED else error)
