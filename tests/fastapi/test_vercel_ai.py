@@ -651,7 +651,7 @@ async def test_an_answer_to_a_call_that_was_stopped_ends_its_part(running: Runni
 
 @pytest.mark.parametrize("again", [True, False])
 async def test_who_answers_after_others_gets_the_results_of_both(again: bool, running: Running) -> None:
-    app, container = made([says(REFUND, tool_call("refund", {"order": 8})), "Done."])
+    app, _ = made([says(REFUND, tool_call("refund", {"order": 8})), "Done."])
     async with running(app) as client:
         message = message_of(await post(client, said("hi")))
         mine = answered(message)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from toolbox.chat import (
     BeforeToolExecution,
@@ -81,7 +81,7 @@ def answer_id(base: str, number: int) -> str:
     return f"{base}#{number}" if number else base
 
 
-def begins_answer(event: object) -> bool:
+def begins_answer(event: object) -> TypeGuard[ToldEvent]:
     """Return True for a message that a client has added to a run."""
     return isinstance(event, ToldEvent) and event.client_id is not None
 
