@@ -74,6 +74,7 @@ from .front_ends.stream_parts import (
     BlockPiece,
     BlockStart,
     Broken,
+    BrokenCall,
     CallEnd,
     CallPiece,
     CallProgress,
@@ -322,8 +323,10 @@ class EventWriter:
                 yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
             case CallEnd(call_id, _, text):
                 if call_id not in self.known_results:
-                    message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
-                    yield {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
+                    yield _write_result(call_id, text)
+            case BrokenCall(call_id, _, _, text):
+                yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
+                yield _write_result(call_id, text)
             case CallProgress(call_id, name, done, total, text):
                 value = {"toolCallId": call_id, "toolName": name, "done": done, "total": total, "message": text}
                 yield {"type": "CUSTOM", "name": "tool_progress", "value": value}
@@ -334,10 +337,10 @@ class EventWriter:
             case ServiceStart():
                 yield from self._start_service(part)
             case ServiceText(service_id, number, text) if service_id in self._services:
-                message = {"messageId": f"{service_id}#{number}", "subagentRunId": service_id}
-                yield {"type": "TEXT_MESSAGE_START", "role": "assistant", **message}
-                yield {"type": "TEXT_MESSAGE_CONTENT", "delta": text, **message}
-                yield {"type": "TEXT_MESSAGE_END", **message}
+                said = {"messageId": f"{service_id}#{number}", "subagentRunId": service_id}
+                yield {"type": "TEXT_MESSAGE_START", "role": "assistant", **said}
+                yield {"type": "TEXT_MESSAGE_CONTENT", "delta": text, **said}
+                yield {"type": "TEXT_MESSAGE_END", **said}
             case ServiceEnd(service_id, error) if service_id in self._services:
                 outcome = {"outcome": {"type": "success"}} if error is None else {"message": error}
                 yield self._end_service(service_id, "FINISHED" if error is None else "ERROR", outcome)
@@ -400,6 +403,11 @@ class EventWriter:
 def _service_of(call_id: str) -> str:
     """Return the id of the service within that has made a call; an empty text for a call of the answer itself."""
     return call_id.rpartition("/")[0]
+
+
+def _write_result(call_id: str, text: str) -> Event:
+    message = {"messageId": f"{call_id}#result", "role": "tool", "content": text}
+    return {"type": "TOOL_CALL_RESULT", "toolCallId": call_id, **message}
 
 
 def _write_interrupt(call_id: str, call: PendingCall) -> Event:
@@ -590,15 +598,19 @@ async def respond(
 
 
 async def _find_new(chat: Chat, body: RunInput) -> InputMessage | None:
-    """Return the new message of the user: the one that stands last. Beside a resume it may be the known question."""
+    """Return the new message of the user: the one that stands last.
+
+    It is a known one in the body of a page that was loaded again, or has lost its connection, while its answer is under
+    way, and it may be one beside a resume.
+    """
     last = body.messages[-1] if body.messages else None
     if last is None or last.role != "user":
         return None
+    written = _read_user_message(last)
     if not body.resume:
-        return last
+        return None if await chat.is_under_way(written, last.id) else last
     if chat.room is None:
         return None
-    written = _read_user_message(last)
     try:
         shown = await read_room(chat.room)
     except ConversationNotFoundError:  # who may answer calls of others may not write in their conversations

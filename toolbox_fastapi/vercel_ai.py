@@ -56,6 +56,7 @@ from .front_ends.stream_parts import (
     BlockPiece,
     BlockStart,
     Broken,
+    BrokenCall,
     CallEnd,
     CallPiece,
     CallProgress,
@@ -152,6 +153,8 @@ def _read_replies(message: ChatMessage) -> Iterator[ClientReply]:
         if not isinstance(kind, str) or not (kind.startswith("tool-") or kind == "dynamic-tool"):
             continue
         match each.get("state"):
+            case "approval-requested" if isinstance(call_id, str):
+                yield ClientReply(call_id, None)
             case "approval-responded":
                 yield _read_approval(each.get("approval"))
             case "output-available" if isinstance(call_id, str):
@@ -192,7 +195,7 @@ class ChunkWriter:
 
     def __init__(self, message_id: str, client_tools: Collection[str], *, continues: bool = False) -> None:
         self._message_id, self._client_tools, self._continues = message_id, client_tools, continues
-        self._has_started = self._is_in_step = False
+        self._has_started = self._is_in_step = self._has_results = False
         self._services: dict[str, dict[str, str]] = {}  # that work now, and what the client has of them
 
     def write(self, part: Part) -> Iterator[Chunk]:
@@ -205,7 +208,7 @@ class ChunkWriter:
     def _write(self, part: Part) -> Iterator[Chunk]:
         match part:
             case RoundStart():
-                self._is_in_step = True
+                self._is_in_step, self._has_results = True, False
                 yield {"type": "start-step"}
             case RoundEnd():
                 yield from self._end_step()
@@ -225,7 +228,11 @@ class ChunkWriter:
                 given = _read_arguments(arguments)
                 yield {"type": "tool-input-available", "toolCallId": call_id, "toolName": name, "input": given}
             case CallEnd():
+                self._has_results = True
                 yield from self._write_result(part)
+            case BrokenCall(call_id, name, arguments, text):
+                about = {"toolCallId": call_id, "toolName": name}
+                yield {"type": "tool-input-error", **about, "input": arguments, "errorText": text}
             case ServiceStart(service_id, service, call_id, parent_id):
                 parent = {"parentId": parent_id} if parent_id else {}
                 yield self._write_service(service_id, toolCallId=call_id, service=service, **parent, state="running")
@@ -251,10 +258,12 @@ class ChunkWriter:
                 yield from self._end_step()
                 yield {"type": "finish", "finishReason": "tool-calls"}
             case Completed(usage, reason):
+                yield from self._end_with_step()
                 known = {"finishReason": "other" if reason is None else _REASONS.get(reason, "other")}
                 metadata = {} if usage is None else {"messageMetadata": {"usage": _write_usage(usage)}}
                 yield {"type": "finish", **known, **metadata}
             case Stopped(reason):
+                yield from self._end_with_step()
                 yield {"type": "abort"} if reason is None else {"type": "abort", "reason": reason}
             case Broken(problem):
                 yield {"type": "error", "errorText": str(problem.get("detail") or problem["title"])}
@@ -272,6 +281,16 @@ class ChunkWriter:
         if self._is_in_step:  # else the client has got its beginning in an earlier stream
             self._is_in_step = False
             yield {"type": "finish-step"}
+
+    def _end_with_step(self) -> Iterator[Chunk]:
+        """End with an empty step if the last one has results: a page with tools of its own would send them again."""
+        if self._has_results and self._client_tools:
+            yield {"type": "start-step"}
+            yield {"type": "finish-step"}
+            yield {
+                "type": "message-metadata",
+                "messageMetadata": {},
+            }  # the client takes the step over with the next change
 
     def _write_result(self, end: CallEnd) -> Iterator[Chunk]:
         match end.outcome:

@@ -1,108 +1,370 @@
-// Drives `Chat`, the part of `useChat` without React: `node use_chat.js PACKAGE_FOLDER URL GESTURE`.
-// Prints what the page shows as JSON.
+// Drives `useChat` in React, in a window of jsdom: `node use_chat.js PACKAGE_FOLDER`. See `drive`.
 
 import {createRequire} from "node:module";
 
-const [folder, url, gesture] = process.argv.slice(2);
+import {drive, until} from "./driving.js";
+
+const [folder] = process.argv.slice(2);
 const require = createRequire(`${folder}/package.json`);
-const {Chat} = await import(require.resolve("@ai-sdk/react"));
+const {JSDOM} = require("jsdom");
+const {window} = new JSDOM("<main></main>", {url: "http://page/"});
+Object.assign(globalThis, {window, document: window.document});
+const {createElement, StrictMode, useEffect} = require("react");
+const {createRoot} = require("react-dom/client");
+const {Chat, useChat} = await import(require.resolve("@ai-sdk/react"));
 const ai = await import(require.resolve("ai"));
 
-const errors = [];
-const finished = [];
+const ROOM = "room";
+const PIXEL = {type: "file", mediaType: "image/png", url: "data:image/png;base64,iVBORw0KGgo="};
+const BOTH = given =>
+  ai.lastAssistantMessageIsCompleteWithApprovalResponses(given) ||
+  ai.lastAssistantMessageIsCompleteWithToolCalls(given);
+const WITH_LAST_ONLY = ({id, messages, trigger, messageId, body}) => ({
+  body: {id, message: messages.at(-1), trigger, messageId, ...body},
+});
 
-function makeChat(messages = []) {
-  const sendAutomaticallyWhen = given =>
-    ai.lastAssistantMessageIsCompleteWithApprovalResponses(given) ||
-    ai.lastAssistantMessageIsCompleteWithToolCalls(given);
-  return new Chat({
-    id: "room",
-    messages,
-    transport: new ai.DefaultChatTransport({api: `${url}/api/chat`}),
-    sendAutomaticallyWhen: gesture === "reads" ? undefined : sendAutomaticallyWhen,
-    onError: error => errors.push(error.message),
-    onFinish: ({isAbort, isDisconnect, isError, finishReason}) =>
-      finished.push({isAbort, isDisconnect, isError, finishReason}),
-  });
+function Messages({page, options}) {
+  const chat = useChat(options.isOwnChat ? {chat: (page.ownChat ??= new Chat(options))} : options);
+  page.chat = chat;
+  useEffect(() => void (page.isShown = true));
+  return chat.messages.map(each => createElement("section", {key: each.id}, JSON.stringify(each.parts)));
 }
 
-const partsOf = chat => chat.messages.flatMap(message => message.parts);
-
-async function until(condition) {
-  while (!condition()) await new Promise(resolve => setTimeout(resolve, 10));
-}
-
-async function decide(chat, approved, reason) {
-  for (const part of partsOf(chat).filter(each => each.state === "approval-requested")) {
-    await chat.addToolApprovalResponse({id: part.approval.id, approved, reason});
+// A tab with the chat. `client` begins the ids of its messages.
+class Page {
+  constructor(connection, client = "c") {
+    Object.assign(this, {connection, client, options: {}, ids: 0, errors: [], finished: [], data: []});
   }
-  await until(() => chat.status === "ready" && !partsOf(chat).some(each => each.state === "approval-responded"));
-}
 
-let chat = makeChat();
-switch (gesture) {
-  case "says":
-  case "fails":
-    await chat.sendMessage({text: "hi"});
-    break;
-  case "twice":
-    await chat.sendMessage({text: "hi"});
-    await chat.sendMessage({text: "again"});
-    break;
-  case "sends a file":
-    await chat.sendMessage({
-      text: "Look",
-      files: [{type: "file", mediaType: "image/png", url: "data:image/png;base64,iVBORw0KGgo="}],
+  async open(messages = [], options = {}) {
+    this.root?.unmount();
+    this.root = createRoot(document.querySelector("main").appendChild(document.createElement("div")));
+    this.options = {...this.options, ...options};
+    const {onlyLast, ...others} = this.options;
+    const transport = new ai.DefaultChatTransport({
+      api: `${this.connection.url}/api/chat`,
+      fetch: (...given) => this.connection.fetch(...given),
+      ...(onlyLast ? {prepareSendMessagesRequest: WITH_LAST_ONLY} : {}),
     });
-    break;
-  case "approves":
-    await chat.sendMessage({text: "hi"});
-    await decide(chat, true);
-    break;
-  case "rejects":
-    await chat.sendMessage({text: "hi"});
-    await decide(chat, false, "too much");
-    break;
-  case "writes instead":
-    await chat.sendMessage({text: "hi"});
-    await chat.sendMessage({text: "never mind"});
-    break;
-  case "runs a tool": {
-    await chat.sendMessage({text: "hi"});
-    const {toolCallId} = partsOf(chat).find(each => each.state === "input-available");
-    await chat.addToolOutput({tool: "pick_date", toolCallId, output: "2026-01-01"});
-    await until(() => chat.status === "ready" && partsOf(chat).at(-1).type === "text");
-    break;
+    const chat = {
+      id: ROOM,
+      messages,
+      transport,
+      sendAutomaticallyWhen: BOTH,
+      generateId: () => `${this.client}${++this.ids}`,
+      onError: error => this.errors.push(error.message),
+      onFinish: ({isAbort, isDisconnect, isError, finishReason}) =>
+        this.finished.push({isAbort, isDisconnect, isError, finishReason}),
+      onData: ({type, data}) => this.data.push({type, data}),
+      ...others,
+    };
+    this.isShown = false;
+    this.root.render(createElement(StrictMode, null, createElement(Messages, {page: this, options: chat})));
+    await until(() => this.isShown);
+    return this;
   }
-  case "reloads while it waits": {
-    await chat.sendMessage({text: "hi"});
-    chat = makeChat(chat.messages.slice(0, 1));
-    await chat.resumeStream();
-    await decide(chat, true);
-    break;
+
+  // Loads the page again, as a server renders it: with the history, and with `resume`.
+  async reload(options = {}) {
+    await this.open(await this.connection.json(`/api/chat/${ROOM}/messages`), {resume: true, ...options});
+    const stream = `/api/chat/${ROOM}/stream`;
+    const found = () => this.connection.requests.findLast(each => each.path === stream);
+    await until(() => found()?.status !== undefined, "the stream");
+    return this;
   }
-  case "leaves and comes back": {
-    const sending = chat.sendMessage({text: "hi"});
-    await until(() => partsOf(chat).some(each => each.type === "text" && each.text.startsWith("Hello")));
-    await chat.stop(); // closes the connection; the run goes on
-    await sending;
-    chat = makeChat(chat.messages.slice(0, 1));
-    const resuming = chat.resumeStream();
-    await until(() => partsOf(chat).some(each => each.type === "text" && each.text.startsWith("Hello")));
-    await fetch(`${url}/go-on`, {method: "POST"});
-    await resuming;
-    break;
+
+  get parts() {
+    return this.chat.messages.flatMap(each => each.parts);
   }
-  case "stops": {
-    const sending = chat.sendMessage({text: "hi"});
-    await until(() => partsOf(chat).some(each => each.type === "text" && each.text.startsWith("Hello")));
-    await fetch(`${url}/api/chat/room/stop`, {method: "POST"});
-    await sending;
-    await chat.resumeStream(); // nothing runs: 204
-    break;
+
+  get text() {
+    return this.parts.map(each => each.text ?? "").join("");
   }
-  default:
-    throw new Error(`unknown gesture ${gesture}`);
+
+  async says(text, options) {
+    await this.chat.sendMessage({text, ...options});
+    await this.rests();
+  }
+
+  // Waits until nothing is under way, and nothing that the page decided is left to send.
+  async rests() {
+    let quiet = 0;
+    await until(() => {
+      quiet = this.chat.status === "ready" || this.chat.status === "error" ? quiet + 1 : 0;
+      return quiet > 5;
+    }, "rest");
+  }
+
+  inState(state) {
+    return this.parts.filter(each => each.state === state);
+  }
+
+  async decides(approved, reason, parts = this.inState("approval-requested")) {
+    for (const {approval} of parts) await this.chat.addToolApprovalResponse({id: approval.id, approved, reason});
+    await until(() => this.chat.status !== "ready" || !this.inState("approval-responded").length, "an answer");
+    await this.rests();
+  }
+
+  // Sends the output of its own tools, or an error.
+  async runsTools(given = {output: "2026-01-01"}) {
+    for (const {type, toolCallId} of this.inState("input-available")) {
+      const failed = given.errorText === undefined ? {} : {state: "output-error"};
+      await this.chat.addToolOutput({tool: type.slice(5), toolCallId, ...failed, ...given});
+    }
+    await until(() => this.chat.status !== "ready", "the request with the output");
+    await this.rests();
+  }
+
+  shows() {
+    return {
+      messages: this.chat.messages,
+      status: this.chat.status,
+      errors: this.errors,
+      finished: this.finished,
+      data: this.data,
+    };
+  }
 }
 
-console.log(JSON.stringify({messages: chat.messages, status: chat.status, errors, finished}));
+const startsToSay = text => async page => {
+  page.sending = page.chat.sendMessage({text});
+  await until(() => page.text.includes("Hello"), "the beginning of the answer");
+};
+const goOn = page => page.connection.json("/go-on", "POST");
+const stopAnswer = page => page.connection.json(`/api/chat/${ROOM}/stop`, "POST");
+const idOf = (page, index) => page.chat.messages.at(index).id;
+
+const GESTURES = {
+  says: page => page.says("hi"),
+  async twice(page) {
+    await page.says("hi");
+    await page.says("again");
+  },
+  "sends a file": page => page.says("Look", {files: [PIXEL]}),
+  async "sends the last message only"(page) {
+    await page.open([], {onlyLast: true});
+    await page.says("hi");
+    await page.decides(true);
+    await page.says("again");
+    await page.says("changed", {messageId: idOf(page, 2)});
+    await page.chat.regenerate();
+    await page.rests();
+  },
+
+  // --- edit, answer again
+  async edits(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+  async "edits after a reload"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.reload();
+    await page.says("changed", {messageId: idOf(page, 2)});
+  },
+  async "edits while a call waits"(page) {
+    await page.says("hi");
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+  async "regenerates"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.chat.regenerate();
+    await page.rests();
+  },
+  async "regenerates an earlier answer"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.chat.regenerate({messageId: idOf(page, 1)});
+    await page.rests();
+  },
+  async "regenerates a question"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.chat.regenerate({messageId: idOf(page, 2)});
+    await page.rests();
+  },
+  async "regenerates while a call waits"(page) {
+    await page.says("hi");
+    await page.chat.regenerate();
+    await page.rests();
+  },
+  async "regenerates what failed"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.chat.regenerate();
+    await page.rests();
+  },
+
+  // --- approvals
+  async approves(page) {
+    await page.says("hi");
+    await page.decides(true);
+  },
+  async rejects(page) {
+    await page.says("hi");
+    await page.decides(false, "too much");
+  },
+  async "approves after a reload"(page) {
+    await page.says("hi");
+    await page.reload();
+    await page.rests();
+    await page.decides(true);
+  },
+  async "rejects after a reload"(page) {
+    await page.says("hi");
+    await page.reload();
+    await page.rests();
+    await page.decides(false, "too much");
+  },
+  async "reloads after an approval"(page) {
+    await page.says("hi");
+    await page.decides(true);
+    await page.reload();
+    await page.rests();
+  },
+  async "reloads after a rejection"(page) {
+    await page.says("hi");
+    await page.decides(false, "too much");
+    await page.reload();
+    await page.rests();
+  },
+  async "is slower than another tab"(page) {
+    await page.says("hi");
+    const other = await new Page(page.connection, "o").reload();
+    await other.rests();
+    await other.decides(true);
+    await page.decides(false);
+  },
+  async "answers one of two"(page) {
+    await page.says("hi");
+    const [one] = page.inState("approval-requested");
+    await page.chat.addToolApprovalResponse({id: one.approval.id, approved: true});
+    await page.chat.sendMessage();
+    await page.rests();
+    await page.decides(false);
+  },
+  async "answers two"(page) {
+    await page.says("hi");
+    const [one, two] = page.inState("approval-requested");
+    await page.chat.addToolApprovalResponse({id: one.approval.id, approved: true});
+    await page.decides(false, "no", [two]);
+  },
+  async "writes instead"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+  },
+  async "writes instead and reloads"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.reload();
+    await page.rests();
+  },
+  async "writes instead and goes on"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.says("again");
+  },
+  async "writes instead and approves too late"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    const [{approval}] = page.inState("approval-requested");
+    await page.chat.addToolApprovalResponse({id: approval.id, approved: true});
+    await page.says("again");
+  },
+
+  // --- tools of the page
+  async "runs a tool"(page) {
+    await page.says("hi");
+    await page.runsTools();
+  },
+  async "runs a tool when it is called"(page) {
+    await page.open([], {
+      onToolCall: ({toolCall: {toolName, toolCallId}}) => {
+        if (toolName === "pick_date") page.chat.addToolOutput({tool: toolName, toolCallId, output: "2026-01-01"});
+      },
+    });
+    await page.says("hi");
+    await until(() => page.text.includes("."), "an answer");
+    await page.rests();
+  },
+  async "runs a tool after a reload"(page) {
+    await page.says("hi");
+    await page.reload();
+    await page.rests();
+    await page.runsTools();
+  },
+  async "fails to run a tool"(page) {
+    await page.says("hi");
+    await page.runsTools({errorText: "no calendar"});
+  },
+  async "approves and runs a tool"(page) {
+    await page.says("hi");
+    for (const {toolCallId} of page.inState("input-available")) {
+      await page.chat.addToolOutput({tool: "pick_date", toolCallId, output: "2026-01-01"});
+    }
+    await page.decides(true);
+  },
+
+  // --- reload and stop
+  async "reloads"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.reload();
+    await page.rests();
+  },
+  async "reloads while it waits"(page) {
+    await page.says("hi");
+    await page.reload();
+    await page.rests();
+  },
+  async "reloads while it streams"(page) {
+    await startsToSay("hi")(page);
+    await page.reload();
+    await until(() => page.text.includes("Hello"), "the beginning of the answer");
+    await goOn(page);
+    await page.rests();
+  },
+  async "loses its connection"(page) {
+    await page.open([], {isOwnChat: true});
+    page.connection.cut = 4;
+    await page.says("hi");
+    const resuming = page.chat.resumeStream();
+    await until(() => page.connection.requests.at(-1).method === "GET", "the stream");
+    await until(() => page.connection.requests.at(-1).status !== undefined, "the stream");
+    await goOn(page);
+    await resuming;
+    await page.rests();
+  },
+  async stops(page) {
+    await startsToSay("hi")(page);
+    await stopAnswer(page);
+    await page.sending;
+    await page.rests();
+  },
+  async "stops and reloads"(page) {
+    await GESTURES.stops(page);
+    await page.reload();
+    await page.rests();
+  },
+  async "stops and goes on"(page) {
+    await GESTURES.stops(page);
+    await goOn(page);
+    await page.chat.sendMessage({text: "again"});
+    await page.rests();
+  },
+  async "stops what waits"(page) {
+    await page.says("hi");
+    await stopAnswer(page);
+    await page.reload();
+    await page.rests();
+  },
+  async "answers what was stopped"(page) {
+    await page.says("hi");
+    await stopAnswer(page);
+    await page.decides(true);
+  },
+};
+
+await drive(GESTURES, connection => new Page(connection).open());

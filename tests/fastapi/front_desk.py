@@ -146,6 +146,7 @@ CHUNKS: Mapping[str, tuple[Mapping[str, type], Mapping[str, type]]] = {
     "start-step": ({}, {}),
     "finish-step": ({}, {}),
     "finish": ({}, {"finishReason": TEXT, "messageMetadata": ANY}),
+    "message-metadata": ({"messageMetadata": ANY}, {}),
     "abort": ({}, {"reason": TEXT}),
     "error": ({"errorText": TEXT}, {}),
     **{f"{kind}-{step}": ({"id": TEXT}, {}) for kind in ("text", "reasoning") for step in ("start", "end")},
@@ -157,6 +158,7 @@ CHUNKS: Mapping[str, tuple[Mapping[str, type], Mapping[str, type]]] = {
     "tool-output-available": ({"toolCallId": TEXT, "output": ANY}, {}),
     "tool-output-error": ({"toolCallId": TEXT, "errorText": TEXT}, {}),
     "tool-output-denied": ({"toolCallId": TEXT}, {}),
+    "tool-input-error": ({"toolCallId": TEXT, "toolName": TEXT, "input": ANY, "errorText": TEXT}, {}),
 }
 """The chunks that `ai` 6.0.326 and 7.0.173 both know (`ui-message-stream/ui-message-chunks.ts`): required and optional
 fields. Both also take every type that begins with `data-`."""
@@ -212,6 +214,8 @@ def message_of(chunks: Iterable[dict[str, Any]], message: dict[str, Any] | None 
                 shown = call(chunk)
                 assert json.loads(shown.pop("raw") or "{}") == chunk["input"]
                 shown |= {"state": "input-available", "input": chunk["input"]}
+            case "tool-input-error":
+                call(chunk).update(state="output-error", errorText=chunk["errorText"])
             case "tool-approval-request":
                 call(chunk).update(state="approval-requested", approval={"id": chunk["approvalId"]})
             case "tool-output-available":

@@ -600,3 +600,39 @@ async def test_a_stopped_answer_has_the_outcome_cancelled(serving: Running) -> N
 
     assert events[-1]["outcome"] == {"type": "cancelled"}
     messages_of(events)
+
+
+@pytest.mark.parametrize("client_id", ["m0", "m1"])
+async def test_the_question_of_an_answer_under_way_is_no_new_message(client_id: str, serving: Running) -> None:
+    """A page that was loaded again posts what the history has: the question stands last."""
+    model = Gated(["Hello there."])
+    app, container = made(model)
+    async with serving(app) as client:
+        async with client.stream("POST", "/agui", json=posted("hi")) as response:
+            await read_frames(response, 3)
+        await model.waits.wait()
+        shown = (await client.get("/agui/room/messages")).json()
+        assert shown == [{"id": "m0", "role": "user", "content": "hi"}]
+        async with client.stream("POST", "/agui", json=posted({**shown[0], "id": client_id})) as response:
+            events: list[dict[str, Any]] = []
+            async for line in response.aiter_lines():
+                events += events_in(line)
+                model.may_go_on.set()
+        runs = await container.runs.list()
+
+    is_known = client_id == "m0"
+    assert len(runs) == (1 if is_known else 2)
+    if is_known:
+        assert [each["messages"] for each in events if each["type"] == "MESSAGES_SNAPSHOT"] == [shown]
+        assert messages_of(events)[-1]["content"] == "Hello there."
+
+
+async def test_an_answer_to_a_call_that_was_stopped_gives_it_a_result(running: Running) -> None:
+    app, _ = made([says(REFUND, text="Sure.")])
+    async with running(app) as client:
+        first = await post(client, posted("hi"))
+        await client.post("/api/chat/room/stop")
+        second = await post(client, resumed(interrupts_in(first), True))
+
+    assert messages_of(second, messages_of(first))[-1]["content"] == "interrupted"
+    assert second[-1]["outcome"] == {"type": "cancelled"}

@@ -15,11 +15,15 @@ from toolbox import (
     ImageContent,
     MemoryId,
     PdfContent,
+    Result,
+    ReturnBehavior,
     TextContent,
+    application_scoped,
     register_ai_service,
     system_message,
+    tool,
 )
-from toolbox.chat import AiMessage, FinishReason, StreamEvent, TokenUsage, UserMessage
+from toolbox.chat import AiMessage, FinishReason, PartialToolCall, StreamEvent, TokenUsage, UserMessage
 from toolbox.errors import ModelHttpError, RunSuspendedError
 from toolbox.runs import RunId
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -597,3 +601,89 @@ async def test_a_stopped_answer_ends_with_abort(running: Running) -> None:
     for each in chunks:
         check_chunk(each)
     assert chunks[-1] == {"type": "abort"}
+
+
+class CutInCall(ScriptedChatModel):
+    """A model that waits in the middle of a call's arguments."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.waits = asyncio.Event()
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        yield PartialToolCall(0, "c1", "look_up", '{"ord')
+        self.waits.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_call_that_was_being_written_ends_with_the_stopped_answer(serving: Running) -> None:
+    for path, body in (("/api/chat", said("hi")), ("/agui", posted("hi"))):
+        model = CutInCall()
+        app, _ = made(model)
+        async with serving(app) as client, client.stream("POST", path, json=body) as response:
+            await model.waits.wait()
+            await client.post("/api/chat/room/stop")
+            events = [each async for line in response.aiter_lines() for each in events_in(line)]
+
+        if path == "/agui":
+            kinds = [each["type"] for each in events][2:]
+            assert kinds == ["TOOL_CALL_ARGS", "TOOL_CALL_END", "TOOL_CALL_RESULT", "RUN_FINISHED"]
+        else:
+            [_, call, *_] = message_of(events)["parts"]
+            assert (call["state"], call["errorText"]) == ("output-error", "interrupted")
+
+
+async def test_an_answer_to_a_call_that_was_stopped_ends_its_part(running: Running) -> None:
+    """Else `useChat` would send the answer again and again."""
+    app, container = made([says(REFUND, text="Sure.")])
+    async with running(app) as client:
+        message = message_of(await post(client, said("hi")))
+        await client.post("/api/chat/room/stop")
+        chunks = await post(client, answers(answered(message)))
+        [_, stored] = (await client.get("/api/chat/room/messages")).json()
+        [run] = await container.runs.list()
+
+    [*_, call, _] = message_of(chunks, message)["parts"]  # the last part begins an empty step: nothing is left to send
+    assert (call["state"], call["errorText"]) == ("output-error", "interrupted")
+    assert (chunks[-1], run.status) == ({"type": "abort"}, "cancelled")
+    assert stored["parts"][-1]["state"] == "output-error"
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_who_answers_after_others_gets_the_results_of_both(again: bool, running: Running) -> None:
+    app, _ = made([says(REFUND, tool_call("refund", {"order": 8})), "Done."])
+    async with running(app) as client:
+        message = message_of(await post(client, said("hi")))
+        mine = answered(message)
+        theirs, shown = json.loads(json.dumps(mine)), json.loads(json.dumps(mine))
+        theirs["parts"] = [each for each in mine["parts"] if each.get("toolCallId") != f"{message['id']}:1"]
+        shown["parts"] = [message["parts"][1] if each == mine["parts"][1] else each for each in mine["parts"]]
+        await post(client, answers(theirs))
+        whole = message_of(await post(client, answers(mine if again else shown)), message)
+
+    assert [each.get("output") for each in whole["parts"] if "toolCallId" in each] == ["refunded 7", "refunded 8"]
+    assert whole["parts"][-1] == {"type": "text", "text": "Done."}
+
+
+@application_scoped
+class Menu:
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def show_menu(self) -> str:
+        """Show the menu."""
+        return "soup"
+
+
+@pytest.mark.parametrize("client_tools", [(), ("pick_date",)])
+async def test_the_last_step_has_no_results_where_the_page_has_tools(client_tools: Any, running: Running) -> None:
+    """A page sends the results of the last step when it has all of them: those of the service are not its own."""
+
+    @register_ai_service(tools=Menu)
+    class Waiter(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    app, _ = made([says(tool_call("show_menu", {}))], Waiter.chat, Waiter, Menu, client_tools=client_tools)
+    async with running(app) as client:
+        parts = message_of(await post(client, said("hi")))["parts"]
+
+    assert parts[1]["output"] == "soup"
+    assert [each["type"] for each in parts[2:]] == (["step-start"] if client_tools else [])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 from uuid import uuid4
@@ -24,6 +24,7 @@ from toolbox.errors import (
     AnswerForbiddenError,
     ConversationNotFoundError,
     RunAnswerError,
+    RunIncompatibleError,
     RunNotFoundError,
     RunStateError,
 )
@@ -103,13 +104,13 @@ def refusing_others() -> Iterator[None]:
 class ClientReply:
     """What a client says about one call. `call_id` is that of the wire.
 
-    `answer` returns the answer for the pending call, or None for a call that is not answered in this way. `is_result`
-    is True for the result of a tool that the client runs: it counts only while a call of such a tool waits. Everything
-    else must be about a call that once waited.
+    `answer` returns the answer for the pending call, or None for a call that is not answered in this way. It is None
+    for a call that the client shows as one that waits. `is_result` is True for the result of a tool that the client
+    runs: it counts only while a call of such a tool waits. Every other answer must be about a call that once waited.
     """
 
     call_id: str
-    answer: Callable[[PendingCall], Answer | None]
+    answer: Callable[[PendingCall], Answer | None] | None
     is_result: bool = False
 
 
@@ -235,6 +236,17 @@ class Chat:
     async def find_open_run(self) -> Run[Any] | None:
         """Return the newest run of the conversation that has not ended. Raises `RefusedError` for another's."""
         return next(iter(await self.find_open_runs()), None)
+
+    async def is_under_way(self, message: UserMessage, client_id: str | None) -> bool:
+        """Return True if a run that has not ended answers this message of a client. Raises `RefusedError`."""
+        for run in await self.find_open_runs() if client_id is not None else ():
+            told = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
+            if any((each.message, each.client_id) == (message, client_id) for each in told):
+                return True
+            with suppress(RunIncompatibleError, RunNotFoundError):
+                if await self.runs.question_of(run.id) == (message, client_id):
+                    return True
+        return False
 
     async def stop(self) -> bool:
         """Stop what is at work in the conversation, or waits. Return False if nothing is. Raises `RefusedError`."""
@@ -375,9 +387,10 @@ class Chat:
                 return await self._find_answered(sorted_replies)
             run_id = sorted_replies.run_id
             position = (await look_at(self.runs, run_id)).events
+            after = await self._find_missed(run_id, sorted_replies.missed_in(run_id), position)
             refused = await self._resume(run_id, sorted_replies.answers)
             if refused is None or isinstance(refused, Response):
-                return StreamPlace(run_id, position, position) if refused is None else refused
+                return StreamPlace(run_id, after, position) if refused is None else refused
         raise answered_by_others()
 
     async def _resume(self, run_id: str, answers: Mapping[str, Answer]) -> Response | RunAnswerError | None:
@@ -409,6 +422,9 @@ class Chat:
                 known[run_id] = await self._load(run_id)
             run = known[run_id]
             call = None if run is None else run.find_call(place)
+            if reply.answer is None:
+                found.shown += [(run_id, place)] if call is None else []
+                continue
             if reply.is_result:
                 if run is None or not self._is_client_tool(run, place, call):
                     continue
@@ -465,12 +481,15 @@ class Chat:
         if not replies.earlier:
             return None
         run_id = replies.earlier[0][0]
-        places = {place for run, place in replies.earlier if run == run_id}
-        last: dict[str, int] = {}
-        for number, pending in await self._suspensions_of(run_id):
-            last |= dict.fromkeys(places & pending, number)
-        after = min(last.values(), default=0)
+        after = await self._find_missed(run_id, replies.missed_in(run_id), 0)
         return StreamPlace(run_id, after, after)
+
+    async def _find_missed(self, run_id: str, places: Collection[str], default: int) -> int:
+        """Return the number of the suspension after which the first of these calls was answered."""
+        last: dict[str, int] = {}
+        for number, pending in await self._suspensions_of(run_id) if places else ():
+            last |= dict.fromkeys(pending.intersection(places), number)
+        return min(last.values(), default=default)
 
     async def _suspensions_of(self, run_id: str) -> list[tuple[int, frozenset[str]]]:
         """Return the number and the pending calls of each suspension so far."""
@@ -505,12 +524,20 @@ class _KnownRun:
 
 
 class _SortedReplies:
-    """Answers to the pending calls of a run, by place; and calls that have been answered, by run and place."""
+    """Answers to the pending calls of a run, by place; and what has been answered earlier, by run and place.
+
+    `earlier` are the calls that the client answers again, `shown` those that it shows as if they still waited.
+    """
 
     def __init__(self) -> None:
         self.run_id = ""
         self.answers: dict[str, Answer] = {}
         self.earlier: list[tuple[str, str]] = []
+        self.shown: list[tuple[str, str]] = []
+
+    def missed_in(self, run_id: str) -> set[str]:
+        """Return the places of calls of a run that have been answered without the client's knowledge."""
+        return {place for run, place in (*self.earlier, *self.shown) if run == run_id}
 
 
 def takes_text(annotation: Any) -> bool:

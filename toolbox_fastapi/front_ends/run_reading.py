@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from toolbox.chat import (
     BeforeToolExecution,
@@ -43,6 +43,7 @@ from toolbox.services.inner_events import ServiceWork
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 from toolbox.services.recording_needs import ToldMessage
 from toolbox.services.state import identity_of
+from toolbox.services.turns import INTERRUPTED
 
 from ..problems import problem_of_type
 from .stream_parts import (
@@ -52,6 +53,7 @@ from .stream_parts import (
     BlockPiece,
     BlockStart,
     Broken,
+    BrokenCall,
     CallEnd,
     CallOutcome,
     CallPiece,
@@ -83,7 +85,7 @@ def answer_id(base: str, number: int) -> str:
     return f"{base}#{number}" if number else base
 
 
-def begins_answer(event: object) -> bool:
+def begins_answer(event: object) -> TypeGuard[ToldEvent]:
     """Return True for a message that a client has added to a run."""
     return isinstance(event, ToldEvent) and event.client_id is not None
 
@@ -367,6 +369,23 @@ class RunReading:
         reason = self._find_rejection(place)
         return CallEnd(self._wire(place), "unknown" if reason is None else "denied", reason or "")
 
+    def _interrupt_calls(self) -> Iterator[Part]:
+        """End the calls without results, as the log does.
+
+        `useChat` sends an answer to one again and again: as long as a call has one and no result.
+        """
+        yield from self._close_block()
+        known = {each.place for each in self._calls}
+        for place in [each for each in self._waiting if each not in known]:
+            yield CallEnd(self._wire(place), "error", INTERRUPTED)
+        for call in self._calls:
+            if call.state == "written":
+                yield BrokenCall(self._wire(call.place), call.name, call.arguments, INTERRUPTED)
+            elif call.state != "ended":
+                yield CallEnd(self._wire(call.place), "error", INTERRUPTED)
+            call.state = "ended"
+        self._waiting = {}
+
     def _find_rejection(self, place: str) -> str | None:
         """Return the reason with which a call was rejected; None for one that was not."""
         given = [each for each in self.history if each.call_id == place]
@@ -429,6 +448,8 @@ class RunReading:
 
     def _end_run(self, status: str, error: str | None) -> Iterator[Part]:
         yield from self._end_services("The answer has ended.")
+        if status != "completed":
+            yield from self._interrupt_calls()
         yield from self._close_round()
         if status == "cancelled":
             yield Stopped(None if error == STOPPED else error)

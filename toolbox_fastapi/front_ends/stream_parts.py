@@ -96,6 +96,16 @@ class CallEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenCall:
+    """A call has ended before its arguments were complete. `arguments` are those so far, `text` says why."""
+
+    id: str
+    name: str
+    arguments: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallProgress:
     """A running call reports its progress."""
 
@@ -205,6 +215,7 @@ Part: TypeAlias = (
     | CallPiece
     | CallReady
     | CallEnd
+    | BrokenCall
     | CallProgress
     | ServiceStart
     | ServiceText
