@@ -40,7 +40,7 @@ async def test_a_call_that_is_killed_at_its_write_stores_the_turn_with_the_bean_
 
 async def test_a_run_that_is_killed_at_any_write_ends_with_each_change_of_the_bean_once(database_url: str) -> None:
     writes = int(run(database_url, "book", "whole", "0", "before").stdout)
-    killed = [str(number) for number in range(2, writes + 1)]  # the last two are the turn and the end of the run
+    killed = [str(number) for number in range(2, writes + 1)]  # the last one is the end of the run, with its turn
     for number in killed:
         assert run(database_url, "book", number, number, "before").returncode == -signal.SIGKILL
 

@@ -40,9 +40,7 @@ class RecordedTurns:
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
 
-    async def keep_and_end(
-        self, stored: StoredRun, end: Callable[[], Awaitable[StoredRun | None]]
-    ) -> StoredRun | None:
+    async def keep_and_end(self, stored: StoredRun, end: Callable[[], Awaitable[StoredRun | None]]) -> StoredRun | None:
         """Store what a run has said and done until it was cancelled, and await `end`; return what that returns.
 
         The two are one transaction if the stores can have one, and then nothing is stored if `end` returns None. Else

@@ -116,9 +116,7 @@ class RunPlace:
 
     def take_turn(self, turn: TurnWrite) -> bool:
         """Write a turn in one transaction with what the run writes next. Returns False if that cannot be."""
-        # Inner services store their turns when they end, and a call that is not stored never ends as a run.
-        is_suspending = self.body.at(self.path).suspended is not None
-        return not self.path and (self.is_stored or is_suspending) and self.session.take_turn(turn)
+        return not self.path and self.session.take_turn(turn)  # services within store theirs when they end
 
     def stay_in(self, conversation: AsyncExitStack) -> None:
         """Leave the conversation only after that write, if there is a turn to write."""
