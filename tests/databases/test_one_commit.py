@@ -332,15 +332,17 @@ async def broken_create(store: Any) -> AsyncIterator[None]:
 @pytest.mark.parametrize("shared", [True, False])
 async def test_a_call_whose_suspension_is_not_stored_says_its_message_once(engine: AsyncEngine, shared: bool) -> None:
     service = shop("continue")
-    async with sql.open_engine("sqlite://") as other:
-        async with program(engine, service, [ADD, PAY], "next", runs=None if shared else other) as here:
-            async with broken_create(await here.runs.store()):
-                with pytest.raises(Exception, match="no connection"):
-                    await here.get(service).chat("r", "pay")
-            await here.get(service).chat("r", "next")
-            assert [each.state for each in await turns_of(here)] == ["failed", "answered"]
-            beans = (await here.conversations.of(service, "r").export())["beans"]
-            assert beans == {f"{__name__}.Cart": {"items": ["tea"]}}
+    async with (
+        sql.open_engine("sqlite://") as other,
+        program(engine, service, [ADD, PAY], "next", runs=None if shared else other) as here,
+    ):
+        async with broken_create(await here.runs.store()):
+            with pytest.raises(Exception, match="no connection"):
+                await here.get(service).chat("r", "pay")
+        await here.get(service).chat("r", "next")
+        assert [each.state for each in await turns_of(here)] == ["failed", "answered"]
+        beans = (await here.conversations.of(service, "r").export())["beans"]
+        assert beans == {f"{__name__}.Cart": {"items": ["tea"]}}
 
 
 async def test_a_rejected_call_of_a_conversation_that_went_on_ends_with_its_turn(engine: AsyncEngine) -> None:

@@ -43,7 +43,6 @@ from .store import (
     unsupported_problem,
 )
 
-
 T = TypeVar("T")
 
 
