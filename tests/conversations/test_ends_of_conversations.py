@@ -73,7 +73,7 @@ RESERVE, PAY = tool_call("reserve", {"seat": 7}), tool_call("pay")
 async def test_a_run_that_cannot_load_its_conversation_stays_and_undoes_its_tools_when_it_fails() -> None:
     place = Place(RESERVE, PAY, ConnectionError("no model"))
     async with place.program(take_over_runs=False) as here:
-        waiting = await here.get(Strict).chat("r", "a seat")
+        waiting: Any = await here.get(Strict).chat("r", "a seat")
         read = place.memory.read_since
 
         async def fail(*_: Any) -> Any:
@@ -109,7 +109,7 @@ async def test_a_cancelled_run_keeps_its_text_and_says_that_its_tools_were_undon
     place = Place()
     place.model = model([RESERVE, PAY, "one two three"])
     async with place.program() as here:
-        waiting = await here.get(Strict).chat("r", "a seat")
+        waiting: Any = await here.get(Strict).chat("r", "a seat")
         answers = {each.id: approve() for each in waiting.pending}
         events = here.runs.resume_stream(waiting.run_id, answers)
         async for each in events:
@@ -119,7 +119,7 @@ async def test_a_cancelled_run_keeps_its_text_and_says_that_its_tools_were_undon
         assert place.seats.undone == [7]
         history = await here.conversations.of(Strict, "r").history()
     assert {each.state for each in history} == {"stopped"}
-    texts = [each.message.text or "" for each in history]  # type: ignore[union-attr]
+    texts = [each.message.text or "" for each in history]
     assert any("rolled back" in each for each in texts)
     assert texts[-1] == ("one two " if model is Slow else "one two three")  # the answer was there already
 
