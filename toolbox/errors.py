@@ -623,11 +623,11 @@ class RunBusyError(_WithFacts, FrameworkError):
 
 
 class RunStoreError(_WithFacts, FrameworkError):
-    """The store of runs failed, so the run cannot continue here; `.reason` is its error. The run stays as it is."""
+    """The store of runs, or that of conversations, failed, so the run stays as it is; `.reason` is the error."""
 
     run_id: str
     reason: str
-    template = "run {run_id}: the store of runs failed: {reason}; the run can be continued later"
+    template = "run {run_id}: a store failed: {reason}; the run can be continued later"
 
 
 class LeaseLostError(_WithFacts, FrameworkError):

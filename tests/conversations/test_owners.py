@@ -26,6 +26,7 @@ from toolbox import (
 )
 from toolbox.container import internals_of
 from toolbox.conversations import Conversation
+from toolbox.conversations.conversations_bean import find_open_runs
 from toolbox.errors import ConversationSuspendedError
 from toolbox.runs import InMemoryRunStore, RunStore, approve, runs_of
 from toolbox.security import SecurityIdentity
@@ -232,6 +233,26 @@ async def test_of_two_first_runs_the_second_one_fails() -> None:
         assert sorted(statuses) == [("completed", ""), ("failed", "AccessDeniedError")]
 
 
+async def test_a_conversation_belongs_to_who_began_its_first_run_before_anything_is_stored() -> None:
+    async with container_of(Desk, take_over_runs=False) as container:
+        async with container.request_scope({SecurityIdentity: ANN}):
+            run = await container.runs.start(Desk.chat, "room", "hello")
+        room = container.conversations.of(Desk, "room")
+        for other in (BOB, NOBODY):
+            async with container.request_scope({SecurityIdentity: other}):
+                for operation in (room.run, room.stop):
+                    with pytest.raises(AccessDeniedError):
+                        await operation()
+                operator = container.conversations.of(Desk, "room", operator=True)
+                assert await operator.run() == await container.runs.get(run.id)
+        async with container.request_scope({SecurityIdentity: ANN}):
+            assert (await room.run()).id == run.id
+            assert await room.stop()
+            assert (await container.runs.get(run.id)).status == "cancelled"
+            assert await room.run() is None
+            assert not await room.stop()
+
+
 # --- operations
 
 
@@ -246,8 +267,7 @@ async def test_all_operations_of_a_room_are_for_its_owner() -> None:
             "messages": lambda room: room.messages(),
             "export": lambda room: room.export(),
             "run": lambda room: room.run(),
-            "unended_runs": lambda room: room.unended_runs(),
-            "check_access": lambda room: room.check_access(),
+            "run of front ends": find_open_runs,
             "stop": lambda room: room.stop(),
             "approvals": lambda room: room.approvals(),
             "forget_approvals": lambda room: room.forget_approvals(),
@@ -258,7 +278,7 @@ async def test_all_operations_of_a_room_are_for_its_owner() -> None:
             "delete": lambda room: room.delete(),
         }
         public = {each for each in vars(Conversation) if not each.startswith("_")}
-        assert {*operations, "put_in_charge"} == public - {"service", "memory_id", "runs"}
+        assert {*operations, "put_in_charge"} - {"run of front ends"} == public - {"service", "memory_id"}
         for other in (BOB, NOBODY):
             async with container.request_scope({SecurityIdentity: other}):
                 for operation in (*operations.values(), lambda room: room.put_in_charge(Desk.chat)):

@@ -53,7 +53,7 @@ async def test_a_run_that_is_killed_at_any_write_ends_with_each_change_of_the_be
 ) -> None:
     assert run("ferry_book", "whole", 0) == 0
     [(writes,)] = rows(url, "SELECT taken FROM steps")
-    killed = [str(number) for number in range(2, writes + 1)]  # the last two are the turn and the end of the run
+    killed = [str(number) for number in range(2, writes + 1)]  # the last one is the end of the run, with its turn
     for number in killed:
         assert run("ferry_book", number, int(number)) == -9
 

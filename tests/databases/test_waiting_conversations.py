@@ -48,6 +48,7 @@ from toolbox.runs import (
     reject,
     respond,
 )
+from toolbox.runs.store import joins
 from toolbox.service_names import stored_name
 from toolbox.sql import SqlChatMemoryStore, SqlRunStore
 from toolbox.store_clock import own_clock_of
@@ -314,6 +315,9 @@ async def test_a_call_whose_run_could_not_be_stored_failed_for_the_next_call(sto
             await here.get(Open).chat("room", "refund 7")
         stores.runs.create = create  # type: ignore[method-assign]
         await here.get(Open).chat("room", "next?")
+    if joins(stores.runs, stores.conversations):  # no tool had begun, so nothing of the call is left
+        assert await stores.states() == [("next?", "answered")]
+        return
     assert await stores.states() == [("refund 7", "failed"), ("next?", "answered")]
     assert "failed" in texts(model.requests[-1].messages)[-2][1]
 

@@ -22,7 +22,7 @@ from ..errors import (
 from ..introspection import is_count
 from ..json_text import whole_characters
 from ..safe_text import is_text
-from ..security import SecurityIdentity
+from ..security import AccessDeniedError, SecurityIdentity
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner, refuse_other
 from .log import (
@@ -386,7 +386,7 @@ class Conversation:
         """Return the newest run of the conversation that has not ended, a `toolbox.runs.Run`; None without any."""
 
         async def read(store: LogStore, check: _Check) -> Any:
-            check(await find_head(store, self._key))
+            await self._check_with_runs(store, check)
             return await self._host.run_of(self._key)
 
         return await self._with(read)
@@ -402,35 +402,6 @@ class Conversation:
             return [each.shown for each in head.approvals]
 
         return await self._with(read)
-
-    # --- for front ends
-
-    @property
-    def runs(self) -> Any:
-        """The `Runs` of the container."""
-        return self._host.runs
-
-    async def unended_runs(self) -> list[Any]:
-        """Return the runs of the conversation that have not ended, newest first.
-
-        Without those that others have begun while the conversation belongs to nobody yet.
-        """
-
-        async def read(store: LogStore, check: _Check) -> list[Any]:
-            check(await find_head(store, self._key))
-            found = await self._host.runs.unended_in(self._key.service, self._key.memory_id)
-            identity = await self._host.caller() if self._is_checked else None
-            return [each for each in found if identity is None or self._host.runs.is_of(each, identity)]
-
-        return await self._with(read)
-
-    async def check_access(self) -> None:
-        """Raise `AccessDeniedError` if the conversation is another's, as all other methods do."""
-
-        async def read(store: LogStore, check: _Check) -> None:
-            check(await find_head(store, self._key))
-
-        await self._with(read)
 
     # --- changing
 
@@ -534,7 +505,7 @@ class Conversation:
             raise TypeError(f"stop(by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
 
         async def end(store: LogStore, check: _Check) -> bool:
-            check(await find_head(store, self._key))
+            await self._check_with_runs(store, check)
             return await self._host.stop_conversation(self._key, by)
 
         return await self._with(end)
@@ -573,6 +544,25 @@ class Conversation:
 
         return await self._host.on_own_loop(begin)
 
+    async def _check_with_runs(self, store: LogStore, check: _Check) -> None:
+        """Check the owner, also while nothing is stored: the conversation then belongs to who began its first run."""
+        if check(await find_head(store, self._key)) is not None or not self._is_checked:
+            return
+        if (identity := await self._host.caller()) is None:
+            return
+        runs = await self._host.runs.unended_in(self._key.service, self._key.memory_id)
+        if runs and not self._host.runs.is_of(runs[-1], identity):
+            raise AccessDeniedError(self._key.service, self._key.memory_id, identity.name)
+
+    async def _find_open_runs(self) -> tuple[Any, list[Any]]:
+        async def read(store: LogStore, check: _Check) -> list[Any]:
+            check(await find_head(store, self._key))
+            found = await self._host.runs.unended_in(self._key.service, self._key.memory_id)
+            identity = await self._host.caller() if self._is_checked else None
+            return [each for each in found if identity is None or self._host.runs.is_of(each, identity)]
+
+        return self._host.runs, await self._with(read)
+
     @property
     def _is_checked(self) -> bool:
         return not (self._is_operator or self._host.shares_conversations(self._key.service))
@@ -584,6 +574,15 @@ class Conversation:
 
     def _not_found(self) -> ConversationNotFoundError:
         return ConversationNotFoundError(self._key.service, self._key.memory_id)
+
+
+async def find_open_runs(room: Conversation) -> tuple[Any, list[Any]]:
+    """Return the `Runs` of the container, and the runs of a conversation that have not ended, newest first.
+
+    For front ends, which show them with the log. Without those that others have begun while the conversation belongs to
+    nobody yet. Raises `AccessDeniedError` if the conversation is another's.
+    """
+    return await room._find_open_runs()
 
 
 class _Forgetting:

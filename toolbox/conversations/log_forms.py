@@ -264,12 +264,17 @@ def _turn_from_dict(written: Any, path: str) -> Turn:
     messages = tuple(_read_message(each, f"{path}.messages.{number}") for number, each in enumerate(found))
     return Turn(
         messages=messages,
-        state=_read_state(written, path),
+        state=_state_of_copy(_read_state(written, path)),
         at=_read_time(written, "at", path),
         in_charge=_read_text(written, "in_charge", path),
         answered_by=_read_text(written, "answered_by", path),
         sources=tuple(read_field(written, "sources", list, path, [])),
     )
+
+
+def _state_of_copy(state: TurnState) -> TurnState:
+    """Return the state of a turn that was restored: no run ends one that waited."""
+    return "failed" if state == "waiting" else state
 
 
 def _read_message(written: Any, path: str) -> Message:

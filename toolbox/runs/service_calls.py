@@ -108,9 +108,7 @@ class RunPlace:
 
     def take_turn(self, turn: TurnWrite) -> bool:
         """Write a turn in one transaction with what the run writes next. Returns False if that cannot be."""
-        # Inner services store their turns when they end, and a call that is not stored never ends as a run.
-        is_suspending = self.body.at(self.path).suspended is not None
-        return not self.path and (self.run.is_stored or is_suspending) and self.run.take_turn(turn)
+        return not self.path and self.run.take_turn(turn)  # services within store theirs when they end
 
     async def settle(self) -> None:
         """Call the `@on_success` methods of a stored run, before its turn is stored. Raises their errors."""

@@ -34,7 +34,9 @@ from ..errors import (
     ConversationBusyError,
     ConversationSuspendedError,
     MemoryLeaseLostError,
+    RunStoreError,
     StoredBeanError,
+    ToolboxError,
 )
 from ..events import (
     MemoryWrittenEvent,
@@ -44,7 +46,7 @@ from ..events import (
     ServiceSuspendedEvent,
 )
 from ..execution.cancellation import finish_before_cancellation
-from ..safe_text import describe_store_error
+from ..safe_text import describe_store_error, error_of_database
 from ..security import identity_in, identity_now
 from .conversation_beans import with_beans
 from .handing_over import charge_to_store, take_stored_charge
@@ -55,7 +57,7 @@ from .loop import Finish, Suspend
 from .model_calls import reported
 from .plans import MethodPlan
 from .recording_needs import TurnWrite
-from .turns import answered_turn, client_ids_in, state_after, unfinished_turn, waiting_turn_of
+from .turns import answered_turn, client_ids_in, state_after, unfinished_turn, waiting_turn_of, with_rest_of
 from .usage_layers import in_account
 
 logger = logging.getLogger("toolbox.memory")
@@ -93,8 +95,9 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     key, plan = invocation.memory_key, invocation.entry
     assert key is not None
     memories = await invocation.host.memories()
-    joined = await _take_turn(turn, memories, key, invocation)
-    invocation.excerpt = await _load(invocation, key, memories)
+    with _store_errors_of_run(invocation):
+        joined = await _take_turn(turn, memories, key, invocation)
+        invocation.excerpt = await _load(invocation, key, memories)
     invocation.owner = await _refuse_other(invocation, memories, invocation.excerpt.head)
     if invocation.owner is not None and memories.keeps_logs:
         invocation.use_approvals(partial(memories.approvals, key, invocation.owner))
@@ -109,6 +112,25 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     if plan.options.on_suspended == "continue":
         invocation.before_suspension = partial(_append_waiting, invocation)
     return joined
+
+
+@contextmanager
+def _store_errors_of_run(invocation: Invocation) -> Iterator[None]:
+    """Raise `RunStoreError` for an error of the store inside the block, if a run continues that a process has begun.
+
+    The run stays as it is: it would fail before anything could undo its tools.
+    """
+    try:
+        yield
+    except ToolboxError:
+        raise
+    except Exception as error:
+        if invocation.place is None or not (invocation.is_recorded and invocation.is_resumed):
+            raise
+        # Logs show the cause too. That of a database has the values of the statement, such as messages.
+        cause = None if error_of_database(error) is not None else error
+        reason = f"its conversation cannot be loaded: {describe_store_error(error)}"
+        raise RunStoreError(invocation.place.run_id, reason) from cause
 
 
 async def _load(invocation: Invocation, key: ChatMemoryKey, memories: ChatMemories) -> Excerpt:
@@ -189,7 +211,12 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
         if is_written and written and invocation.host.listeners is not None:
             invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
 
-    is_taken = place is not None and place.take_turn(TurnWrite(memories.store, write, end))
+    # A call that is not stored ends without a write of a run; that it waits is its first one.
+    is_taken = (
+        place is not None
+        and (place.run.is_stored or turn.state == "waiting")
+        and place.take_turn(TurnWrite(memories.store, write, end))
+    )
     if not is_taken:
         await write()
     if beans is not None:
@@ -236,7 +263,10 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
 
     async def write() -> None:
         async with asyncio.timeout(_LAST_WRITE):
-            await _append(turn, invocation, leaves=True)
+            kept, key = turn, invocation.memory_key
+            if place is not None and place.run.cancels and key is not None:
+                kept = with_rest_of(await (await invocation.host.memories()).read_run(key, place.run_id), turn)
+            await _append(kept, invocation, leaves=True)
 
     # Most of these calls are being cancelled, perhaps again during the write: by a server that stops, for example.
     try:

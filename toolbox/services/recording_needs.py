@@ -243,7 +243,7 @@ class PlaceInRun(CallPlace, Protocol):
     def take_turn(self, turn: TurnWrite, /) -> bool:
         """Write a turn in one transaction with what the run writes next: its suspension, or its end.
 
-        Returns False, and does nothing, if the two have no transaction in common, or the run writes neither.
+        Returns False, and does nothing, if the two have no transaction in common.
         """
         ...
 

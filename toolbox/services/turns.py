@@ -58,6 +58,18 @@ def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
     return replace(turn, id=invocation.context.invocation_id)
 
 
+def with_rest_of(stored: Turn | None, turn: Turn) -> Turn:
+    """Return the turn of a run whose tools were undone, with what no record has of the turn that its end has stored.
+
+    That is the reply that was on its way when the run was cancelled, or its answer.
+    """
+    if stored is None or stored.start:
+        return turn
+    rest = stored.messages[len(turn.messages) :]
+    same = all(type(one) is type(other) for one, other in zip(stored.messages, turn.messages, strict=False))
+    return replace(turn, messages=(*turn.messages, *rest)) if same else turn
+
+
 _VERBS = {"failed": "failed", "stopped": "was stopped"}
 
 

@@ -34,8 +34,8 @@ class OutlivesOutages(Protocol):
 def retried(method: F) -> F:
     """Call a method again while the database is away, up to one lease. For methods that can be repeated.
 
-    On PostgreSQL each try has a time limit: without one, a connection whose other end is gone would never end. Inside of
-    a transaction that others began, only the whole transaction can be repeated.
+    On PostgreSQL each try has a time limit: without one, a connection whose other end is gone would never end. In a
+    transaction of several writes, only the whole transaction is repeated.
     """
 
     @functools.wraps(method)

@@ -1,8 +1,8 @@
 """Stores runs in SQLite or PostgreSQL: headers, leases, records and events.
 
 Every write of an owner checks the run's generation in its own statement or transaction. Lock order: the header, then
-the lease, then the conversation (`together`). Not here: the tables (`run_tables`), executing runs (`toolbox.runs`), when a tool's transaction ends
-(`transactions`).
+the lease, then the conversation (`together`). Not here: the tables (`run_tables`), executing runs (`toolbox.runs`),
+when a tool's transaction ends (`transactions`).
 """
 
 from __future__ import annotations

@@ -280,6 +280,8 @@ def compensate_for(tool: Callable[..., Any] | str) -> Callable[[F], F]:
 
 def compensated_by(member: object) -> Any:
     """Return the tool, or its name, that a function or method compensates; None for others."""
+    if not (callable(member) or isinstance(member, classmethod)):
+        return None  # some members of pydantic's models raise an error for every attribute
     for each in (member, getattr(member, "__func__", None)):
         mark = getattr(each, "__dict__", {}).get(COMPENSATION_MARK)
         if mark is not None:

@@ -227,7 +227,7 @@ class Chat:
             return []
         if self.room is not None:
             with refusing_others():
-                await self.room.check_access()
+                await self.room.run()
         runs = await self.runs.unended_in(self.plan.service, str(self._memory_id))
         if not (self.plan.options.shared_conversations or all(self.runs.is_of(run, self.identity) for run in runs)):
             raise unknown_run()

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from toolbox.chat import AiMessage, Message, ToolExecutionResultMessage, UserMessage
-from toolbox.conversations.conversations_bean import Conversation
+from toolbox.conversations.conversations_bean import Conversation, find_open_runs
 from toolbox.conversations.log import LogEntry
 from toolbox.errors import ConversationNotFoundError, RunIncompatibleError, RunNotFoundError
 from toolbox.runs.run_answers import Run
@@ -63,7 +63,8 @@ async def read_room(room: Conversation, *, running: bool = True) -> list[ShownMe
     """
     try:
         # The runs first: one that ends now has left its turn in the log by then.
-        runs = {each.id: each for each in await room.unended_runs()}
+        host_runs, found = await find_open_runs(room)
+        runs = {each.id: each for each in found}
         entries = await room.history(_ALL)
     except AccessDeniedError:
         raise ConversationNotFoundError(room.service, room.memory_id) from None
@@ -72,11 +73,11 @@ async def read_room(room: Conversation, *, running: bool = True) -> list[ShownMe
         said = [*turn]
         run = runs.pop(said[0].run_id or "", None)
         if run is not None and said[0].state == "waiting":  # beside others: it has left its question
-            shown += await _messages_of_run(room.runs, run, said[0].id, running)
+            shown += await _messages_of_run(host_runs, run, said[0].id, running)
         else:
-            shown += _messages_of_turn(said, await _find_rejected(room.runs, said))
+            shown += _messages_of_turn(said, await _find_rejected(host_runs, said))
     for run in reversed(runs.values()):
-        shown += await _messages_of_run(room.runs, run, None, running)
+        shown += await _messages_of_run(host_runs, run, None, running)
     return shown
 
 
