@@ -304,15 +304,15 @@ class Container:
             )
         return self._internals.started("request_scope").open_request(seeds or {})
 
-    def conversation_scope(self, service: type[Any], memory_id: object) -> ConversationBlock:
+    def conversation_scope(self, service: type[Any] | str, memory_id: object) -> ConversationBlock:
         """Return a block in which nobody else uses a conversation, to enter with `async with` or `with`.
 
             async with container.conversation_scope(Assistant, "room 7") as room:
                 (await container.aget(Reservation)).departure = None
 
         Its `@conversation_scoped` beans are stored at the end if they changed, unless the block raises. A request scope
-        is opened if none is active. `service` and `memory_id` are those of calls. Raises `InvalidMemoryIdError`, and
-        `ContainerNotStartedError`.
+        is opened if none is active. `service` is the class of the service, or its stored name, and `memory_id` the id as
+        in calls. Raises `InvalidMemoryIdError`, and `ContainerNotStartedError`.
         """
         from .conversations.conversation_blocks import ConversationBlock
 

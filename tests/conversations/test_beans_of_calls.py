@@ -41,6 +41,7 @@ from toolbox.conversations.stores import InMemoryChatMemoryStore
 from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
 from toolbox.security import SecurityIdentity
+from toolbox.service_names import stored_name
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -384,8 +385,11 @@ async def test_a_block_prepares_the_beans_of_a_conversation() -> None:
             async with container.conversation_scope(Assistant, "7"):
                 (await container.aget(Reservation)).seats.append("1A")
             await container.get(Assistant).chat("7", "Seat 1B")
-            async with container.conversation_scope(Assistant, "7"):
+            async with container.conversation_scope(stored_name(Assistant), "7"):
                 assert (await container.aget(Reservation)).seats == ["1A", "1B"]
+            with pytest.raises(TypeError, match="the class of a service, or its stored name"):
+                async with container.conversation_scope(7, "7"):  # type: ignore[arg-type]
+                    pass
             with pytest.raises(ScopeNotActiveError):
                 container.get(Reservation)
 

@@ -15,6 +15,7 @@ from toolbox import (
     AiMessage,
     ChatMemoryKey,
     ChatMemoryStore,
+    CompleteResponse,
     Container,
     MemoryId,
     Result,
@@ -247,6 +248,22 @@ async def test_the_next_call_of_the_conversation_begins_after_the_end_of_the_run
         assert [each.state for each in await turns_of(here)] == ["answered", "answered"]
         [_, sent, last] = model.requests
         assert len(last.messages) == len(sent.messages) + 2
+
+
+async def test_who_reads_the_last_event_of_a_run_finds_its_turn(engine: AsyncEngine) -> None:
+    service = shop("raise")
+    async with program(engine, service, "first", PAY, "second") as here:
+        await here.runs.start(here.get(service).buy, "1", "r", "tea")
+        async for event in here.runs.events("1"):
+            if isinstance(event.event, CompleteResponse):
+                assert [each.state for each in await turns_of(here)] == ["answered"]
+        result = await here.get(service).chat("r", "pay")
+        answers = {each.id: approve() for each in result.pending}
+        found = []
+        async for each in here.runs.resume_stream(result.run_id or "", answers):
+            if isinstance(each, CompleteResponse):
+                found = await turns_of(here)
+        assert [each.state for each in found] == ["answered", "answered"]
 
 
 async def test_a_turn_that_cannot_be_written_fails_its_run_and_changes_nothing_else(engine: AsyncEngine) -> None:

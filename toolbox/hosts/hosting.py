@@ -34,7 +34,7 @@ from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_names
-from ..services.declaration import CallLimits, service_options_of
+from ..services.declaration import CallLimits
 from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
 from ..tools.failures import ToolErrors
@@ -287,36 +287,38 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
 
     @asynccontextmanager
-    async def hold_conversation(self, service: type[Any], memory_id: object) -> AsyncIterator[HeldConversation]:
-        """Hold one conversation of a service with its beans, for a block.
+    async def hold_conversation(self, service: type[Any] | str, memory_id: object) -> AsyncIterator[HeldConversation]:
+        """Hold one conversation of a service, its class or stored name, with its beans, for a block.
 
         Raises `InvalidMemoryIdError`, `MemoryInUseError` inside of a call or a block of it, `AccessDeniedError` if it
         belongs to another identity, `ConversationSuspendedError` while a run of it is suspended, and
         `IllegalConfigurationError` if the store keeps no beans.
         """
-        key, memories, identity = ChatMemoryKey.of(service, memory_id), await self.memories(), await self.caller()
+        room, (name, *former) = self.conversations.of(service, memory_id), self.names_of(service)
+        key = ChatMemoryKey(name, room.memory_id, tuple(former))
+        memories, identity = await self.memories(), await self.caller()
         if not memories.keeps_logs:
             fact = "the store of the conversations does not keep beans"
             fix = "use a store of toolbox: in memory, toolbox.sql or toolbox.redis"
-            raise IllegalConfigurationError([Problem(f"{service.__name__}, conversation_scope", fact, fix)])
+            raise IllegalConfigurationError([Problem(f"{self.label_of(name)}, conversation_scope", fact, fix)])
         async with memories.hold(key) as block:
             head = await memories.head(key)
             if head is not None and not self.shares_conversations(key.service):
                 refuse_other(head.owner, key, identity, self.run_identity)
-            await self._refuse_suspended(service, key)
+            await self._refuse_suspended(key)
             owner = None if identity is None else Owner.of(identity, self.run_identity)
             store = partial(memories.store_beans, key, owner=owner)
             loaded = {} if head is None else head.beans
-            yield HeldConversation(block, loaded, self.conversations.of(service, memory_id), store)
+            yield HeldConversation(block, loaded, room, store)
 
-    async def _refuse_suspended(self, service: type[Any], key: ChatMemoryKey) -> None:
+    async def _refuse_suspended(self, key: ChatMemoryKey) -> None:
         """Raise `ConversationSuspendedError` if a run of the conversation waits, unless the conversation goes on."""
-        plans, options = self.plans.get(service, {}).values(), service_options_of(service)
+        plans = self.plans_of(key.service).values()
         may_wait = self.added_may_suspend or any(each.checks_suspended or each.providers for each in plans)
-        if not may_wait or (options is not None and options.on_suspended == "continue"):
+        if not may_wait or any(each.options.on_suspended == "continue" for each in plans):
             return
         if (run_id := await self.suspended_run(key)) is not None:
-            raise ConversationSuspendedError(service.__name__, run_id)
+            raise ConversationSuspendedError(self.label_of(key.service), run_id)
 
     async def on_own_loop(
         self, work: Callable[[], Coroutine[Any, Any, T]], label: str = "a use of a conversation"

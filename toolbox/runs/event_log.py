@@ -195,18 +195,30 @@ class EventLog:
 
     def put(self, event: ServiceEvent | ServiceWork) -> None:
         """Write this event soon, unless an earlier owner has written it."""
-        if _is_piece(event):  # of the next reply: models may repeat the calls of this one
-            self._forget(_inner_prefix(event) if isinstance(event, InnerEvent) else "")
-        else:
-            identity = _identity(event)
-            if identity in self._seen:
-                self._seen.remove(identity)
-                return
+        if not self._is_new(event):
+            return
+        if not _is_piece(event):
             self._is_urgent.set()
         self._ready.append(event_to_json(event))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(_read_error)
+
+    def put_last(self, event: ServiceEvent) -> None:
+        """Write this event with the end of the run: who reads it finds the turn in the conversation."""
+        if self._is_new(event):
+            self._run.last_events.append(event_to_json(event))
+
+    def _is_new(self, event: ServiceEvent) -> bool:
+        """Return False, once, for an event that an earlier owner has written."""
+        if _is_piece(event):  # of the next reply: models may repeat the calls of this one
+            self._forget(_inner_prefix(event) if isinstance(event, InnerEvent) else "")
+            return True
+        identity = _identity(event)
+        if identity not in self._seen:
+            return True
+        self._seen.remove(identity)
+        return False
 
     def _forget(self, prefix: str) -> None:
         """Forget what an earlier owner has written of the services with this prefix; of all for an empty one."""

@@ -410,10 +410,11 @@ class RunExecution:
         last: list[ServiceEvent] = []
 
         async def send(event: ServiceEvent) -> None:
+            # With a turn that is written with the end of the run, its readers get the last events after that write.
             if log is not None and not isinstance(event, RunSuspended):
-                log.put(event)
+                (log.put_last if session.has_turn else log.put)(event)
             if put is not None and session.has_turn:
-                last.append(event)  # the reader gets it when the turn is stored
+                last.append(event)
             elif put is not None:
                 await put(event)
 

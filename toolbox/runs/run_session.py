@@ -69,7 +69,8 @@ class RunSession:
     True once somebody's wish to cancel the run was granted, and `stop` is the wish of one who stops its conversation.
     `has_new_records` is True after the first record that this process has written. `has_failed_before` is True if the
     run goes on after a failure. `unstored` are the results that are stored if the run is suspended. `is_without_user`
-    is that of `PreparedRun`. `ended` is the status with which the run has ended.
+    is that of `PreparedRun`. `last_events` are written with the end of the run and its turn. `ended` is the status with
+    which the run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -90,6 +91,7 @@ class RunSession:
         self._messages: int | None = None  # how many the run has, by its last write; None if that is not known
         self._store: RunStore | None = None
         self._turn: TurnWrite | None = None
+        self.last_events: list[str] = []
         self._conversation: AsyncExitStack | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
@@ -491,7 +493,8 @@ class RunSession:
         await self.flush_events()
         document = self.with_noted(self._note_stored_beans(self.document).changed(waiting=(), **facts))
         changes = RunChanges(status=status, document=document.to_json())
-        await self._append([], changes)
+        events, self.last_events = self.last_events, []
+        await self._append([], changes, events if self.has_turn else ())
         self.has_left, self.ended = True, status
 
     async def write_back(self, before: StoredRun) -> None:

@@ -40,6 +40,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
+from ..conversations.stores import is_log_store
 from ..di.conditions import only_if
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
@@ -617,9 +618,14 @@ class SqlRunStore(RunStore):
     # --- in one transaction with a conversation
 
     def joins(self, conversations: object) -> bool:
-        """Return True if a store of conversations is on the same engine, so that `together` can write in both."""
+        """Return True if a store of conversations is on the same engine, so that `together` can write in both.
+
+        Not for a subclass with messages of its own, which may write elsewhere.
+        """
         tables = getattr(conversations, "store_tables", None)
-        return isinstance(tables, StoreTables) and shares_pool(tables.engine, self._engine)
+        if not (isinstance(tables, StoreTables) and is_log_store(type(conversations))):
+            return False
+        return shares_pool(tables.engine, self._engine)
 
     @retried
     async def together(self, conversations: Any, work: Callable[[], Awaitable[T]]) -> T:
