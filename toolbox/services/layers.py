@@ -169,8 +169,9 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
         await memories.write(key, turn if window is not None else only_beans(turn), owner)
     else:
-        about = {"may_be_stored": may_be_stored, "leaves": leaves}
-        written = await memories.append(key, turn, excerpt, window, owner=owner, **about)
+        written = await memories.append(
+            key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored, leaves=leaves
+        )
     if beans is not None:
         beans.note_stored(turn.beans)
     if written and invocation.host.listeners is not None:
