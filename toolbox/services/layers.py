@@ -153,7 +153,8 @@ async def _append_waiting(invocation: Invocation) -> None:
 async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -> None:
     """Append the turn of the invocation to its conversation, with what changed of the beans, in one write.
 
-    With `leaves` it is the last write of the call, which leaves the conversation with it.
+    With `leaves` it is the last write of the call, which leaves the conversation with it. A stored run stays in it until
+    its end is stored too.
     """
     key, excerpt, beans = invocation.memory_key, invocation.excerpt, invocation.beans
     assert key is not None
@@ -169,6 +170,7 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
     if invocation.place is not None and invocation.place.cancels:  # it has not taken the turn
         await memories.write(key, turn if window is not None else only_beans(turn), owner)
     else:
+        leaves = leaves and not (invocation.place is not None and invocation.place.is_stored)
         written = await memories.append(
             key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored, leaves=leaves
         )
