@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
+from sqlalchemy import text
 
 from tests.runs.replies import asks, says
 from toolbox import (
@@ -42,8 +43,6 @@ from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 pytestmark = pytest.mark.anyio
-
-LEASE = 1.0  # seconds, in the tests that wait for its end on a server
 
 
 @application_scoped
@@ -103,15 +102,13 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[MakeContainer]:
         if request.param == "memory"
         else request.getfixturevalue("sqlite_runs_url" if request.param == "sqlite" else "postgres_runs_url")
     )
-    is_waiting = request.param == "postgresql" and request.node.get_closest_marker("waits_for_the_lease")
-    lease = LEASE if is_waiting else 60
-    memory = InMemoryRunStore(lease=lease)
+    memory = InMemoryRunStore(lease=60)
     async with AsyncExitStack() as stack:
 
         async def make(*replies: Any, services: Any = (Agent,), engine: Any = None, **options: Any) -> Container:
             store: Any = memory
             if url is not None:
-                store = SqlRunStore(await stack.enter_async_context(sql.open_engine(url)), lease=lease)
+                store = SqlRunStore(await stack.enter_async_context(sql.open_engine(url)), lease=60)
             container = Container(models={"default": ScriptedChatModel(replies)}, **options).register(*services)
             container.register_instance(store, RunStore)
             if engine is not None:
@@ -122,12 +119,15 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[MakeContainer]:
 
 
 async def let_leases_end(*containers: Container) -> None:
-    """Let the containers live for longer than a lease: skip that time, or wait where the clock is that of a server."""
+    """Let the containers live for longer than a lease. The clock of a server stays, so the leases there move back."""
     for each in containers:
         try:
             await skip_time(each, timedelta(minutes=2))
         except IllegalConfigurationError:
-            await asyncio.sleep(2 * LEASE)
+            store: Any = await each.runs.store()
+            async with store._engine.begin() as connection:
+                await connection.execute(text("UPDATE toolbox_runs_leases SET until = until - 120000"))
+            await each.runs.follow_clock()
 
 
 async def events_of(container: Container, run_id: str, after: Any = None) -> list[Any]:
@@ -375,7 +375,6 @@ async def test_an_engine_decides_where_a_run_executes(start: MakeContainer) -> N
     assert await here.runs.result(run) == "there"
 
 
-@pytest.mark.waits_for_the_lease
 async def test_an_engine_that_fails_is_asked_again(start: MakeContainer) -> None:
     again = asyncio.Event()
 
@@ -421,7 +420,6 @@ async def test_a_run_is_executed_once_however_often_it_is_delivered(start: MakeC
     assert [*here.get(Desk).ran, *other.get(Desk).ran] == ["a", "a"]
 
 
-@pytest.mark.waits_for_the_lease
 async def test_a_run_that_is_executed_elsewhere_is_busy(start: MakeContainer) -> None:
     here, other = await start(asks(tool_call("wait")), says("done")), await start(take_over_runs=False)
     run = await here.runs.start(Agent.ask, "hello")
@@ -451,7 +449,6 @@ async def test_a_container_that_stops_hands_its_runs_over(start: MakeContainer, 
     await first.__aenter__()  # the fixture stops it
 
 
-@pytest.mark.waits_for_the_lease
 async def test_a_container_that_does_not_take_over_leaves_runs_alone(start: MakeContainer) -> None:
     here = await start(engine=Nowhere(), take_over_runs=False)
     run = await here.runs.start(Agent.ask, "hello")
@@ -462,7 +459,6 @@ async def test_a_container_that_does_not_take_over_leaves_runs_alone(start: Make
     assert (await here.runs.get(run.id)).status == "running"
 
 
-@pytest.mark.waits_for_the_lease
 async def test_lapsed_runs_are_taken_over_at_start_and_later(start: MakeContainer) -> None:
     here = await start(engine=Nowhere(), take_over_runs=False)
     early = await here.runs.start(Agent.ask, "early")

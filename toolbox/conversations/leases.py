@@ -75,7 +75,7 @@ class Leases:
         """
         token = secrets.token_hex(16)
         keeping: asyncio.Task[None] | None = None
-        is_released = False
+        left: str | None = token
         async with self._queues.enter(key, wait=wait):
             try:
                 await self._take(key, token, wait=wait)
@@ -86,12 +86,12 @@ class Leases:
                     yield
                 finally:
                     given_back.set()
-                    is_released = self._tokens.pop(key, None) is None
+                    left = self._tokens.pop(key, None)
                     self._leaving.discard(key)
             finally:
                 # Release it even if taking it was interrupted, because it may have succeeded. A separate task does it:
                 # this task may be cancelled, and then the lease is released a moment later.
-                await asyncio.shield(self._begin(self._give_back(key, token, keeping, is_released)))
+                await asyncio.shield(self._begin(self._give_back(key, left, keeping)))
 
     def leave(self, key: ChatMemoryKey) -> None:
         """Note that the last write of this process's holder begins. A renewal that waits for it finds no lease."""
@@ -143,12 +143,10 @@ class Leases:
         for key, token in [*self._tokens.items()]:
             await self._keeper.renew(key, token, self._seconds)
 
-    async def _give_back(
-        self, key: ChatMemoryKey, token: str, keeping: asyncio.Task[None] | None, is_released: bool
-    ) -> None:
+    async def _give_back(self, key: ChatMemoryKey, token: str | None, keeping: asyncio.Task[None] | None) -> None:
         if keeping is not None:  # a renewal that has begun uses a connection: nothing may be left of it afterwards
             await asyncio.wait([keeping])
-        if is_released:
+        if token is None:  # the last write has released the lease
             return
         try:
             await self._keeper.give_back(key, token)

@@ -182,7 +182,8 @@ async def _append_waiting(invocation: Invocation) -> None:
 async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -> None:
     """Append the turn of the invocation to its conversation, with what changed of the beans, in one write.
 
-    With `leaves` it is the last write of the call, which leaves the conversation with it.
+    With `leaves` it is the last write of the call, which leaves the conversation with it. A stored run stays in it until
+    its end is stored too.
     """
     key, excerpt, beans = invocation.memory_key, invocation.excerpt, invocation.beans
     assert key is not None
@@ -195,14 +196,14 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
         turn = replace(turn, in_charge=charge_to_store(invocation), answered_by=answered_by)
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
     place, window, written = invocation.place, invocation.plan.window, tuple[Message, ...]()
-    is_taken = False
+    leaves = leaves and not (place is not None and place.run.is_stored)
 
     async def write() -> None:
         nonlocal written
         if place is not None and place.run.cancels:  # it has not taken the turn
             await memories.write(key, turn if window is not None else only_beans(turn), owner)
-        else:  # a run that has taken the turn leaves when its transaction has ended
-            about = {"may_be_stored": may_be_stored, "leaves": leaves and not is_taken}
+        else:
+            about = {"may_be_stored": may_be_stored, "leaves": leaves}
             written = await memories.append(key, turn, excerpt, window, owner=owner, **about)
 
     def end(is_written: bool) -> None:
