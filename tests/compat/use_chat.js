@@ -38,7 +38,7 @@ class Page {
 
   async open(messages = [], options = {}) {
     this.root?.unmount();
-    this.root = createRoot(document.querySelector("main").appendChild(document.createElement("div")));
+    this.root = createRoot(window.document.querySelector("main").appendChild(window.document.createElement("div")));
     this.options = {...this.options, ...options};
     const {onlyLast, ...others} = this.options;
     const transport = new ai.DefaultChatTransport({
@@ -251,6 +251,22 @@ const GESTURES = {
     await page.chat.addToolApprovalResponse({id: one.approval.id, approved: true});
     await page.decides(false, "no", [two]);
   },
+  async "answers one while another tab answers the other"(page) {
+    await page.says("hi");
+    const other = await new Page(page.connection, "o").open(structuredClone(page.chat.messages));
+    const [one, two] = page.inState("approval-requested");
+    await other.chat.addToolApprovalResponse({id: one.approval.id, approved: true});
+    await other.chat.sendMessage();
+    await other.rests();
+    await page.chat.addToolApprovalResponse({id: two.approval.id, approved: true});
+    await page.chat.sendMessage();
+    await page.rests();
+  },
+  async "is told something before it approves"(page) {
+    await page.says("hi");
+    await page.connection.json("/tell", "POST");
+    await page.decides(true);
+  },
   async "writes instead"(page) {
     await page.says("hi");
     await page.says("never mind");
@@ -331,8 +347,7 @@ const GESTURES = {
     page.connection.cut = 4;
     await page.says("hi");
     const resuming = page.chat.resumeStream();
-    await until(() => page.connection.requests.at(-1).method === "GET", "the stream");
-    await until(() => page.connection.requests.at(-1).status !== undefined, "the stream");
+    await until(() => page.connection.requests.at(-1).method === "GET" && page.connection.requests.at(-1).status, "a stream");
     await goOn(page);
     await resuming;
     await page.rests();
