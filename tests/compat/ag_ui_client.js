@@ -126,6 +126,11 @@ const GESTURES = {
     await page.says("hi");
     await page.answers((_, at) => (at ? cancelled() : yes(true)()));
   },
+  async "approves what fails then, and goes on"(page) {
+    await page.says("hi");
+    await page.answers(yes(true));
+    await page.says("again", page.agent.pendingInterrupts.length ? page.resume(cancelled) : {});
+  },
   async "approves after a reload"(page) {
     await page.says("hi");
     await page.reload();
@@ -227,6 +232,13 @@ const GESTURES = {
     await until(() => page.connection.requests[1]?.status, "the stream");
     await goOn(page);
     await running;
+  },
+  async "stops an answer after an approval"(page) {
+    await page.says("hi");
+    const answering = page.answers(yes(true));
+    await until(() => page.text.includes("Hello"), "the beginning of the answer");
+    await stopAnswer(page);
+    await answering;
   },
   async stops(page) {
     await startsToSay(page, "hi");

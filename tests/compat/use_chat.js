@@ -206,6 +206,19 @@ const GESTURES = {
     await page.says("hi");
     await page.decides(false, "too much");
   },
+  async "approves what fails then, and goes on"(page) {
+    await page.says("hi");
+    await page.decides(true);
+    await page.says("again");
+  },
+  async "writes while it streams"(page) {
+    await startsToSay("hi")(page);
+    const second = page.chat.sendMessage({text: "again"});
+    await until(() => page.connection.requests.length === 2, "the second message");
+    await goOn(page);
+    await Promise.all([page.sending, second]);
+    await page.rests();
+  },
   async "approves after a reload"(page) {
     await page.says("hi");
     await page.reload();
@@ -350,6 +363,14 @@ const GESTURES = {
     await until(() => page.connection.requests.at(-1).method === "GET" && page.connection.requests.at(-1).status, "a stream");
     await goOn(page);
     await resuming;
+    await page.rests();
+  },
+  async "stops an answer after an approval"(page) {
+    await page.says("hi");
+    const [{approval}] = page.inState("approval-requested");
+    await page.chat.addToolApprovalResponse({id: approval.id, approved: true});
+    await until(() => page.text.includes("Hello"), "the beginning of the answer");
+    await stopAnswer(page);
     await page.rests();
   },
   async stops(page) {

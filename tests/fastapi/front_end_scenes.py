@@ -6,7 +6,7 @@ that again. The gestures are in `tests/compat/use_chat.js` and `tests/compat/ag_
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from toolbox import AiMessage, ChatResponse, Container, MemoryId, register_ai_service, tool
-from toolbox.chat import FinishReason, TokenUsage
+from toolbox.chat import ChatRequest, FinishReason, PartialResponse, StreamEvent, TokenUsage
 from toolbox.conversations import conversation_scoped
 from toolbox.errors import ModelHttpError
 from toolbox.handover import hands_over_to
@@ -72,6 +72,19 @@ def refuses() -> ModelHttpError:
     return ModelHttpError(500, "https://secret.example")
 
 
+class GatedAtHello(Gated):
+    """A model that waits before the last pieces of a reply that begins with "Hello"."""
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        events = [each async for each in ScriptedChatModel.stream(self, request)]
+        is_gated = any(isinstance(each, PartialResponse) and each.text.startswith("Hello") for each in events)
+        for number, each in enumerate(events):
+            if is_gated and number == len(events) - 2:
+                self.waits.set()
+                await self.may_go_on.wait()
+            yield each
+
+
 SURE = says(REFUND, text="Sure.")
 TWO = says(REFUND, tool_call("refund", {"order": 8}), text="Sure.")
 PICK = says(tool_call("pick_date", {"hint": "soon"}))
@@ -85,7 +98,8 @@ HELP = says(tool_call("help", {"question": "?"}))
 class Scene:
     """A gesture. `shows` are the messages on the page in the end, `stored` those of `history` if they differ.
 
-    With `gated`, the model waits before its last pieces until the page posts to `/go-on`: such a scene is not recorded.
+    With `gated`, the model waits in a reply that begins with "Hello" until the page posts to `/go-on`: such a scene is
+    not recorded.
     """
 
     gesture: str
@@ -104,7 +118,7 @@ class Scene:
 
     def open(self) -> tuple[FastAPI, Container, ScriptedChatModel]:
         """Return the application, with what the gestures need besides."""
-        model = (Gated if self.gated else ScriptedChatModel)(list(self.replies))
+        model = (GatedAtHello if self.gated else ScriptedChatModel)(list(self.replies))
         method = self.services[0].chat if self.services else Desk.chat
         app, container = made(model, method, *self.services, **self.options)
 
@@ -159,6 +173,13 @@ USE_CHAT = [
     ),
     # approvals
     Scene("approves", [SURE, "Done."], [HI, DONE], refunded=[7]),
+    Scene(
+        "approves what fails then, and goes on",
+        [SURE, refuses(), "More."],
+        [HI, "assistant: Sure. [refund output-available]", "user: again", "assistant: More."],
+        refunded=[7],
+        errors=[PROBLEM],
+    ),
     Scene("rejects", [SURE, "No."], [HI, "assistant: Sure. [refund output-denied] No."]),
     Scene("approves after a reload", [SURE, "Done."], [HI, DONE], refunded=[7]),
     Scene("rejects after a reload", [SURE, "No."], [HI, "assistant: Sure. [refund output-denied] No."]),
@@ -217,6 +238,12 @@ USE_CHAT = [
         "writes where that is refused",
         errors=["The conversation waits for answers to pending calls."],
         options={"while_waiting": "refuse"},
+    ),
+    Scene(
+        "writes while it streams",
+        ["Hello there you.", "Second."],
+        [HI, "assistant: Hello there you.", "user: again", "assistant: Second."],
+        gated=True,
     ),
     # tools of the page
     Scene("runs a tool", [PICK, "Monday."], [HI, "assistant: [pick_date output-available] Monday."]),
@@ -287,6 +314,13 @@ USE_CHAT = [
         [HI, STOPPED, "user: again", "assistant: Yes."],
         gated=True,
     ),
+    Scene(
+        "stops an answer after an approval",
+        [SURE, "Hello there you."],
+        [HI, "assistant: Sure. [refund output-available] Hello there "],
+        refunded=[7],
+        gated=True,
+    ),
     Scene("stops what waits", [SURE], [HI, "assistant: Sure. [refund output-error]"]),
     Scene("answers what was stopped", [SURE], [HI, "assistant: Sure. [refund output-error]"]),
 ]
@@ -311,6 +345,13 @@ AG_UI = [
     # approvals
     Scene("approves", [SURE, "Done."], DONE_AGUI, refunded=[7]),
     Scene("approves with true", [SURE, "Done."], DONE_AGUI, refunded=[7]),
+    Scene(
+        "approves what fails then, and goes on",
+        [SURE, refuses(), "More."],
+        [HI, CALLS, "tool: refunded 7", "user: again", "assistant: More."],
+        refunded=[7],
+        errors=[PROBLEM],
+    ),
     Scene("edits", [SURE, "Done."], [HI, CALLS, "tool: refunded 8", "assistant: Done."], refunded=[8]),
     Scene("rejects", [SURE, "No."], [HI, CALLS, "tool: too much", "assistant: No."]),
     Scene("cancels", [SURE, "No."], [HI, CALLS, "tool: The call was rejected.", "assistant: No."]),
@@ -431,6 +472,13 @@ AG_UI = [
         "stops and goes on",
         ["Hello there you.", "Yes."],
         [HI, STOPPED, "user: again", "assistant: Yes."],
+        gated=True,
+    ),
+    Scene(
+        "stops an answer after an approval",
+        [SURE, "Hello there you."],
+        [HI, CALLS, "tool: refunded 7", STOPPED],
+        refunded=[7],
         gated=True,
     ),
     Scene("stops what waits", [SURE], [HI, CALLS, "tool: interrupted"]),

@@ -76,3 +76,20 @@ async def test_what_an_ag_ui_client_sent_is_answered(scene: Scene, running: Runn
     assert shown == list(scene.shows if scene.stored is None else scene.stored)
     for each in events:
         assert not getattr(EVENTS.validate_python(each), "model_extra", None), each
+
+
+async def test_all_events_are_those_of_the_protocol(running: Running) -> None:
+    names = ("says", "fails", "reloads while it waits", "approves within a service", "gets sources", "gets the state")
+    seen = set()
+    for each in (scene for scene in AG_UI if str(scene) in names):
+        _, events = await play(each, "ag-ui-client", running, "/agui/{}/messages")
+        seen |= {EVENTS.validate_python(event).type.value for event in events}
+
+    blocks = {f"{kind}_{step}" for kind in ("TEXT", "REASONING") for step in ("START", "CONTENT", "END")}
+    assert seen == {
+        *(each.replace("_", "_MESSAGE_") for each in blocks),
+        *(f"REASONING_{step}" for step in ("START", "END")),
+        *(f"TOOL_CALL_{step}" for step in ("START", "ARGS", "END", "RESULT")),
+        *("RUN_STARTED", "RUN_FINISHED", "RUN_ERROR", "MESSAGES_SNAPSHOT", "STATE_SNAPSHOT", "CUSTOM"),
+        *("SUBAGENT_STARTED", "SUBAGENT_FINISHED"),
+    }
