@@ -126,6 +126,11 @@ const GESTURES = {
     await page.says("hi");
     await page.answers((_, at) => (at ? cancelled() : yes(true)()));
   },
+  async "approves what fails then, and goes on"(page) {
+    await page.says("hi");
+    await page.answers(yes(true));
+    await page.says("again", page.agent.pendingInterrupts.length ? page.resume(cancelled) : {});
+  },
   async "approves after a reload"(page) {
     await page.says("hi");
     await page.reload();
@@ -224,16 +229,16 @@ const GESTURES = {
     page.connection.cut = 3;
     await page.says("hi");
     const running = page.run();
-    await until(() => page.text.includes("Hello"), "the beginning of the answer");
+    await until(() => page.connection.requests[1]?.status, "the stream");
     await goOn(page);
     await running;
   },
-  async "loses its connection, with its messages"(page) {
-    page.connection.cut = 3;
+  async "stops an answer after an approval"(page) {
     await page.says("hi");
-    const running = page.run();
-    await goOn(page);
-    await running;
+    const answering = page.answers(yes(true));
+    await until(() => page.text.includes("Hello"), "the beginning of the answer");
+    await stopAnswer(page);
+    await answering;
   },
   async stops(page) {
     await startsToSay(page, "hi");

@@ -23,7 +23,8 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "use-chat-and-ag-ui.md"
 MAIN = """
 import { createRoot } from "react-dom/client";
 import { Desk } from "./desk.jsx";
-createRoot(document.querySelector("#root")).render(<Desk room="room" messages={[]} />);
+const messages = await (await fetch("/api/chat/room/messages")).json();
+createRoot(document.querySelector("#root")).render(<Desk room="room" messages={messages} />);
 """
 BODY = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'
 FORM = f'{BODY}<div id="log"></div><form><input name="text"><button>Send</button></form>'
@@ -58,6 +59,11 @@ def served(serving: Serving, model: ScriptedChatModel, page: str, code: str) -> 
     async def script() -> Response:
         return Response(code, media_type="text/javascript")
 
+    @app.post("/go-on")
+    async def go_on() -> None:
+        assert isinstance(model, Gated)
+        model.may_go_on.set()
+
     with serving(app) as url:
         yield url, container
 
@@ -87,7 +93,7 @@ def test_the_react_component_approves_a_call_after_a_reload(
         tab.wait_for_selector("text=It is done.")
 
         assert container.get(Refunds).refunded == [7]
-        assert tab.locator("section").count() == 1
+        assert tab.locator("section").all_inner_texts() == ["hi", "Sure.\n\nIt is done."]
         tab.goto("about:blank")
 
 
@@ -107,6 +113,53 @@ def test_the_react_component_stops_an_answer(
 
         # The run has ended: nothing is left that a page could show.
         assert tab.request.get(f"{url}/api/chat/room/stream").status == 204
+        assert tab.locator("[role=alert]").count() == 0
+        tab.goto("about:blank")
+
+
+def test_the_react_component_is_loaded_again_while_an_answer_streams(
+    react_code: str,
+    serving_on_a_thread: Serving,  # noqa: F811
+    tab: Any,
+) -> None:
+    model = Gated(["Hello there you."])
+    with served(serving_on_a_thread, model, f'{BODY}<div id="root"></div>', react_code) as (url, _):
+        tab.goto(url)
+        tab.fill("input", "hi")
+        tab.click("text=Send")
+        tab.wait_for_selector("text=Hello there")
+        tab.reload()
+        tab.wait_for_selector("text=Hello there")
+        tab.request.post(f"{url}/go-on")
+        tab.wait_for_selector("text=Hello there you.")
+        tab.wait_for_selector("text=Stop", state="detached")
+        streamed = tab.locator("section").all_inner_texts()
+        tab.reload()
+        tab.wait_for_selector("text=Hello there you.")
+        stored = tab.locator("section").all_inner_texts()
+
+        assert streamed == stored == ["hi", "Hello there you."]
+        tab.goto("about:blank")
+
+
+def test_the_react_component_stops_an_answer_after_a_reload(
+    react_code: str,
+    serving_on_a_thread: Serving,  # noqa: F811
+    tab: Any,
+) -> None:
+    model = Gated(["Hello there you."])
+    with served(serving_on_a_thread, model, f'{BODY}<div id="root"></div>', react_code) as (url, _):
+        tab.goto(url)
+        tab.fill("input", "hi")
+        tab.click("text=Send")
+        tab.wait_for_selector("text=Hello there")
+        tab.reload()
+        tab.click("text=Stop")
+        tab.wait_for_selector("text=Stop", state="detached")
+        tab.reload()
+        tab.wait_for_selector("text=Hello there")
+
+        assert tab.locator("section").all_inner_texts() == ["hi", "Hello there"]
         assert tab.locator("[role=alert]").count() == 0
         tab.goto("about:blank")
 

@@ -38,7 +38,7 @@ class Page {
 
   async open(messages = [], options = {}) {
     this.root?.unmount();
-    this.root = createRoot(document.querySelector("main").appendChild(document.createElement("div")));
+    this.root = createRoot(window.document.querySelector("main").appendChild(window.document.createElement("div")));
     this.options = {...this.options, ...options};
     const {onlyLast, ...others} = this.options;
     const transport = new ai.DefaultChatTransport({
@@ -206,6 +206,19 @@ const GESTURES = {
     await page.says("hi");
     await page.decides(false, "too much");
   },
+  async "approves what fails then, and goes on"(page) {
+    await page.says("hi");
+    await page.decides(true);
+    await page.says("again");
+  },
+  async "writes while it streams"(page) {
+    await startsToSay("hi")(page);
+    const second = page.chat.sendMessage({text: "again"});
+    await until(() => page.connection.requests.length === 2, "the second message");
+    await goOn(page);
+    await Promise.all([page.sending, second]);
+    await page.rests();
+  },
   async "approves after a reload"(page) {
     await page.says("hi");
     await page.reload();
@@ -250,6 +263,22 @@ const GESTURES = {
     const [one, two] = page.inState("approval-requested");
     await page.chat.addToolApprovalResponse({id: one.approval.id, approved: true});
     await page.decides(false, "no", [two]);
+  },
+  async "answers one while another tab answers the other"(page) {
+    await page.says("hi");
+    const other = await new Page(page.connection, "o").open(structuredClone(page.chat.messages));
+    const [one, two] = page.inState("approval-requested");
+    await other.chat.addToolApprovalResponse({id: one.approval.id, approved: true});
+    await other.chat.sendMessage();
+    await other.rests();
+    await page.chat.addToolApprovalResponse({id: two.approval.id, approved: true});
+    await page.chat.sendMessage();
+    await page.rests();
+  },
+  async "is told something before it approves"(page) {
+    await page.says("hi");
+    await page.connection.json("/tell", "POST");
+    await page.decides(true);
   },
   async "writes instead"(page) {
     await page.says("hi");
@@ -331,10 +360,17 @@ const GESTURES = {
     page.connection.cut = 4;
     await page.says("hi");
     const resuming = page.chat.resumeStream();
-    await until(() => page.connection.requests.at(-1).method === "GET", "the stream");
-    await until(() => page.connection.requests.at(-1).status !== undefined, "the stream");
+    await until(() => page.connection.requests.at(-1).method === "GET" && page.connection.requests.at(-1).status, "a stream");
     await goOn(page);
     await resuming;
+    await page.rests();
+  },
+  async "stops an answer after an approval"(page) {
+    await page.says("hi");
+    const [{approval}] = page.inState("approval-requested");
+    await page.chat.addToolApprovalResponse({id: approval.id, approved: true});
+    await until(() => page.text.includes("Hello"), "the beginning of the answer");
+    await stopAnswer(page);
     await page.rests();
   },
   async stops(page) {

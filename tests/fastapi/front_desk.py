@@ -88,13 +88,17 @@ def made(
     models: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[FastAPI, Container]:
-    """An application with both protocols. `options` are those of `respond`; `models` replace the model of `replies`."""
+    """An application with both protocols. `options` are those of `respond`; only `ag_ui` has a `state`.
+
+    `models` replace the model of `replies`.
+    """
     model = replies if isinstance(replies, ScriptedChatModel) else ScriptedChatModel(replies)
     container = Container(models=models or {"default": model}, run_identity=("tenant",)).register(
         Desk, Clerk, *services
     )
     app = FastAPI()
     install(app, container, identity=find_user)
+    state = options.pop("state", ())
     options = {"client_tools": CLIENT_TOOLS, **options}
 
     @app.post("/api/chat")
@@ -121,7 +125,7 @@ def made(
 
     @app.post("/agui")
     async def agui(body: ag_ui.RunInput, runs: Inject[Runs]) -> Response:
-        return await ag_ui.respond(runs, method, body, **options)
+        return await ag_ui.respond(runs, method, body, state=state, **options)
 
     return app, container
 
@@ -158,6 +162,8 @@ CHUNKS: Mapping[str, tuple[Mapping[str, type], Mapping[str, type]]] = {
     "tool-output-available": ({"toolCallId": TEXT, "output": ANY}, {}),
     "tool-output-error": ({"toolCallId": TEXT, "errorText": TEXT}, {}),
     "tool-output-denied": ({"toolCallId": TEXT}, {}),
+    "source-url": ({"sourceId": TEXT, "url": TEXT}, {"title": TEXT}),
+    "source-document": ({"sourceId": TEXT, "mediaType": TEXT, "title": TEXT}, {"filename": TEXT}),
     "tool-input-error": ({"toolCallId": TEXT, "toolName": TEXT, "input": ANY, "errorText": TEXT}, {}),
 }
 """The chunks that `ai` 6.0.326 and 7.0.173 both know (`ui-message-stream/ui-message-chunks.ts`): required and optional

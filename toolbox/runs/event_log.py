@@ -209,7 +209,7 @@ class EventLog:
         if self._is_new(event):
             self._run.last_events.append(event_to_json(event))
 
-    def _is_new(self, event: ServiceEvent) -> bool:
+    def _is_new(self, event: ServiceEvent | ServiceWork) -> bool:
         """Return False, once, for an event that an earlier owner has written."""
         if _is_piece(event):  # of the next reply: models may repeat the calls of this one
             self._forget(_inner_prefix(event) if isinstance(event, InnerEvent) else "")
