@@ -422,6 +422,8 @@ class Chat:
                 raise not_pending(reply.call_id)
             elif found.run_id not in ("", run_id):
                 raise invalid("The answers are for calls of several runs.")
+            elif found.answers.get(place, answer) != answer:
+                raise invalid("Two answers to the same call differ.")
             else:
                 found.run_id = run_id
                 found.answers[place] = answer
