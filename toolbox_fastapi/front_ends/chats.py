@@ -358,7 +358,7 @@ class Chat:
 
     def check_offered(self, offered: Sequence[ToolSpecification]) -> None:
         """Raise `RefusedError` for tools that this client may not have."""
-        own = {*self.plan.toolset.by_name, ANSWER_TOOL}
+        own = {ANSWER_TOOL, *(name for each in (self.plan, *self.plan.team.values()) for name in each.toolset.by_name)}
         for each in offered:
             if each.name not in self.client_tools:
                 raise invalid(f"The tool {each.name[:100]!r} is not one that a client may offer.")
