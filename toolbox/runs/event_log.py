@@ -173,6 +173,7 @@ class EventLog:
         self._seen: list[str] = []  # written by an earlier owner in the round that continues now
         self._writing: asyncio.Task[None] | None = None
         self._is_urgent = asyncio.Event()
+        self._is_closed = False
 
     async def open(self) -> None:
         """Read which events of the current round an earlier execution has written."""
@@ -194,6 +195,8 @@ class EventLog:
 
     def put(self, event: ServiceEvent | ServiceWork) -> None:
         """Write this event soon, unless an earlier owner has written it."""
+        if self._is_closed:  # of code that goes on after the execution, such as on a thread
+            return
         if _is_piece(event):  # of the next reply: models may repeat the calls of this one
             self._forget(_inner_prefix(event) if isinstance(event, InnerEvent) else "")
         else:
@@ -238,6 +241,7 @@ class EventLog:
 
     async def close(self) -> None:
         """Write nothing more. What is not written is lost: the next owner produces the events of the round again."""
+        self._is_closed = True
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
