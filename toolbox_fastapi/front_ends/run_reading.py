@@ -114,9 +114,9 @@ class RunReading:
     """Turns the events of one run into parts, in order, from its first event on.
 
     `holds_text` keeps the text of a round back until it is complete: that of a structured answer, which may be refused
-    and asked again. `services` are the stored names of services, by the names of the tools that they are, for a run that
-    no front end has started: its events do not tell when a service begins. `history` are the answers of persons so far,
-    which say if a call was rejected.
+    and asked again. `services` are the stored names of services, by the names of the tools that they are; they are for
+    a run that no front end has started, whose events do not tell when a service begins. `history` are the answers of
+    persons so far, which say if a call was rejected.
     """
 
     def __init__(self, run_id: str, *, holds_text: bool = False, services: Mapping[str, str] = NO_SERVICES) -> None:
