@@ -11,7 +11,7 @@ from toolbox.handover import hands_over_to
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject, install
 
-from .front_desk import events_in, made, said
+from .front_desk import events_in, made, posted, said
 
 pytestmark = pytest.mark.anyio
 
@@ -58,6 +58,35 @@ async def test_an_ag_ui_stream_has_a_custom_event(running: Running) -> None:
     custom = [(each["name"], each["value"]) for each in events if each["type"] == "CUSTOM"]
     assert custom == [("handed_over", NAMES)]
     assert events[-1]["type"] == "RUN_FINISHED"
+
+
+@tool
+def pay() -> str:
+    """Pay an invoice."""
+    return "paid"
+
+
+@register_ai_service(tools=pay)
+class Invoices(Protocol):
+    """Invoices."""
+
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+
+@register_ai_service
+class Reception(Protocol):
+    @hands_over_to(Invoices.chat)
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+
+async def test_a_client_cannot_offer_a_tool_of_a_method_that_may_take_over(running: Running) -> None:
+    app, container = made([], Reception.chat, Reception, Invoices, client_tools=("pay",))
+    async with running(app) as client:
+        response = await client.post("/agui", json=posted("Hi", tools=[{"name": "pay", "description": "x"}]))
+        assert await container.runs.list() == []
+
+    assert response.status_code == 422
+    assert "'pay'" in response.json()["detail"]
 
 
 @tool

@@ -268,3 +268,47 @@ async def test_services_of_a_stopped_answer_end_with_it(running: Running) -> Non
         ("SUBAGENT_ERROR", "0/0"),
         ("SUBAGENT_ERROR", "0"),
     ]
+
+
+async def test_a_service_that_needs_an_approval_is_shown_when_it_begins(running: Running) -> None:
+    @register_ai_service(model="scout", name="auditor")
+    class Auditor(Protocol):
+        @tool(requires_approval=True)
+        async def audit(self, text: str) -> str:
+            """Audit."""
+            ...
+
+    @register_ai_service(tools=Auditor)
+    class Office(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    models = with_models([], ["Fine."], default=[says(tool_call("audit", {"text": "x"})), "Done."])
+    app, _ = made([], Office.chat, Office, Auditor, models=models)
+    async with running(app) as client:
+        first = events_in((await client.post("/agui", json=posted("hi"))).text)
+        [asked] = first[-1]["outcome"]["interrupts"]
+        resume = [{"interruptId": asked["id"], "status": "resolved", "payload": True}]
+        second = events_in((await client.post("/agui", json=posted("hi", resume=resume))).text)
+
+    assert inner_events(first) == []
+    assert "subagentRunId" not in asked
+    assert [each for each in inner_events(second) if each[0] not in TEXT] == [
+        ("SUBAGENT_STARTED", "0"),
+        ("SUBAGENT_FINISHED", "0"),
+    ]
+
+
+async def test_a_run_that_a_program_has_started_shows_the_services_that_are_its_tools(running: Running) -> None:
+    models = with_models([EXPLORE, "Planned."], [says(REFUND), "Explored."])
+    service = guide()
+    app, container = made([], service.chat, service, *SERVICES, models=models)
+    async with running(app) as client:
+        run = await container.runs.start(service.chat, "room", "hi")
+        async for each in container.runs.events(run.id):
+            if type(each.event).__name__ == "RunSuspended":
+                break
+        chunks = events_in((await client.get("/api/chat/room/stream")).text)
+        stored = await read_so_far(container.runs, run.id)
+
+    assert [each[:2] for each in subagents(chunks)] == [("0", "running"), ("0", "suspended")]
+    assert not any(type(each.event).__name__ == "ServiceWork" for each in stored)

@@ -218,6 +218,27 @@ async def test_files_reach_a_method_that_takes_a_text(running: Running) -> None:
     )
 
 
+@register_ai_service
+class Gallery(Protocol):
+    async def both(self, room: MemoryId[str], text: str, images: list[ImageContent]) -> str: ...
+    async def contents(self, room: MemoryId[str], said: list[TextContent | ImageContent]) -> str: ...
+
+
+@pytest.mark.parametrize("method", [Gallery.both, Gallery.contents])
+async def test_files_reach_a_method_that_takes_lists_of_contents(method: Any, running: Running) -> None:
+    model = ScriptedChatModel(["Nice."] * 2)
+    app, _ = made(model, method, Gallery)
+    body = said("Look")
+    async with running(app) as client:
+        await post(client, body)
+        body["messages"][0]["parts"].append({"type": "file", "mediaType": "image/png", "url": PNG})
+        await post(client, body)
+
+    picture = ImageContent(data=PNG, mime_type="image/png")
+    assert model.requests[0].messages[-1] == UserMessage("Look")
+    assert model.requests[1].messages[-1] == UserMessage([TextContent("Look"), picture])
+
+
 @pytest.mark.parametrize(
     "part",
     [

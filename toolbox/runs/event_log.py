@@ -174,6 +174,7 @@ class EventLog:
         self._seen: list[str] = []  # written by an earlier owner in the round that continues now
         self._writing: asyncio.Task[None] | None = None
         self._is_urgent = asyncio.Event()
+        self._is_closed = False
 
     async def open(self) -> None:
         """Read which events of the current round an earlier execution has written."""
@@ -195,7 +196,9 @@ class EventLog:
 
     def put(self, event: ServiceEvent | ServiceWork) -> None:
         """Write this event soon, unless an earlier owner has written it."""
-        if not self._is_new(event):
+        if self._is_closed or not self._is_new(
+            event
+        ):  # it may be of code that goes on after the execution, on a thread
             return
         if not _is_piece(event):
             self._is_urgent.set()
@@ -251,6 +254,7 @@ class EventLog:
 
     async def close(self) -> None:
         """Write nothing more. What is not written is lost: the next owner produces the events of the round again."""
+        self._is_closed = True
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
 from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.log import TurnState
-from ..errors import IllegalConfigurationError, Problem, RunStateError
+from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError, RunStateError
 from ..safe_text import is_text
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_name
@@ -36,7 +37,7 @@ from .run_execution import RunExecution
 from .run_owners import RunOwners
 from .runs_host import RunsHost
 from .store import ENDED, RunStatus, RunStore, StoredRun, position_of, supports_of
-from .stored_runs import StoredRuns
+from .stored_runs import StoredRuns, read_document
 from .take_over import TakeOver
 from .telling import Telling
 
@@ -327,6 +328,16 @@ class Runs:
         """Return the stored names of the services that a method has as tools, by the names of the tools."""
         found = {tool.name: self._preparing.service_behind(tool) for tool in plan.toolset.tools}
         return {name: stored_name(each.service) for name, each in found.items() if each is not None}
+
+    async def tells_services(self, run_id: str) -> bool:
+        """Return True if `all_events` has the work of the services within a run: a front end has started it."""
+
+        async def read() -> bool:
+            with suppress(RunIncompatibleError):
+                return read_document(await self._stored.load(run_id)).front_end
+            return False
+
+        return await self._host.on_own_loop(read)
 
     def all_events(self, run_id: str) -> RunEvents:
         """Return the events of a run as `events` does, with the work of the services within, for front ends."""

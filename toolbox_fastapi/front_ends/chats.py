@@ -337,6 +337,7 @@ class Chat:
         if plan.run_id_parameter is not None:
             filled[plan.run_id_parameter] = uuid4().hex
         name, other = self._find_user_parameter(arguments), None
+        filled |= {each: [] for each in self._list_files() if each != name and each not in arguments}
         annotation = unwrapped(plan.annotations.get(name, Any)).type
         if takes_text(annotation):
             filled[name] = message.text
@@ -355,15 +356,21 @@ class Chat:
         if messages.user_parameter is not None:
             return messages.user_parameter
         known = {self.plan.memory_parameter, self.plan.run_id_parameter, *arguments}
-        left = [each for each in dict.fromkeys(messages.values.values()) if each not in known]
+        candidates = self._list_files() if messages.user is None else dict.fromkeys(messages.values.values())
+        left = [each for each in candidates if each not in known]
         if len(left) != 1:
             fix = "pass the other parameters with arguments={…}"
             raise TypeError(f"{self.plan.where} needs one parameter for the user's message; {fix}")
         return left[0]
 
+    def _list_files(self) -> list[str]:
+        """Return the names of the parameters with lists of contents, such as images: the message has all of them."""
+        annotations = self.plan.annotations
+        return [each for each in self.plan.messages.contents if is_sequence(unwrapped(annotations.get(each)).type)]
+
     def check_offered(self, offered: Sequence[ToolSpecification]) -> None:
         """Raise `RefusedError` for tools that this client may not have."""
-        own = {*self.plan.toolset.by_name, ANSWER_TOOL}
+        own = {ANSWER_TOOL, *(name for each in (self.plan, *self.plan.team.values()) for name in each.toolset.by_name)}
         for each in offered:
             if each.name not in self.client_tools:
                 raise invalid(f"The tool {each.name[:100]!r} is not one that a client may offer.")
@@ -438,6 +445,8 @@ class Chat:
                 raise not_pending(reply.call_id)
             elif found.run_id not in ("", run_id):
                 raise invalid("The answers are for calls of several runs.")
+            elif found.answers.get(place, answer) != answer:
+                raise invalid("Two answers to the same call differ.")
             else:
                 found.run_id = run_id
                 found.answers[place] = answer

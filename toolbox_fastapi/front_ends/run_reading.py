@@ -116,8 +116,9 @@ class RunReading:
     """Turns the events of one run into parts, in order, from its first event on.
 
     `holds_text` keeps the text of a round back until it is complete: that of a structured answer, which may be refused
-    and asked again. `services` are the stored names of services, by the names of the tools that they are. `history` are
-    the answers of persons so far, which say if a call was rejected.
+    and asked again. `services` are the stored names of services, by the names of the tools that they are; they are for
+    a run that no front end has started, whose events do not tell when a service begins. `history` are the answers of
+    persons so far, which say if a call was rejected.
     """
 
     def __init__(self, run_id: str, *, holds_text: bool = False, services: Mapping[str, str] = NO_SERVICES) -> None:
@@ -155,7 +156,6 @@ class RunReading:
             case BeforeToolExecution(request):
                 yield from self._end_reply()
                 if request.name in self._services and (call := self.find_call(request)) is not None:
-                    # At once, and in a run that no front end has started: its events have nothing else of the service.
                     yield from self._start_service(ServiceWork(call.place, call.place, "", self._services[call.name]))
             case ServiceWork():
                 yield from self._take_work(event)
@@ -478,7 +478,8 @@ async def follow_run(
     before the one with the number `answer` are left out. `holds_text` and `services` are those of `RunReading`.
     """
     # Earlier events are read, too: the places of calls and the numbers of rounds follow from all of them.
-    reading, answers = RunReading(run_id, holds_text=holds_text, services=services), 0
+    guessed = NO_SERVICES if await runs.tells_services(run_id) else services
+    reading, answers = RunReading(run_id, holds_text=holds_text, services=guessed), 0
     run = await runs.get(run_id)
     if run.pending and not (await look_at(runs, run_id)).events:
         # It was started without a reader: as a call that nobody streamed.
