@@ -1,4 +1,4 @@
-"""The rules by which model servers accept a conversation, checked on what each wire and the bridge send of a request."""
+"""The rules by which model servers accept a conversation, checked on what each wire and the bridge send."""
 
 import json
 from collections.abc import Sequence
