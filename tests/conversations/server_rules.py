@@ -1,23 +1,27 @@
-"""The rules by which model servers accept a conversation, checked on what each wire sends of a request."""
+"""The rules by which model servers accept a conversation, checked on what each wire and the bridge send."""
 
 import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart
+
 from toolbox import ChatRequest
 from toolbox.models.anthropic_wire import AnthropicWire
 from toolbox.models.chat_wire import ChatWire
+from toolbox.models.pydantic_ai import messages_of
 from toolbox.models.responses_wire import ResponsesWire
 
 CHAT, RESPONSES, ANTHROPIC = ChatWire(), ResponsesWire(), AnthropicWire()
 
 
 def check_request(request: ChatRequest) -> None:
-    """Check what the three wires send of a request that ends with a message of the user, or with results."""
+    """Check what is sent of a request that ends with a message of the user, or with results."""
     _check_chat(json.loads(CHAT.fields(request)["messages"]))
     _check_responses(json.loads(RESPONSES.fields(request)["input"]))
     _check_anthropic(json.loads(ANTHROPIC.fields(request)["messages"]))
+    _check_bridge(messages_of(request.messages))
 
 
 def _check_turns(roles: Sequence[str]) -> None:
@@ -76,5 +80,18 @@ def _check_anthropic(messages: Sequence[dict[str, Any]]) -> None:
         results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
         assert sorted(results) == sorted(waiting), (results, waiting)
         waiting = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        assert len(waiting) == len(set(waiting))
+    assert not waiting
+
+
+def _check_bridge(messages: Sequence[Any]) -> None:
+    """pydantic-ai has one message for all that is sent between two replies."""
+    _check_turns(["assistant" if isinstance(each, ModelResponse) else "user" for each in messages])
+    waiting: list[str] = []
+    for each in messages:
+        assert each.parts, each
+        results = [part.tool_call_id for part in each.parts if isinstance(part, ToolReturnPart)]
+        assert sorted(results) == sorted(waiting), (results, waiting)
+        waiting = [part.tool_call_id for part in each.parts if isinstance(part, ToolCallPart)]
         assert len(waiting) == len(set(waiting))
     assert not waiting

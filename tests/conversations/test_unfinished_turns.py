@@ -22,6 +22,7 @@ from toolbox import (
     ChatResponse,
     CompleteToolCall,
     Container,
+    FinishReason,
     MemoryId,
     Message,
     PartialResponse,
@@ -40,7 +41,7 @@ from toolbox import (
 from toolbox.conversations.log import NOTES, LogEntry, Turn, entries_of
 from toolbox.conversations.stores import InMemoryChatMemoryStore
 from toolbox.conversations.views import pieces_of, sent
-from toolbox.errors import InvocationTimeoutError, ModelConnectionError, ToolRoundsExceededError
+from toolbox.errors import InvocationTimeoutError, ModelConnectionError, ModelRefusedError, ToolRoundsExceededError
 from toolbox.guardrails import GuardrailResult, OutputGuardrail, OutputGuardrailRequest, output_guardrails
 from toolbox.models import fallback
 from toolbox.services.loop import (
@@ -212,6 +213,16 @@ async def test_the_reader_of_a_stream_leaves_and_the_text_so_far_stays() -> None
         assert await room.state() == {"stopped"}
         sent = await room.sent_next()
     assert sent[-1] == AiMessage(f"one two three \n\n{NOTES['stopped']}")
+
+
+async def test_the_text_that_a_reader_got_before_a_content_filter_cut_the_stream_stays() -> None:
+    cut = ChatResponse(AiMessage("half an"), finish_reason=FinishReason.CONTENT_FILTER)
+    async with Room(PAY, cut) as room:
+        with pytest.raises(ModelRefusedError):
+            [each async for each in room.chat.text("r", "pay")]
+
+        assert (await room.said())[-1] == AiMessage("half an")
+        assert await room.state() == {"failed"}
 
 
 @pytest.mark.parametrize("leave", ["close", "drop", "cancel"])

@@ -42,7 +42,7 @@ class Gate:
         return "done"
 
 
-@register_ai_service(tools=Gate, when_busy="raise")
+@register_ai_service(name="desk", former_names=("app.Desk",), tools=Gate, when_busy="raise")
 class Desk(Protocol):
     async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
     async def order(self, run: RunId, room: MemoryId[str], text: str) -> Result[str]: ...
@@ -66,7 +66,7 @@ async def test_calls_and_runs_of_a_conversation_at_work_are_refused_at_once() ->
         await gate.entered.wait()
         with pytest.raises(ConversationBusyError) as raised:
             await desk.chat("room", "hello")
-        assert raised.value.memory_id == "room"
+        assert (raised.value.service, raised.value.memory_id) == ("desk", "room")
         with pytest.raises(ConversationBusyError):
             await runs.start(desk.chat, "room", "hello")
         with pytest.raises(ConversationBusyError):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.listening import Events
 from toolbox import (
+    AiMessage,
     ChatModel,
     ChatRequest,
     ChatResponse,
@@ -235,6 +236,30 @@ async def test_a_stream_that_has_begun_ends_with_the_error(piece: StreamEvent) -
         async for each in create_ai_service(Desk, chat_model=Begins(piece)).events("Hi"):
             seen.append(each)
     assert seen == [piece]
+
+
+async def test_a_started_run_gets_the_answer_also_after_text_of_the_model() -> None:
+    """Its caller waits for a value; who follows its events has seen more."""
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "a door"
+
+    @register_ai_service(tools=look)
+    class Watch(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+        @fallback(chat)
+        @staticmethod
+        def offline() -> str:
+            return "offline"
+
+    model = ScriptedChatModel([AiMessage("I look.", [tool_call("look")]), DOWN])
+    async with Container(models={"default": model}).register(Watch) as container:
+        run = await container.runs.start(container.get(Watch).chat, "Hi")
+
+        assert await container.runs.result(run) == "offline"
 
 
 async def test_a_stream_has_nothing_but_the_answer_after_an_immediate_tool_failed() -> None:

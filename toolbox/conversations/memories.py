@@ -19,7 +19,7 @@ from weakref import ReferenceType, ref
 
 from ..chat import Message, TokenUsage, UserMessage
 from ..di.scopes import ConversationScope, find_conversation
-from ..errors import MemoryInUseError
+from ..errors import ConversationBusyError, MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner
@@ -127,9 +127,12 @@ class ChatMemories:
         if not wait and (keeps_logs(self.store) or not hasattr(self.store, "lock")):
             lock = partial(lock, wait=False)
         async with AsyncExitStack() as entered:
-            # Always in the same order, so that two callers never wait for each other.
-            for each in sorted(key.places, key=lambda place: place.service):
-                await entered.enter_async_context(lock(each))
+            try:
+                # Always in the same order, so that two callers never wait for each other.
+                for each in sorted(key.places, key=lambda place: place.service):
+                    await entered.enter_async_context(lock(each))
+            except ConversationBusyError:  # which may name a former name
+                raise ConversationBusyError(key.service, key.memory_id) from None
             yield
 
     @asynccontextmanager

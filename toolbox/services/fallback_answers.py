@@ -78,8 +78,10 @@ def or_fallback(perform: Perform, streamed: StreamedCall | None) -> Perform:
         try:
             return await perform(effect, invocation)
         except ModelError as error:
-            # A reader who has a part of an answer must not get another one.
-            if not is_worth_another_model(error) or (streamed is not None and streamed.has_sent):
+            # A reader who has a part of an answer must not get another one. The caller of a method that returns a value
+            # has none: there, the reader follows the events of a run, or of a call in a tool.
+            has_part = streamed is not None and streamed.has_sent and invocation.plan.output.is_stream
+            if has_part or not is_worth_another_model(error):
                 raise
             failure = error
         finished: Finish = await answer.give(failure, invocation)

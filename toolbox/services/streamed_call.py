@@ -127,7 +127,6 @@ class StreamedCall:
 
     def _end_reply(self) -> None:
         """The reply is complete: let the loop take in the results of tools that have ended beside it."""
-        self._invocation.said.clear()  # the state has all of it from now on
         self.tasks.take_in_results()
 
     @property
@@ -147,6 +146,8 @@ class StreamedCall:
 
     async def advanced(self, effect: Effect, event: Event, following: Effect) -> None:
         """Send the event of a result that the loop has taken in; `following` is the next effect."""
+        if not (isinstance(following, Fail) and self._invocation.plan.output.is_stream):
+            self._invocation.said.clear()  # the state has it; of a reply that ends the stream, the reader has the text
         if isinstance(event, ToolFinished):
             await self.send_news(event)
         elif isinstance(event, ReachedLimit):
