@@ -336,6 +336,20 @@ async def test_a_failed_run_whose_target_is_gone_stays_as_it_is() -> None:
         assert (await container.runs.retry(waiting.run_id or "")).content == "Done."
 
 
+async def test_a_run_whose_target_is_gone_before_its_first_reply_does_not_fit_either() -> None:
+    process = Process()
+    async with process.start((False, TO_BILLING), (True, ModelHttpError(500, "broken"))) as container:
+        started = await container.runs.start(Desk.chat, "ada", "Money back")
+        with pytest.raises(RunFailedError):
+            await container.runs.result(started.id)
+    async with process.start((False, "Hello."), services=(DeskAlone,)) as container:
+        with pytest.raises(RunIncompatibleError, match=r"Billing\.chat"):
+            await container.runs.retry(started.id)
+        assert (await container.runs.get(started.id)).status == "failed"
+    async with process.start((True, "Done.")) as container:
+        assert (await container.runs.retry(started.id)).answered_by == "Billing.chat"
+
+
 async def test_a_run_goes_on_only_for_an_identity_that_may_call_the_one_in_charge() -> None:
     roles = {"clerk"}
 

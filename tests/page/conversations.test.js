@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 
-import {aboutOf, addressOf, placeIn, reasonFor} from "../../toolbox_fastapi/dev_ui/page/conversations.js";
+import {aboutOf, addressOf, answerOf, placeIn, reasonFor} from "../../toolbox_fastapi/dev_ui/page/conversations.js";
 
 test("an address names a service and a memory id of any characters", () => {
   for (const memory_id of ["7", "a/b#c", "", '"], ["', "\u202e"]) {
@@ -32,5 +32,15 @@ test("a conversation says whose it is and what it used", () => {
   assert.match(
     aboutOf({...info, owner: null, usage: {input_tokens: 0, output_tokens: 0}}),
     /7 · no owner · begun [^·]+$/,
+  );
+  assert.match(aboutOf({...info, owner: "ann", in_charge: "Billing.chat", usage: {}}), / · Billing\.chat in charge · /);
+});
+
+test("an answer says who gave it, from which sources", () => {
+  const usage = {input_tokens: 5, output_tokens: 6};
+  assert.equal(answerOf({answered_by: null, sources: [], usage: null}), "");
+  assert.equal(
+    answerOf({answered_by: "Billing.chat", sources: ["Terms terms.md", "a\u202eb"], usage}),
+    "by Billing.chat · sources: [1] Terms terms.md, [2] aU+202Eb · 5 in, 6 out tokens",
   );
 });

@@ -126,6 +126,8 @@ def _describe_entry(entry: LogEntry) -> Entry:
         "state": entry.state,
         "run_id": entry.run_id,
         "usage": entry.usage,
+        "answered_by": entry.answered_by,
+        "sources": [" ".join(filter(None, (each.title, each.source))) for each in entry.sources],
         "message": _describe_message(entry.message),
     }
 

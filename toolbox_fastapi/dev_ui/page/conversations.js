@@ -226,6 +226,7 @@ export const aboutOf = info =>
   [
     `${nameOf(info.service)}, memory id ${info.memory_id}`,
     info.owner === null ? "no owner" : `owner ${info.owner}`,
+    info.in_charge ? `${info.in_charge} in charge` : null,
     `begun ${when(info.created_at)}`,
     info.usage.input_tokens || info.usage.output_tokens ? `${tokens(info.usage)} tokens` : null,
   ]
@@ -266,6 +267,16 @@ function historyOf({pages, next}, change, showEarlier) {
 // An entry's id is that of its turn and a number.
 const turnOf = entry => entry?.id.replace(/\.\d+$/, "");
 
+// Says who gave an answer, from which sources, and what it used.
+export const answerOf = ({answered_by: by, sources, usage}) =>
+  [
+    by && `by ${by}`,
+    sources.length ? `sources: ${sources.map((each, index) => `[${index + 1}] ${visible(each)}`).join(", ")}` : null,
+    usage && `${tokens(usage)} tokens`,
+  ]
+    .filter(each => each)
+    .join(" · ");
+
 function entryItem(entry, beginsTurn, rewind) {
   const about = [
     beginsTurn ? when(entry.at) : null,
@@ -278,7 +289,7 @@ function entryItem(entry, beginsTurn, rewind) {
     {class: "turn"},
     about.length ? make("p", {class: "about"}, about) : null,
     partsOf(entry.message),
-    entry.usage && make("p", {class: "about"}, `${tokens(entry.usage)} tokens`),
+    answerOf(entry) ? make("p", {class: "about"}, answerOf(entry)) : null,
   );
 }
 
