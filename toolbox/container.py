@@ -311,8 +311,8 @@ class Container:
                 (await container.aget(Reservation)).departure = None
 
         Its `@conversation_scoped` beans are stored at the end if they changed, unless the block raises. A request scope
-        is opened if none is active. `service` is the class of the service, or its stored name, and `memory_id` the id as
-        in calls. Raises `InvalidMemoryIdError`, and `ContainerNotStartedError`.
+        is opened if none is active. `service` is the class of the service or its stored name, `memory_id` the id as in
+        calls. Raises `InvalidMemoryIdError`, and `ContainerNotStartedError`.
         """
         from .conversations.conversation_blocks import ConversationBlock
 
