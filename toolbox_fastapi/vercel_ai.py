@@ -283,7 +283,7 @@ class ChunkWriter:
             yield {"type": "finish-step"}
 
     def _end_with_step(self) -> Iterator[Chunk]:
-        """End with an empty step if the last one has results: a page with tools of its own would send them again."""
+        """End with an empty step if the last one has results: a page that has tools would send them again."""
         if self._has_results and self._client_tools:
             yield {"type": "start-step"}
             yield {"type": "finish-step"}

@@ -240,8 +240,8 @@ class Chat:
     async def is_under_way(self, message: UserMessage, client_id: str | None) -> bool:
         """Return True if a run that has not ended answers this message of a client. Raises `RefusedError`."""
         for run in await self.find_open_runs() if client_id is not None else ():
-            told = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
-            if any((each.message, each.client_id) == (message, client_id) for each in told):
+            added = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
+            if any((each.message, each.client_id) == (message, client_id) for each in added):
                 return True
             with suppress(RunIncompatibleError, RunNotFoundError):
                 if await self.runs.question_of(run.id) == (message, client_id):
