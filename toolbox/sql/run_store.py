@@ -620,7 +620,7 @@ class SqlRunStore(RunStore):
     def joins(self, conversations: object) -> bool:
         """Return True if a store of conversations is on the same engine, so that `together` can write in both.
 
-        Not for a subclass with messages of its own, which may write elsewhere.
+        Not for a subclass that keeps messages itself, which may write elsewhere.
         """
         tables = getattr(conversations, "store_tables", None)
         if not (isinstance(tables, StoreTables) and is_log_store(type(conversations))):
