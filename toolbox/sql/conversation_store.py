@@ -215,7 +215,7 @@ class SqlChatMemoryStore(LogStore):
         turns = self._turns.c
         # By the run alone, as `_find_turn`. A copy of the conversation may have it too.
         found = select(turns.conversation.label("lies_in"), *values).where(turns.run_id == run_id, turns.id != but)
-        rows = await connection.execute(found)
+        rows: Any = await connection.execute(found)
         return next((each for each in rows if each.lies_in == head.id), None)
 
     async def _place_of(self, connection: AsyncConnection, head: Head, entry: str) -> Position:
