@@ -303,6 +303,36 @@ const GESTURES = {
     await page.says("again");
   },
 
+  async "writes instead and regenerates"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.chat.regenerate();
+    await page.rests();
+  },
+  async "writes instead and edits that"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.says("changed", {messageId: idOf(page, 2)});
+  },
+  async "writes instead and edits the question"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+  async "approves an earlier answer"(page) {
+    await page.says("hi");
+    await page.says("again");
+    const [{approval}] = page.inState("approval-requested");
+    await page.chat.addToolApprovalResponse({id: approval.id, approved: true});
+    await page.chat.sendMessage();
+    await page.rests();
+  },
+  async "edits what is before a call that waits"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+
   // --- tools of the page
   async "runs a tool"(page) {
     await page.says("hi");
@@ -382,6 +412,23 @@ const GESTURES = {
   async "stops and reloads"(page) {
     await GESTURES.stops(page);
     await page.reload();
+    await page.rests();
+  },
+  async "stops and regenerates"(page) {
+    await GESTURES.stops(page);
+    await goOn(page);
+    await page.chat.regenerate();
+    await page.rests();
+  },
+  async "stops and edits"(page) {
+    await GESTURES.stops(page);
+    await goOn(page);
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+  async "stops what waits and regenerates"(page) {
+    await page.says("hi");
+    await stopAnswer(page);
+    await page.chat.regenerate();
     await page.rests();
   },
   async "stops and goes on"(page) {
