@@ -48,7 +48,9 @@ class Page {
       },
     };
     const runId = `${this.client}-run${++this.ids}`;
-    await this.agent.runAgent({runId, tools: this.tools, ...options}, seen).catch(error => this.errors.push(String(error.message)));
+    await this.agent
+      .runAgent({runId, tools: this.tools, ...options}, seen)
+      .catch(error => this.errors.push(String(error.message)));
   }
 
   async says(content, options) {

@@ -167,7 +167,7 @@ const GESTURES = {
     await page.says("hi");
     await page.says("changed", {messageId: idOf(page, 0)});
   },
-  async "regenerates"(page) {
+  async regenerates(page) {
     await page.says("hi");
     await page.says("again");
     await page.chat.regenerate();
@@ -367,7 +367,7 @@ const GESTURES = {
   },
 
   // --- reload and stop
-  async "reloads"(page) {
+  async reloads(page) {
     await page.says("hi");
     await page.says("again");
     await page.reload();
@@ -390,7 +390,10 @@ const GESTURES = {
     page.connection.cut = 4;
     await page.says("hi");
     const resuming = page.chat.resumeStream();
-    await until(() => page.connection.requests.at(-1).method === "GET" && page.connection.requests.at(-1).status, "a stream");
+    await until(
+      () => page.connection.requests.at(-1).method === "GET" && page.connection.requests.at(-1).status,
+      "a stream",
+    );
     await goOn(page);
     await resuming;
     await page.rests();
