@@ -48,7 +48,9 @@ class Page {
       },
     };
     const runId = `${this.client}-run${++this.ids}`;
-    await this.agent.runAgent({runId, tools: this.tools, ...options}, seen).catch(error => this.errors.push(String(error.message)));
+    await this.agent
+      .runAgent({runId, tools: this.tools, ...options}, seen)
+      .catch(error => this.errors.push(String(error.message)));
   }
 
   async says(content, options) {
@@ -69,10 +71,16 @@ class Page {
     await this.run(this.resume(make));
   }
 
-  async runsTools(result = {content: "Rome"}) {
+  addResults(result = {content: "Rome"}, most = Infinity) {
     const done = new Set(this.agent.messages.filter(each => each.role === "tool").map(each => each.toolCallId));
     const calls = this.agent.messages.flatMap(each => each.toolCalls ?? []).filter(each => !done.has(each.id));
-    for (const {id} of calls) this.agent.addMessage({id: `r${id}`, role: "tool", toolCallId: id, ...result});
+    for (const {id} of calls.slice(0, most)) {
+      this.agent.addMessage({id: `r${id}`, role: "tool", toolCallId: id, ...result});
+    }
+  }
+
+  async runsTools(result, most) {
+    this.addResults(result, most);
     await this.run();
   }
 
@@ -198,6 +206,20 @@ const GESTURES = {
     await page.says("hi");
     await page.answers(yes(true));
     await page.runsTools();
+  },
+  async "runs one of two tools, then the other"(page) {
+    await page.says("hi");
+    await page.runsTools({content: "Rome"}, 1);
+    await page.runsTools({content: "Oslo"});
+  },
+  async "runs a tool and writes"(page) {
+    await page.says("hi");
+    page.addResults();
+    await page.says("hurry");
+  },
+  async "writes instead of running a tool"(page) {
+    await page.says("hi");
+    await page.says("never mind");
   },
   async "offers an unknown tool"(page) {
     page.tools = [{...WHERE, name: "format_disk"}];

@@ -38,7 +38,10 @@ function breakAfter(body, left) {
     async pull(controller) {
       const {done, value} = await reader.read();
       if (done) return controller.close();
-      for (const frame of new TextDecoder().decode(value).split(/(?<=\n\n)/).slice(0, left)) {
+      for (const frame of new TextDecoder()
+        .decode(value)
+        .split(/(?<=\n\n)/)
+        .slice(0, left)) {
         controller.enqueue(new TextEncoder().encode(frame));
         left--;
       }

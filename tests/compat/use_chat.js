@@ -167,7 +167,7 @@ const GESTURES = {
     await page.says("hi");
     await page.says("changed", {messageId: idOf(page, 0)});
   },
-  async "regenerates"(page) {
+  async regenerates(page) {
     await page.says("hi");
     await page.says("again");
     await page.chat.regenerate();
@@ -303,6 +303,36 @@ const GESTURES = {
     await page.says("again");
   },
 
+  async "writes instead and regenerates"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.chat.regenerate();
+    await page.rests();
+  },
+  async "writes instead and edits that"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.says("changed", {messageId: idOf(page, 2)});
+  },
+  async "writes instead and edits the question"(page) {
+    await page.says("hi");
+    await page.says("never mind");
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+  async "approves an earlier answer"(page) {
+    await page.says("hi");
+    await page.says("again");
+    const [{approval}] = page.inState("approval-requested");
+    await page.chat.addToolApprovalResponse({id: approval.id, approved: true});
+    await page.chat.sendMessage();
+    await page.rests();
+  },
+  async "edits what is before a call that waits"(page) {
+    await page.says("hi");
+    await page.says("again");
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+
   // --- tools of the page
   async "runs a tool"(page) {
     await page.says("hi");
@@ -337,7 +367,7 @@ const GESTURES = {
   },
 
   // --- reload and stop
-  async "reloads"(page) {
+  async reloads(page) {
     await page.says("hi");
     await page.says("again");
     await page.reload();
@@ -360,7 +390,10 @@ const GESTURES = {
     page.connection.cut = 4;
     await page.says("hi");
     const resuming = page.chat.resumeStream();
-    await until(() => page.connection.requests.at(-1).method === "GET" && page.connection.requests.at(-1).status, "a stream");
+    await until(
+      () => page.connection.requests.at(-1).method === "GET" && page.connection.requests.at(-1).status,
+      "a stream",
+    );
     await goOn(page);
     await resuming;
     await page.rests();
@@ -382,6 +415,23 @@ const GESTURES = {
   async "stops and reloads"(page) {
     await GESTURES.stops(page);
     await page.reload();
+    await page.rests();
+  },
+  async "stops and regenerates"(page) {
+    await GESTURES.stops(page);
+    await goOn(page);
+    await page.chat.regenerate();
+    await page.rests();
+  },
+  async "stops and edits"(page) {
+    await GESTURES.stops(page);
+    await goOn(page);
+    await page.says("changed", {messageId: idOf(page, 0)});
+  },
+  async "stops what waits and regenerates"(page) {
+    await page.says("hi");
+    await stopAnswer(page);
+    await page.chat.regenerate();
     await page.rests();
   },
   async "stops and goes on"(page) {

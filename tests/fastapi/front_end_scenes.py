@@ -72,6 +72,11 @@ def refuses() -> ModelHttpError:
     return ModelHttpError(500, "https://secret.example")
 
 
+@register_ai_service(tools=Refunds, on_suspended="continue")
+class Calm(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+
 class GatedAtHello(Gated):
     """A model that waits before the last pieces of a reply that begins with "Hello"."""
 
@@ -240,6 +245,31 @@ USE_CHAT = [
         options={"while_waiting": "refuse"},
     ),
     Scene(
+        "writes instead and regenerates",
+        [SURE, "As you like.", "Well."],
+        [HI, SURE_WAITS, "user: never mind", "assistant: Well."],
+        [HI, "assistant: Sure. [refund output-denied]", "user: never mind", "assistant: Well."],
+    ),
+    Scene(
+        "writes instead and edits that",
+        [SURE, "As you like.", "Well."],
+        [HI, SURE_WAITS, "user: changed", "assistant: Well."],
+        [HI, "assistant: Sure. [refund output-denied]", "user: changed", "assistant: Well."],
+    ),
+    Scene(
+        "writes instead and edits the question",
+        [SURE, "As you like.", "Well."],
+        ["user: changed", "assistant: Well."],
+    ),
+    Scene("edits what is before a call that waits", ["A1.", SURE, "A3."], ["user: changed", "assistant: A3."]),
+    Scene(
+        "approves an earlier answer",
+        [SURE, "Again.", "Done."],
+        [HI, DONE, "user: again", "assistant: Again."],
+        ["user: again", "assistant: Again.", HI, DONE],
+        services=(Calm,),
+    ),
+    Scene(
         "writes while it streams",
         ["Hello there you.", "Second."],
         [HI, "assistant: Hello there you.", "user: again", "assistant: Second."],
@@ -321,6 +351,9 @@ USE_CHAT = [
         refunded=[7],
         gated=True,
     ),
+    Scene("stops and regenerates", ["Hello there you.", "Yes."], [HI, "assistant: Yes."], gated=True),
+    Scene("stops and edits", ["Hello there you.", "Yes."], ["user: changed", "assistant: Yes."], gated=True),
+    Scene("stops what waits and regenerates", [SURE, "Yes."], [HI, "assistant: Yes."]),
     Scene("stops what waits", [SURE], [HI, "assistant: Sure. [refund output-error]"]),
     Scene("answers what was stopped", [SURE], [HI, "assistant: Sure. [refund output-error]"]),
 ]
@@ -421,6 +454,22 @@ AG_UI = [
         [HI, "assistant: where_am_i refund", "tool: refunded 7", "tool: Rome", "assistant: Done."],
         [HI, "assistant: where_am_i refund", "tool: Rome", "tool: refunded 7", "assistant: Done."],
         refunded=[7],
+    ),
+    Scene(
+        "runs one of two tools, then the other",
+        [says(tool_call("where_am_i", {}), tool_call("where_am_i", {"exact": True})), "Here."],
+        [HI, "assistant: where_am_i where_am_i", "tool: Rome", "tool: Oslo", "assistant: Here."],
+    ),
+    Scene(
+        "runs a tool and writes",
+        [WHERE, "In Rome."],
+        [HI, "assistant: where_am_i", "tool: Rome", "user: hurry", "assistant: In Rome."],
+    ),
+    Scene(
+        "writes instead of running a tool",
+        [WHERE, "As you like."],
+        [HI, "assistant: where_am_i", "user: never mind", "assistant: As you like."],
+        [HI, "assistant: where_am_i", "tool: the user wrote instead", "user: never mind", "assistant: As you like."],
     ),
     Scene("offers an unknown tool", [], [HI], [], errors=["'format_disk' is not one that a client may offer."]),
     # services, sources, state
