@@ -273,7 +273,7 @@ class EventWriter:
     def __init__(self, run_id: str, ids: Mapping[str, str], client_tools: Collection[str]) -> None:
         self._run_id, self._ids, self._client_tools = run_id, ids, client_tools
         self._round, self._has_started = 0, False
-        self._services: dict[str, ServiceStart] = {}  # those that work now
+        self._services: list[str] = []  # those that work now
         self._ended_services: set[str] = set()
         self.known_results: frozenset[str | None] = frozenset()
         """The client has the results of the tools that it runs: it would show them twice."""
@@ -348,7 +348,7 @@ class EventWriter:
                 yield {"type": "STATE_SNAPSHOT", "snapshot": values}
             case Waits(pending):
                 waiting = self._write_pending(pending)
-                for service_id in reversed([*self._services]):
+                for service_id in self._services[::-1]:
                     own = [
                         each["id"] for each in waiting.get("interrupts", ()) if _service_of(each["id"]) == service_id
                     ]
@@ -371,7 +371,7 @@ class EventWriter:
         # Clients refuse an id that is used twice, and a parent that they do not know.
         if start.id in self._services or start.id in self._ended_services:
             return
-        self._services[start.id] = start
+        self._services.append(start.id)
         known = {*self._services, *self._ended_services}
         parents = {"parentSubagentRunId": start.parent_id} if start.parent_id in known else {}
         if start.call_id:
@@ -381,7 +381,7 @@ class EventWriter:
         yield {"type": "SUBAGENT_STARTED", "subagentRunId": start.id, "name": start.service, **parents}
 
     def _end_service(self, service_id: str, how: str, about: Event) -> Event:
-        del self._services[service_id]
+        self._services.remove(service_id)
         self._ended_services.add(service_id)
         return {"type": f"SUBAGENT_{how}", "subagentRunId": service_id, **about}
 

@@ -556,8 +556,8 @@ async def find_unread(runs: Runs, run_id: str) -> list[ToldMessage]:
     if (await look_at(runs, run_id)).status != "running":
         return []
     written = await (await runs.store()).messages(run_id)
-    told = [each for each in map(told_from_json, written) if each.client_id is not None]
-    return told[sum(begins_answer(each.event) for each in await read_so_far(runs, run_id)) :] if told else []
+    added = [each for each in map(told_from_json, written) if each.client_id is not None]
+    return added[sum(begins_answer(each.event) for each in await read_so_far(runs, run_id)) :] if added else []
 
 
 async def look_at(runs: Runs, run_id: str) -> RunLook:
