@@ -1,9 +1,11 @@
 """One call of a service method, from its arguments to its value: `run_call` is all of it, in the order of what happens.
 
 A stream and a durable run are the same call. What a stream adds is `streamed` (`streamed_call`): the model is asked for
-pieces, and the reader gets each event when it happens. What a run adds is the `place` of the invocation: the layers of
-its plan read or write a record around each effect (`toolbox/runs/run_layers.py`), one that continues begins with its
-stored state, and a suspension is stored. `blocks_around` and `within_layers` list everything else that a call can have.
+pieces, and the reader gets each event when it happens. What a run adds is the `place` of the invocation, which a call
+has if it is durable or may be suspended. Nothing is written before the run is stored: at the start of a durable one, or
+at the first suspension. From then on, the layers of its plan read or write a record around each effect
+(`runs/run_layers.py`), one that continues begins with its stored state, and its end is stored after `run_call`
+(`runs/run_execution.py`). A plain call has neither, and nothing of what `blocks_around` and `within_layers` list.
 
 Not here: making the invocation of the arguments (`methods`, `invocation`), deciding the next effect (`loop`), handing
 the items of a stream over (`streams`).
@@ -68,7 +70,7 @@ from .usage_layers import counted, in_account, limited, or_limit, with_recorded_
 
 
 async def run_call(invocation: Invocation, streamed: StreamedCall | None = None) -> Any:
-    """Run one call, and return the method's value; in a stream, the reader has all of it by then.
+    """Run one call, and return the method's value; None in a stream, whose reader has all of it.
 
     In a plain call, `invocation.perform` is the function `perform` below: its request goes to the model and its tool
     call to the tool, with nothing in between.
@@ -93,7 +95,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             # Its first effect: a request with the system message, the history and the user message.
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
-            if plan is not invocation.entry and stored is None:  # the conversation was handed over before
+            if plan is not invocation.entry and stored is None:
+                # An earlier call has handed the conversation over: a bean that replaces that service, in a test, answers.
                 effect = await answer_in_place(effect, invocation, streamed)
             if invocation.environment.passages is not None:  # found by retrievers
                 note_passages(invocation)
@@ -109,8 +112,9 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                         effect = await shorten(invocation, error, streamed)  # raises it if nothing can be left out
                         continue
                 elif isinstance(effect, RunTools) and tasks is None:
-                    # What a tool raises becomes a result that the model reads: the answer of the error's handler. Only
-                    # an `EndsInvocation`, and what a handler raises, comes out here and ends the call.
+                    # The handler of an error decides, here and in `tasks`. By default the model reads what a tool raises
+                    # as the call's result, while an unknown tool and invalid arguments end the call: their handlers
+                    # raise. An `EndsInvocation` ends it in any case.
                     call = RunTool(effect.first, effect.pending[effect.first].request)
                     event = await invocation.perform(call, invocation)
                 else:
@@ -135,8 +139,12 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if isinstance(effect, Suspend) and invocation.place is not None:
                 await invocation.place.suspend(invocation)  # the run is stored, and waits for an answer
 
-        # The blocks have ended: the conversation is written, and the listeners have the answer.
-        return invocation.value() if streamed is None else await streamed.end()
+        # The blocks have ended: the conversation is written, and the listeners have the answer. The turn of a stored run
+        # is written with the end of the run, in one transaction, if both stores are on one engine.
+        if streamed is not None:
+            await streamed.end()
+            return None
+        return invocation.value()
 
 
 async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
@@ -210,10 +218,10 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
         yield with_roles
     has_memory = invocation.memory_key is not None
     if has_memory:
-        yield in_conversation  # loads the messages; writes what was done, if the call ends without an answer
+        yield in_conversation  # loads the messages; after an error, writes what was done, if a tool had begun
     yield from plan.layers.around_turn  # compensation, if the call fails
     if has_memory:
-        yield with_memory  # writes the turn at its end, if the call has ended with an answer
+        yield with_memory  # writes the turn of an answer; that of a `@fallback` counts as failed
     if invocation.entry.checks_input and not invocation.is_resumed:
         yield with_checked_input  # the conversation says whose guardrails judge: who is in charge
 
@@ -221,8 +229,8 @@ def blocks_around(invocation: Invocation) -> Iterator[InvocationLayer]:
 def within_layers(invocation: Invocation, streamed: StreamedCall | None) -> Perform:
     """Return the function that performs the effects of the call: `perform`, inside the layers that it needs.
 
-    Those of the plan are interceptors, and in a run the one that gives what is recorded, or records what happens. All
-    others act on requests only, and pass tool calls on.
+    Those of the plan change or record requests: tools that are found later, interceptors, the records of a run. Only
+    that of a run acts on tool calls too, which get their places in it; what is around a tool is in its `Layers.tools`.
     """
     performing: Perform = perform
     if invocation.account is not None:
