@@ -96,7 +96,7 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             stored = invocation.stored_state  # of a run that continues
             effect = await (begin(invocation) if stored is None else resume(invocation, stored))
             if plan is not invocation.entry and stored is None:
-                # An earlier call has handed the conversation over: a bean that replaces that service, in a test, answers.
+                # An earlier call has handed the conversation over: a bean that replaces its target, in a test, answers.
                 effect = await answer_in_place(effect, invocation, streamed)
             if invocation.environment.passages is not None:  # found by retrievers
                 note_passages(invocation)
@@ -112,8 +112,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                         effect = await shorten(invocation, error, streamed)  # raises it if nothing can be left out
                         continue
                 elif isinstance(effect, RunTools) and tasks is None:
-                    # The handler of an error decides, here and in `tasks`. By default the model reads what a tool raises
-                    # as the call's result, while an unknown tool and invalid arguments end the call: their handlers
+                    # The handler of an error decides, here and in `tasks`. By default the model reads what a tool
+                    # raises, as the call's result. An unknown tool and invalid arguments end the call: their handlers
                     # raise. An `EndsInvocation` ends it in any case.
                     call = RunTool(effect.first, effect.pending[effect.first].request)
                     event = await invocation.perform(call, invocation)
@@ -139,8 +139,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if isinstance(effect, Suspend) and invocation.place is not None:
                 await invocation.place.suspend(invocation)  # the run is stored, and waits for an answer
 
-        # The blocks have ended: the conversation is written, and the listeners have the answer. The turn of a stored run
-        # is written with the end of the run, in one transaction, if both stores are on one engine.
+        # The blocks have ended: the conversation is written, and the listeners have the answer. The turn of a stored
+        # run is written with the end of the run, in one transaction, if both stores are on one engine.
         if streamed is not None:
             await streamed.end()
             return None
