@@ -67,7 +67,7 @@ class Model:
         results = [each.tool_name for each in request.messages if isinstance(each, ToolExecutionResultMessage)]
         said = [tool_call("find", {"order": 7}), tool_call("transfer_to_billing", {})]
         if "transfer_to_billing" in results:
-            wanted = ["find", "find", "refund"] if "refund" in request.messages[0].text else ["find", "find"]
+            wanted = ["find", "find", "refund"] if "refund" in (request.messages[0].text or "") else ["find", "find"]
             missing = [each for each in wanted if results.count(each) < wanted.count(each)]
             if not missing:
                 return ChatResponse(AiMessage(f"done after {len(results)} results"))

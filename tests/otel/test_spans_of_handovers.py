@@ -81,7 +81,8 @@ async def test_spans_name_the_agent_in_charge_and_the_call_has_the_hand_over() -
 async def test_streams_say_the_same() -> None:
     telemetry = Telemetry()
     async with started(telemetry, TO_BILLING, tool_call("invoice", {}), "Here.") as container:
-        assert [each async for each in container.get(Desk).texts("Hi")][-1].response.ai_message.text == "Here."
+        events: list[Any] = [each async for each in container.get(Desk).texts("Hi")]
+        assert events[-1].response.ai_message.text == "Here."
     assert [agent for _, agent in agents(telemetry)] == ["Desk", "Desk", "Billing", "Billing", "Billing"]
     assert [each.name for each in telemetry.spans[0].events] == ["toolbox.handed_over"]
 
