@@ -174,6 +174,7 @@ async def test_a_service_within_a_service_waits_and_goes_on(running: Running) ->
     async with running(app) as client:
         events = events_in((await client.post("/agui", json=posted("hi"))).text)
         again = events_in((await client.post("/agui", json=posted())).text)
+        stored = (await client.get("/agui/room/messages")).json()
         interrupts = events[-1]["outcome"]["interrupts"]
         resume = [{"interruptId": each["id"], "status": "resolved", "payload": True} for each in interrupts]
         following = events_in((await client.post("/agui", json=posted("hi", resume=resume))).text)
@@ -197,6 +198,9 @@ async def test_a_service_within_a_service_waits_and_goes_on(running: Running) ->
     assert inner_events(following)[:2] == [("SUBAGENT_STARTED", "0"), ("SUBAGENT_STARTED", "0/0")]
     finished = [each["outcome"] for each in following if each["type"] == "SUBAGENT_FINISHED"]
     assert finished == [{"type": "success"}] * 2
+    assert EVENTS.validate_python({"type": "MESSAGES_SNAPSHOT", "messages": stored})
+    texts = [(each["content"], each["subagentRunId"]) for each in stored if "subagentRunId" in each]
+    assert texts == [("I ask.", asked["subagentRunId"])]
     ids = [each["messageId"] for each in (*events, *following) if each["type"] == "TEXT_MESSAGE_START"]
     assert len(ids) == len(set(ids))
 
