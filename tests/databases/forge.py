@@ -14,7 +14,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import NullPool, create_engine, inspect, text
 
 from tests import programs
 from toolbox import sql
@@ -132,6 +132,14 @@ def rows(url: str, statement: str) -> list[Any]:
         return [tuple(each) for each in connection.execute(text(statement))]
 
 
+def end_leases(url: str) -> None:
+    """Let all leases end at once, on a server too. No process that lives may have one."""
+    with blocking(url).begin() as connection:
+        for table in ("toolbox_runs_leases", "toolbox_conversations_leases"):
+            if inspect(connection).has_table(table):
+                connection.execute(text(f"UPDATE {table} SET until = 0"))
+
+
 def until(holds: Callable[[], Any], seconds: float = 100) -> None:
     """Wait until a condition holds, at most so many seconds."""
     end = time.monotonic() + seconds
@@ -179,6 +187,7 @@ def sweep(forge: Forge, url: str, every: int) -> int:
             assert set(forge.wait()) <= {-9, 0}  # events are written in varying portions
     assert set(forge.wait()) <= {-9, 0}
     begun = rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0]
+    end_leases(url)
     # No process is killed from here on. A slow one must not lose its run while it stamps: another one would look for
     # the stamp too early, and stamp again. No store can prevent this for a tool without a transaction.
     for _ in range(3):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from . import trips
-from .forge import LEASE, Forge, prepared, rows
+from .forge import LEASE, Forge, end_leases, prepared, rows
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
@@ -42,6 +42,7 @@ def test_a_process_that_is_killed_while_it_undoes_leaves_no_tool_undone_twice_or
             forge.wait()
     forge.wait()
     assert killed > 20 / every
+    end_leases(url)
     forge.begin("finish_trips", url, LEASE)
     forge.begin("finish_trips", url, LEASE)
     assert forge.wait() == [0, 0]

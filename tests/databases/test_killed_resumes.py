@@ -6,7 +6,7 @@ import os
 import pytest
 
 from . import suspensions
-from .forge import LEASE, Forge, prepared, rows
+from .forge import LEASE, Forge, end_leases, prepared, rows
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
@@ -47,6 +47,7 @@ def test_a_run_goes_on_wherever_the_process_that_resumed_it_was_killed(forge: Fo
     for status, document in rows(url, "SELECT status, document FROM toolbox_runs"):
         waiting = [each["call"]["tool_name"] for each in json.loads(document)["waiting"]]
         assert (status, waiting) in (("suspended", ["book", "risky"]), ("running", []), ("completed", []))
+    end_leases(url)
     forge.begin("finish", url, LEASE, names)
     assert forge.wait() == [0]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from . import rooms
-from .forge import LEASE, Forge, prepared, rows
+from .forge import LEASE, Forge, end_leases, prepared, rows
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
@@ -43,6 +43,7 @@ def test_the_log_and_the_runs_agree_wherever_a_process_was_killed(forge: Forge, 
     exits += forge.wait()
     assert set(exits) <= {-9, 0}  # renewals of the lease are statements too, so the last steps may not be reached
 
+    end_leases(url)
     run("go_on_talking", [*names])
     shown = turns_of(url)
     found = {(room, run_id): status for room, run_id, status in rows(url, RUNS)}

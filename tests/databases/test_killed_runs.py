@@ -10,7 +10,7 @@ import pytest
 
 from . import transfers
 from .conftest import restart
-from .forge import LEASE, Forge, check_books, create_tables, prepared, rows, sweep, until
+from .forge import LEASE, Forge, check_books, create_tables, end_leases, prepared, rows, sweep, until
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
@@ -37,9 +37,11 @@ def test_a_process_is_killed_at_every_step(forge: Forge, url: str) -> None:
         if step % 6 == 1:
             assert set(forge.wait()) <= ({-9} if step < 25 else {-9, 0})  # events are written in varying portions
     forge.wait()
+    end_leases(url)
     for step in range(1 + 3 * every, number, 3 * every):  # killed again while it goes on
         forge.begin("go_on", url, LEASE, f"killed at {step}", 3 + step % 7)
     forge.wait()
+    end_leases(url)
     begun = rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0]
     forge.begin("inherit", url, LEASE, begun)
     forge.begin("inherit", url, LEASE, begun)
@@ -65,6 +67,7 @@ def test_a_process_that_was_stopped_past_its_lease_writes_nothing_more(forge: Fo
         pytest.skip("a stopped writer locks the whole SQLite database")
     pid = forge.begin("execute", url, LEASE, "order", None, step)
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    end_leases(url)
     forge.begin("inherit", url, LEASE, 1)
     until(lambda: rows(url, "SELECT COUNT(*) FROM toolbox_runs WHERE status = 'completed'") == [(1,)])
     before = rows(url, "SELECT * FROM toolbox_runs_records ORDER BY number")
