@@ -118,6 +118,11 @@ class RunPlace:
         """Write a turn in one transaction with what the run writes next. Returns False if that cannot be."""
         return not self.path and self.session.take_turn(turn)  # services within store theirs when they end
 
+    def drop_turn(self) -> None:
+        """Do not write the turn that was taken, if it is not written yet."""
+        if not self.path:
+            self.session.drop_turn()
+
     def stay_in(self, conversation: AsyncExitStack) -> None:
         """Leave the conversation only after that write, if there is a turn to write."""
         self.session.stay_in(conversation)

@@ -190,6 +190,10 @@ class PlaceInRun(CallPlace, Protocol):
         """
         ...
 
+    def drop_turn(self) -> None:
+        """Do not write the turn that was taken, if it is not written yet: another one takes its place."""
+        ...
+
     def stay_in(self, conversation: AsyncExitStack, /) -> None:
         """Leave the conversation only after that write, if there is a turn to write."""
         ...
