@@ -321,6 +321,16 @@ async def test_what_the_success_of_a_run_calls_decides_before_its_turn_is_stored
         assert [each.state for each in await turns_of(here)] == ["failed"]
 
 
+@pytest.mark.parametrize("end", ["answered", "cancelled"])
+async def test_the_end_and_the_turn_need_one_connection(database_url: str, end: str) -> None:
+    act, replies, state = ENDS[end]
+    service = shop("continue")
+    one: Any = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
+    async with sql.open_engine(database_url, **one) as engine, program(engine, service, *replies) as here:
+        await act(here, service)
+        assert [each.state for each in await turns_of(here)] == [state]
+
+
 @pytest.mark.parametrize("option", ["raise", "continue"])
 async def test_on_two_engines_the_turn_comes_first(engine: AsyncEngine, option: Any) -> None:
     service, commits = shop(option), Commits(engine)

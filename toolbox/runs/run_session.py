@@ -211,13 +211,12 @@ class RunSession:
     # --- the turn of the run in its conversation
 
     def take_turn(self, turn: TurnWrite) -> bool:
-        """Write a turn with the next change of the header, in one transaction; in place of one that was not written.
+        """Write a turn with the next change of the header, in one transaction.
 
         Returns False, and does nothing, unless the store of the run can write in both.
         """
         if not joins(self._store, turn.store):
             return False
-        self._drop_turn()
         self._turn = turn
         return True
 
@@ -226,7 +225,8 @@ class RunSession:
         """True if there is a turn to write."""
         return self._turn is not None
 
-    def _drop_turn(self) -> None:
+    def drop_turn(self) -> None:
+        """Do not write the turn."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.end(False)
@@ -238,7 +238,7 @@ class RunSession:
 
     async def leave_conversation(self) -> None:
         """Leave the conversation of a turn that was written, or that nobody writes any more."""
-        self._drop_turn()
+        self.drop_turn()
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
             await conversation.aclose()

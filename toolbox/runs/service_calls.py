@@ -110,6 +110,11 @@ class RunPlace:
         """Write a turn in one transaction with what the run writes next. Returns False if that cannot be."""
         return not self.path and self.run.take_turn(turn)  # services within store theirs when they end
 
+    def drop_turn(self) -> None:
+        """Do not write the turn that was taken, if it is not written yet."""
+        if not self.path:
+            self.run.drop_turn()
+
     async def settle(self) -> None:
         """Call the `@on_success` methods of a stored run, before its turn is stored. Raises their errors."""
         if not self.path and self.run.scope is not None:

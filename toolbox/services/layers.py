@@ -190,12 +190,14 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
     assert excerpt is not None
     if (block := invocation.joined) is not None and block.closing:
         raise MemoryLeaseLostError(key.service, key.memory_id)
+    if (place := invocation.place) is not None:
+        place.drop_turn()
     turn = replace(turn, beans=_changed_beans(turn, invocation), client_ids=await _client_ids_of(turn, invocation))
     if (invocation.entry.team or invocation.stored_charge) and turn.state != "waiting":
         answered_by = invocation.plan.where if turn.state == "answered" else None
         turn = replace(turn, in_charge=charge_to_store(invocation), answered_by=answered_by)
     memories, owner, may_be_stored = await invocation.host.memories(), invocation.owner, _may_be_written(invocation)
-    place, window, written = invocation.place, invocation.plan.window, tuple[Message, ...]()
+    window, written = invocation.plan.window, tuple[Message, ...]()
     leaves = leaves and not (place is not None and place.run.is_stored)
 
     async def write() -> None:

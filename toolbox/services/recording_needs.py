@@ -247,6 +247,10 @@ class PlaceInRun(CallPlace, Protocol):
         """
         ...
 
+    def drop_turn(self) -> None:
+        """Do not write the turn that was taken, if it is not written yet: another one takes its place."""
+        ...
+
     async def settle(self) -> None:
         """Call what waits for the success of a stored run, before its turn is stored. Raises what that raises."""
         ...
