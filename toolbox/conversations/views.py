@@ -615,7 +615,7 @@ def repaired(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return the messages with a result after every tool call, as model servers require.
 
     After a crash, calls may have no results, or results no calls. Missing results are added as errors; results without
-    a call are removed. Of calls of one message with the same id, or with none, each gets a new one.
+    a call are removed. A call with the id of another one of its message, or with none, gets a new one.
     """
     kept: list[Message] = []
     waiting: list[tuple[str, ToolExecutionRequest]] = []
