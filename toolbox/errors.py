@@ -404,16 +404,16 @@ class ToolTimeoutError(_WithFacts, ToolboxError, TimeoutError):
 class TranscriptError(_WithFacts, ToolboxError, ValueError):
     """A text is not a stored conversation or specification, or a conversation cannot be stored.
 
-    `.path` is the place in the JSON, `.what` the problem, `.source` what fits.
+    `.path` is the place in the JSON, `.what` the problem, `.fix` what to do.
     """
 
     path: Path
     what: str
-    source: str = "only text from messages_to_json or specification_to_json, with JSON attributes"
+    fix: str = "use only text from messages_to_json or specification_to_json, with JSON attributes"
 
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""
-        return f"{place}{self.what}; use {self.source}"
+        return f"{place}{self.what}; {self.fix}"
 
 
 # --- services

@@ -662,7 +662,7 @@ async def test_a_store_of_three_methods_and_a_bean_that_a_service_reaches_are_a_
             pass
     [problem] = raised.value.problems
     assert problem.where == "Assistant"
-    assert "ThreeMethods keeps only messages" in problem.what
+    assert "bean Reservation, but ThreeMethods keeps only messages" in problem.what
 
 
 async def test_a_store_of_three_methods_is_no_problem_for_services_that_reach_no_bean() -> None:

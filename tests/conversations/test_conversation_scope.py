@@ -492,9 +492,9 @@ def test_beans_that_can_reach_a_conversation_are_found(container: Container) -> 
     graph = internals_of(Container().register(Reservation, Desk, Step, Line, Clock, late)).graph
 
     for wanted in (Reservation, Desk, Step, Line, Instance[Line], Line | None, list[Line]):
-        assert graph.reaches([Clock, wanted], Scope.CONVERSATION)
-    assert not graph.reaches([Clock], Scope.CONVERSATION)
-    assert not graph.reaches([], Scope.CONVERSATION)
+        assert graph.find_reached([Clock, wanted], Scope.CONVERSATION)
+    assert not graph.find_reached([Clock], Scope.CONVERSATION)
+    assert not graph.find_reached([], Scope.CONVERSATION)
 
 
 def test_what_a_service_as_a_tool_reaches_does_not_count() -> None:
@@ -521,5 +521,5 @@ def test_what_a_service_as_a_tool_reaches_does_not_count() -> None:
     container = Container(models={"default": ScriptedChatModel([])}).register(Clerk, Reservation)
     graph = internals_of(container).graph
 
-    assert graph.reaches([Booking], Scope.CONVERSATION)
-    assert not graph.reaches([Clerk], Scope.CONVERSATION)
+    assert graph.find_reached([Booking], Scope.CONVERSATION)
+    assert not graph.find_reached([Clerk], Scope.CONVERSATION)

@@ -269,7 +269,7 @@ def test_an_empty_answer_is_a_note_for_the_model() -> None:
     assert FullHistory().excerpt(log(turn(1, UserMessage("q1"), picture))).messages[1] is picture
 
 
-def test_calls_of_one_message_are_sent_with_ids_of_their_own() -> None:
+def test_calls_of_one_message_are_sent_with_different_ids() -> None:
     calls = [ToolExecutionRequest(id_, "add", f'{{"a": {n}}}') for n, id_ in enumerate(("c", "c", "", "c_1"))]
     results = [ToolExecutionResultMessage(each.id, "add", str(n)) for n, each in enumerate(calls)]
 

@@ -228,8 +228,8 @@ def restore_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: 
     try:
         return _read_log(key, exported, owner, now)
     except TranscriptError as error:
-        source = "what export() of a conversation returns, or the same form"
-        raise TranscriptError(error.path, error.what, source) from None
+        fix = "use what export() of a conversation returns, or the same form"
+        raise TranscriptError(error.path, error.what, fix) from None
 
 
 def _read_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: datetime) -> Log:

@@ -16,6 +16,7 @@ from typing import Protocol, TypeGuard
 
 from ..chat import Message
 from ..execution.threads import register_for_fork
+from ..introspection import is_count
 from ..store_clock import StoreClock
 from .keys import ChatMemoryKey, Owner
 from .log import (
@@ -328,7 +329,7 @@ class InMemoryChatMemoryStore(LogStore):
     """
 
     def __init__(self, *, max_messages: int = 1000) -> None:
-        if not max_messages >= 1:
+        if not is_count(max_messages, 1):
             raise ValueError(f"invalid max_messages={max_messages!r}; use 1 or more")
         self.clock = StoreClock()
         self._most = max_messages

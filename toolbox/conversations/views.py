@@ -615,7 +615,7 @@ def repaired(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return the messages with a result after every tool call, as model servers require.
 
     After a crash, calls may have no results, or results no calls. Missing results are added as errors; results without
-    a call are removed. Calls of one message get ids of their own.
+    a call are removed. A call with the id of another one of its message, or with none, gets a new one.
     """
     kept: list[Message] = []
     waiting: list[tuple[str, ToolExecutionRequest]] = []
@@ -632,14 +632,14 @@ def repaired(messages: Iterable[Message]) -> tuple[Message, ...]:
             continue  # the system message is created for each call
         if isinstance(message, AiMessage) and message.tool_execution_requests:
             given = message.tool_execution_requests
-            calls = _with_own_ids(given)
+            calls = _with_unique_ids(given)
             waiting = [(each.id, own) for each, own in zip(given, calls, strict=True)]
             message = message if calls is given else replace(message, tool_execution_requests=calls)
         kept.append(message)
     return (*kept, *_answer_interrupted(waiting))
 
 
-def _with_own_ids(calls: Sequence[ToolExecutionRequest]) -> Sequence[ToolExecutionRequest]:
+def _with_unique_ids(calls: Sequence[ToolExecutionRequest]) -> Sequence[ToolExecutionRequest]:
     """Return calls of one message, with new ids for those whose id is empty or that of another one."""
     taken = {each.id for each in calls}
     if len(taken) == len(calls) and "" not in taken:

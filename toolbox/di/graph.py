@@ -525,8 +525,8 @@ class BeanGraph:
 
     # --- what can be reached
 
-    def reaches(self, wanted: Iterable[Any], scope: Scope) -> bool:
-        """Return True if a bean of these types is of this scope, or can get one that is, now or when it is used.
+    def find_reached(self, wanted: Iterable[Any], scope: Scope) -> BeanDefinition | None:
+        """Return a bean of this scope that is of one of these types, or that such a bean can get, now or when used.
 
         Through constructors and `Instance`. What the tools of an AI service reach is not reached by the service: it
         runs its tools itself.
@@ -541,10 +541,10 @@ class BeanGraph:
                 seen.add(key)
                 bean = self[key]
                 if bean.definition.scope is scope:
-                    return True
+                    return bean.definition
                 todo += (inner for _, inner in (*bean.needs, *bean.behind))
                 todo += map(self.resolve, bean.definition.later)
-        return False
+        return None
 
     # --- lookup
 

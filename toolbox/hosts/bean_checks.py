@@ -190,7 +190,8 @@ def uses_conversation(tool: Tool, graph: BeanGraph) -> bool:
     if tool.is_service:
         return False
     beans = () if tool.bean is None else (tool.bean,)
-    return graph.reaches([*beans, *(each.wanted for each in tool.injected)], Scope.CONVERSATION)
+    wanted = [*beans, *(each.wanted for each in tool.injected)]
+    return graph.find_reached(wanted, Scope.CONVERSATION) is not None
 
 
 def bean_store_problems(
@@ -223,8 +224,9 @@ def bean_store_problems(
         seen: set[int] = set()
         used = [each for plan in methods.values() if plan.memory_parameter for each in with_inner(plan, seen)]
         wanted = [*(each.bean for each in interceptors), *(bean for plan in used for bean in reached(plan))]
-        if used and graph.reaches([each for each in wanted if each is not None], Scope.CONVERSATION):
-            fact = f"it can use conversation-scoped beans, but {store} keeps only messages"
+        found = graph.find_reached([each for each in wanted if each is not None], Scope.CONVERSATION) if used else None
+        if found is not None:
+            fact = f"it can use the conversation-scoped bean {found.label}, but {store} keeps only messages"
             fix = "use a store of toolbox (in memory, toolbox.sql, toolbox.redis), or beans of another scope"
             yield Problem(service.__name__, fact, fix)
 

@@ -146,8 +146,9 @@ async def _summarized(view: Summary, excerpt: Excerpt, invocation: Invocation) -
 
 
 def _warn(invocation: Invocation, failure: object) -> None:
+    fact = str(failure) or type(failure).__name__  # a `TimeoutError` has no text
     where = invocation.where
-    logger.warning("%s: earlier messages are left out without a summary, because it failed: %s", where, failure)
+    logger.warning("%s: earlier messages are left out without a summary, because it failed: %s", where, fact)
 
 
 def _read_summary(response: ChatResponse) -> str | None:
