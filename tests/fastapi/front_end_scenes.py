@@ -556,7 +556,7 @@ def shown_by_use_chat(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def shown_by_ag_ui(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each message of an AG-UI client."""
+    """A line for each message of an AG-UI client, without those of services within."""
 
     def show(message: Mapping[str, Any]) -> str:
         content = message.get("content")
@@ -565,7 +565,7 @@ def shown_by_ag_ui(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         names = [each["function"]["name"] for each in message.get("toolCalls") or ()]
         return f"{message['role']}: {' '.join([*filter(None, texts), *names])}"
 
-    return [show(each) for each in messages]
+    return [show(each) for each in messages if "subagentRunId" not in each]
 
 
 # --- recorded requests

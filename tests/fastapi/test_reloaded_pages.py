@@ -66,11 +66,13 @@ async def listen(client: Any, method: str, path: str, model: PausedAt, **more: A
 
 
 async def load_use_chat(client: Any, model: PausedAt) -> list[str]:
-    """What `useChat` shows with the history and `resume: true`."""
+    """What `useChat` shows with the history and `resume: true`; with the new history if the answer has just ended."""
     messages = (await client.get("/api/chat/room/messages")).json()
     if chunks := await listen(client, "GET", "/api/chat/room/stream", model):
         message = message_of(chunks)
         messages = [*(each for each in messages if each["id"] != message["id"]), message]
+    else:
+        messages = (await client.get("/api/chat/room/messages")).json()
     for each in messages:
         each["parts"] = [part for part in each["parts"] if not part["type"].startswith("data-")]
     return shown_by_use_chat(messages)
@@ -104,8 +106,8 @@ async def load_ag_ui(client: Any, model: PausedAt) -> tuple[list[Any], list[Any]
     """What an AG-UI client has with the history, and with the answer that is under way."""
     messages = (await client.get("/agui/room/messages")).json()
     events = await listen(client, "POST", "/agui", model, json=posted(*messages))
-    if not events or events[0]["type"] != "RUN_STARTED":
-        return messages, events
+    if not events:  # 422: the answer has ended
+        return (await client.get("/agui/room/messages")).json(), events
     before = next(each["messages"] for each in events if each["type"] == "MESSAGES_SNAPSHOT")
     read = messages_of(events, before)
     for each in read:
