@@ -60,6 +60,7 @@ from .front_ends.chats import (
     WhileWaiting,
     find_newest_answer,
     invalid,
+    shown_messages,
     stop_chat,
     waits_for_client,
 )
@@ -466,7 +467,7 @@ async def history(room: Conversation) -> list[Event]:
     The answer of a run that goes on, and the interrupts of one that waits, come from `respond`. Raises
     `ConversationNotFoundError` if the conversation is another's.
     """
-    return _write_messages(await read_room(room, running=False))
+    return shown_messages(_write_messages(await read_room(room, running=False)))
 
 
 def _write_messages(shown: Iterable[ShownMessage]) -> list[Event]:

@@ -41,6 +41,7 @@ from .front_ends.chats import (
     WhileWaiting,
     find_newest_answer,
     invalid,
+    shown_messages,
     shown_value,
     stop_chat,
     waits_for_client,
@@ -351,7 +352,7 @@ async def history(room: Conversation, *, client_tools: Collection[str] = ()) -> 
     for approval. The answer of a run that goes on comes from `reconnect`. `client_tools` are those of `respond`. Raises
     `ConversationNotFoundError` if the conversation is another's.
     """
-    return [_write_message(each, client_tools) for each in await read_room(room, running=False)]
+    return shown_messages([_write_message(each, client_tools) for each in await read_room(room, running=False)])
 
 
 def _write_message(shown: ShownMessage, client_tools: Collection[str]) -> dict[str, Any]:

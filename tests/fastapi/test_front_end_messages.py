@@ -1,6 +1,7 @@
 """What conversations know of front ends: the ids of messages, what is shown after a reload, editing, regenerating."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -9,7 +10,16 @@ import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from toolbox import ChatMemoryStore, Container, MemoryId, UserMessage, produces, register_ai_service, tool
+from toolbox import (
+    ChatMemoryStore,
+    Container,
+    MemoryId,
+    ToolExecutionRequest,
+    UserMessage,
+    produces,
+    register_ai_service,
+    tool,
+)
 from toolbox.conversations import LogEntry, conversation_scoped
 from toolbox.retrieval import Passage, Query, Retriever
 from toolbox.runs import Runs
@@ -252,6 +262,34 @@ def with_functions(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for call in [call for message in messages for call in message.get("toolCalls", ())]:
         call |= {"type": "function", "function": {"name": call.pop("name"), "arguments": call.pop("arguments")}}
     return messages
+
+
+async def test_halves_of_characters_and_nan_do_not_keep_a_page_from_loading(running: Running) -> None:
+    class Odd:
+        @tool
+        def half(self) -> dict[str, str]:
+            """Return half a character."""
+            return {"x\ud800": "\ud800"}
+
+        @tool(requires_approval=lambda arguments, context: "why \ud800")
+        def ask(self, number: float) -> str:
+            """Ask."""
+            return "asked"
+
+    @register_ai_service(tools=Odd)
+    class Oddity(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    asks = ToolExecutionRequest("c2", "ask", '{"number": NaN}')
+    app, _ = made([says(tool_call("half", {}), text="\ud800"), says(asks), "Done \udfff"], Oddity.chat, Oddity, Odd)
+    async with running(app) as client:
+        await client.post("/api/chat", json=asked("hi", "u1"))
+        waiting = await shown(client), await shown(client, "/agui/room/messages")
+        await client.post("/api/chat", json=answers(answered(waiting[0][1])))
+        done = await shown(client), await shown(client, "/agui/room/messages")
+
+    assert all(json.dumps(each, ensure_ascii=False, allow_nan=False).encode() for each in (*waiting, *done))
+    assert waiting[0][1]["parts"][2]["output"] == {"x\ufffd": "\ufffd"}
 
 
 async def test_an_answer_that_goes_on_is_left_to_its_stream(running: Running) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 from uuid import uuid4
 
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 from starlette.responses import Response
 
 from toolbox.chat import PendingCall, RunSuspended, ToolSpecification, UserMessage
@@ -29,6 +30,7 @@ from toolbox.errors import (
     RunStateError,
 )
 from toolbox.introspection import unwrapped
+from toolbox.json_text import whole_json
 from toolbox.runs import run_answers
 from toolbox.runs.run_answers import Answer, Run
 from toolbox.runs.runs_bean import Runs
@@ -578,6 +580,15 @@ def shown_value(end: CallEnd) -> Any:
     except (ValueError, RecursionError):
         return end.text
     return end.text if execution is None and not isinstance(value, (dict, list)) else value
+
+
+def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as every response can have them: without halves of characters, and null for NaN and infinity.
+
+    Models and tools write both, and a response with one of them could not be sent.
+    """
+    safe: list[dict[str, Any]] = json.loads(whole_json(to_jsonable_python(messages, inf_nan_mode="null")))
+    return safe
 
 
 def waits_for_client(call: PendingCall, client_tools: Collection[str]) -> bool:
