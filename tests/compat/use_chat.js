@@ -33,7 +33,7 @@ function Messages({page, options}) {
 // A tab with the chat. `client` begins the ids of its messages.
 class Page {
   constructor(connection, client = "c") {
-    Object.assign(this, {connection, client, options: {}, ids: 0, errors: [], finished: [], data: []});
+    Object.assign(this, {connection, client, options: {}, ids: 0, errors: [], finished: []});
   }
 
   async open(messages = [], options = {}) {
@@ -55,7 +55,6 @@ class Page {
       onError: error => this.errors.push(error.message),
       onFinish: ({isAbort, isDisconnect, isError, finishReason}) =>
         this.finished.push({isAbort, isDisconnect, isError, finishReason}),
-      onData: ({type, data}) => this.data.push({type, data}),
       ...others,
     };
     this.isShown = false;
@@ -121,7 +120,6 @@ class Page {
       status: this.chat.status,
       errors: this.errors,
       finished: this.finished,
-      data: this.data,
     };
   }
 }
@@ -237,12 +235,6 @@ const GESTURES = {
     await page.reload();
     await page.rests();
   },
-  async "reloads after a rejection"(page) {
-    await page.says("hi");
-    await page.decides(false, "too much");
-    await page.reload();
-    await page.rests();
-  },
   async "is slower than another tab"(page) {
     await page.says("hi");
     const other = await new Page(page.connection, "o").reload();
@@ -283,17 +275,6 @@ const GESTURES = {
   async "writes instead"(page) {
     await page.says("hi");
     await page.says("never mind");
-  },
-  async "writes instead and reloads"(page) {
-    await page.says("hi");
-    await page.says("never mind");
-    await page.reload();
-    await page.rests();
-  },
-  async "writes instead and goes on"(page) {
-    await page.says("hi");
-    await page.says("never mind");
-    await page.says("again");
   },
   async "writes instead and approves too late"(page) {
     await page.says("hi");
