@@ -69,8 +69,8 @@ class RunSession:
     True once somebody's wish to cancel the run was granted, and `stop` is the wish of one who stops its conversation.
     `has_new_records` is True after the first record that this process has written. `has_failed_before` is True if the
     run goes on after a failure. `unstored` are the results that are stored if the run is suspended. `is_without_user`
-    is that of `PreparedRun`. `last_events` are written with the end of the run and its turn. `without_turn` returns what
-    an end without a turn writes into the conversation. `ended` is the status with which the run has ended.
+    is that of `PreparedRun`. `last_events` are written with the end of the run and its turn. `without_turn` returns
+    what an end without a turn writes into the conversation. `ended` is the status with which the run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
