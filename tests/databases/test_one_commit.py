@@ -380,3 +380,14 @@ async def test_a_rejected_call_of_a_conversation_that_went_on_ends_with_its_turn
         await here.runs.resume(result.run_id, {each.id: reject("no") for each in result.pending})
         assert [each.state for each in await turns_of(here)] == ["answered", "answered"]
     assert sum("UPDATE toolbox_runs" in each for each in commits.with_turns()) == 1
+
+
+async def test_a_waiting_turn_ends_with_a_run_that_leaves_no_other_one(engine: AsyncEngine) -> None:
+    service, commits = shop("continue"), Commits(engine)
+    async with program(engine, service, [PAY], fails) as here:
+        result = await here.get(service).chat("r", "pay")
+        with pytest.raises(ConnectionError):
+            await here.runs.resume(result.run_id or "", {each.id: reject("no") for each in result.pending})
+        assert [each.state for each in await turns_of(here)] == ["failed"]
+    [_, end] = commits.with_turns()
+    assert "UPDATE toolbox_runs" in end

@@ -339,7 +339,10 @@ class RunExecution:
         session.leave, session.is_wished = held.leave, lambda: held.wish is not None
         session.stop = partial(_stop, held, await self._runs.open())
         log = EventLog(session, self._runs.looks) if prepared.document.follows else None
+        goes_on = prepared.waits_in_conversation
         try:
+            if goes_on:
+                session.without_turn = await self.waiting_entries.when_run_ends(prepared.conversation, session.id)
             if log is not None:
                 session.write_events = log.flush
                 await log.open()
@@ -362,7 +365,7 @@ class RunExecution:
         finally:
             held.has_left = session.has_left
             await session.leave_conversation()
-            if session.ended is not None and prepared.waits_in_conversation:
+            if session.ended is not None and goes_on:
                 await self.waiting_entries.end(prepared.conversation, session.id, session.ended)
             if log is not None:
                 await log.close()

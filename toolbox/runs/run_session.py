@@ -69,8 +69,8 @@ class RunSession:
     True once somebody's wish to cancel the run was granted, and `stop` is the wish of one who stops its conversation.
     `has_new_records` is True after the first record that this process has written. `has_failed_before` is True if the
     run goes on after a failure. `unstored` are the results that are stored if the run is suspended. `is_without_user`
-    is that of `PreparedRun`. `last_events` are written with the end of the run and its turn. `ended` is the status with
-    which the run has ended.
+    is that of `PreparedRun`. `last_events` are written with the end of the run and its turn. `without_turn` returns
+    what an end without a turn writes into the conversation. `ended` is the status with which the run has ended.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -92,6 +92,7 @@ class RunSession:
         self._store: RunStore | None = None
         self._turn: TurnWrite | None = None
         self.last_events: list[str] = []
+        self.without_turn: Callable[[RunStatus], TurnWrite] | None = None
         self._conversation: AsyncExitStack | None = None
         self._recorded: dict[str, dict[RecordKey, Recorded]] = {}
         self._counted: list[RecordKey] = []
@@ -255,10 +256,12 @@ class RunSession:
             is_written = True
             return found
         except TurnWriteError as failed:
-            raise failed.error from None
+            if not turn.may_fail:
+                raise failed.error from None
         finally:
             turn.end(is_written)
             await self.leave_conversation()
+        return await self._write_with_turn(write)
 
     # --- what is recorded
 
@@ -493,8 +496,10 @@ class RunSession:
         await self.flush_events()
         document = self.with_noted(self._note_stored_beans(self.document).changed(waiting=(), **facts))
         changes = RunChanges(status=status, document=document.to_json())
-        events, self.last_events = self.last_events, []
-        await self._append([], changes, events if self.has_turn else ())
+        events = self.last_events if self.has_turn else ()
+        if not self.has_turn and self.without_turn is not None:
+            self.take_turn(self.without_turn(status))
+        await self._append([], changes, events)
         self.has_left, self.ended = True, status
 
     async def write_back(self, before: StoredRun) -> None:

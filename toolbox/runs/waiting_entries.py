@@ -6,6 +6,7 @@ Not here: the turn itself, and storing it at a suspension (`services.turns`, `se
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..chat import UserMessage
@@ -13,6 +14,7 @@ from ..conversations.keys import ChatMemoryKey
 from ..conversations.log import TurnState
 from ..errors import RunNotFoundError
 from ..safe_text import describe_store_error
+from ..services.recording_needs import TurnWrite
 from ..services.turns import make_waiting_turn
 from .documents import RunDocument
 from .runs_host import RunsHost
@@ -40,6 +42,20 @@ class WaitingEntries:
         except RunNotFoundError:
             return "failed"
         return _STATES[status] if status in ENDED else None
+
+    async def when_run_ends(self, key: ChatMemoryKey | None, run_id: str) -> Callable[[RunStatus], TurnWrite] | None:
+        """Return what does the same as `end`, in one transaction with the end of the run; None without a log."""
+        memories = await self._host.memories()
+        if key is None or not memories.keeps_logs:
+            return None
+
+        def write_of(status: RunStatus) -> TurnWrite:
+            async def write() -> None:
+                await memories.end_waiting(key, run_id, _STATES[status])
+
+            return TurnWrite(memories.store, write, may_fail=True)
+
+        return write_of
 
     async def end(self, key: ChatMemoryKey | None, run_id: str, status: RunStatus) -> None:
         """Let the turn of a run that has ended wait no more, unless the run has stored another one.

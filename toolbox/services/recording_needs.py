@@ -160,12 +160,13 @@ class TurnWrite:
     """The write of a turn into its conversation, which the run of the turn may do in one transaction with its own.
 
     `store` is that of conversations. `write` may be awaited again, if the transaction is repeated. `end` is called once
-    afterwards, with False if nothing was written.
+    afterwards, with False if nothing was written. With `may_fail`, the run is written alone if the turn cannot be.
     """
 
     store: Any
     write: Callable[[], Awaitable[None]]
-    end: Callable[[bool], None]
+    end: Callable[[bool], None] = lambda is_written: None
+    may_fail: bool = False
 
 
 FindApprovals: TypeAlias = Callable[[], Awaitable[Sequence[KeptApproval]]]
