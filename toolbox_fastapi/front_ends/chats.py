@@ -243,7 +243,7 @@ class Chat:
         """Return True if a run that has not ended answers this message of a client. Raises `RefusedError`."""
         for run in await self.find_open_runs() if client_id is not None else ():
             added = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
-            if any((each.message, each.client_id) == (message, client_id) for each in added):
+            if (message, client_id) in [(each.message, each.client_id) for each in added]:
                 return True
             with suppress(RunIncompatibleError, RunNotFoundError):
                 if await self.runs.question_of(run.id) == (message, client_id):
