@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
@@ -20,10 +21,11 @@ from toolbox import (
     register_ai_service,
     tool,
 )
-from toolbox.conversations import conversation_scoped
+from toolbox.conversations import FullHistory, conversation_scoped
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
 from toolbox.runs import (
     InMemoryRunStore,
+    Retries,
     RunChanges,
     RunId,
     RunStore,
@@ -34,9 +36,11 @@ from toolbox.runs import (
     durable,
     respond,
 )
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 pytestmark = pytest.mark.anyio
+
+HOUR = timedelta(hours=1)
 
 NAME = f"{__name__}.Cart"
 
@@ -165,6 +169,28 @@ async def test_a_run_that_is_tried_again_does_not_overwrite_what_others_changed_
         await here.runs.retry("order 1")
 
     assert await items(conversations) == ["soup", "bread", "cake"]
+
+
+@pytest.mark.parametrize("view", [FullHistory(), None])
+async def test_a_run_that_waits_for_its_next_try_does_not_overwrite_what_others_change_until_then(view: Any) -> None:
+    @register_ai_service(name="patient", tools=Cart, chat_memory=view, run_retries=Retries(attempts=2, wait=HOUR))
+    class Patient(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    conversations = InMemoryChatMemoryStore()
+    replies = asks(add("soup")), ConnectionError("away"), asks(add("bread")), says("done"), says("done")
+    async with process(InMemoryRunStore(), conversations, *replies, services=(Patient,)) as here:
+        run = await here.runs.start(Patient.chat, "7", "soup")
+        while (await here.runs.get(run.id)).error is None:
+            await asyncio.sleep(0.01)
+        await here.get(Patient).chat("7", "bread")
+        assert [each.message.text for each in await here.conversations.of(Patient, "7").history()][-1:] == (
+            ["done"] if view else []
+        )
+        await skip_time(here, 2 * HOUR)
+        assert await here.runs.result(run.id, timeout=30) == "done"
+
+    assert await items(conversations, "patient") == ["soup", "bread"]
 
 
 async def test_a_changed_bean_is_in_the_record_of_the_tool_result_before_which_it_changed() -> None:

@@ -137,9 +137,15 @@ class RunPlace:
             return False
         if session.is_wished():
             return True
-        if not isinstance(error, Exception):
+        return isinstance(error, Exception) and not self.is_tried_again(error, plan)
+
+    def is_tried_again(self, error: BaseException, plan: MethodPlan) -> bool:
+        """Return True for an error after which a stored run waits for its next try."""
+        session = self.run
+        if not session.is_stored or session.has_left or session.stays_after(error) or session.is_cancelled:
             return False
-        return session.cancels or wait_before_next_try(error, plan.options.run_retries, session) is None
+        wait = wait_before_next_try(error, plan.options.run_retries, session) if isinstance(error, Exception) else None
+        return wait is not None
 
     @property
     def has_recorded_reply(self) -> bool:

@@ -56,8 +56,16 @@ from .invocation import Invocation
 from .loop import Finish, Suspend
 from .model_calls import reported
 from .plans import MethodPlan
-from .recording_needs import TurnWrite
-from .turns import answered_turn, client_ids_in, state_after, unfinished_turn, waiting_turn_of, with_rest_of
+from .recording_needs import PlaceInRun, TurnWrite
+from .turns import (
+    answered_turn,
+    client_ids_in,
+    has_begun_tool,
+    state_after,
+    unfinished_turn,
+    waiting_turn_of,
+    with_rest_of,
+)
 from .usage_layers import in_account
 
 logger = logging.getLogger("toolbox.memory")
@@ -257,6 +265,9 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
     place, behind = invocation.place, invocation.error_behind(error)
     if invocation.excerpt is None or not await _keeps_unfinished(invocation):
         return
+    if place is not None and place.is_tried_again(behind, invocation.plan):
+        await _store_beans(place, invocation)
+        return
     if place is not None and place.run.is_stored and not place.ends_with(behind, invocation.plan):
         return  # it is suspended, or goes on in another process
     if place is not None and place.run.cancels and not invocation.undone:
@@ -277,6 +288,21 @@ async def _keep_unfinished(error: BaseException, invocation: Invocation) -> None
     except Exception as failure:
         what = describe_store_error(failure).partition("\n")[0]
         logger.error("%s: what it did before it ended is not stored in its conversation: %s", invocation.where, what)
+
+
+async def _store_beans(place: PlaceInRun, invocation: Invocation) -> None:
+    """Store what a run that is tried again has changed of the beans: other calls find it, and may change it too."""
+    key, beans = invocation.memory_key, invocation.beans
+    if key is None or beans is None or not has_begun_tool(invocation):
+        return
+    turn = Turn(run_id=place.run_id, state="failed")  # replaced by the turn with which the run ends
+    turn = replace(turn, beans=_changed_beans(turn, invocation))
+    try:
+        await (await invocation.host.memories()).write(key, turn, invocation.owner)
+        beans.note_stored(turn.beans)
+    except Exception as failure:  # they are recorded too
+        what = describe_store_error(failure).partition("\n")[0]
+        logger.warning("%s: its beans are stored when its run ends: %s", invocation.where, what)
 
 
 async def _keeps_unfinished(invocation: Invocation) -> bool:

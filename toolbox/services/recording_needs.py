@@ -260,6 +260,10 @@ class PlaceInRun(CallPlace, Protocol):
         """Return True for an error with which a stored run ends as failed or cancelled, and is not tried again."""
         ...
 
+    def is_tried_again(self, error: BaseException, plan: Any) -> bool:
+        """Return True for an error after which a stored run waits for its next try."""
+        ...
+
     @property
     def has_recorded_reply(self) -> bool:
         """True if the reply to the next model request of this invocation is recorded."""
