@@ -17,6 +17,7 @@ from ..transcripts import message_from_dict, message_to_dict, read_field, read_j
 from .keys import ChatMemoryKey, Owner
 from .log import (
     NO_USAGE,
+    NOTES,
     Head,
     KeptApproval,
     Log,
@@ -262,19 +263,16 @@ def _read_log(key: ChatMemoryKey, exported: object, owner: Owner | None, now: da
 def _turn_from_dict(written: Any, path: str) -> Turn:
     found = read_field(written, "messages", list, path)
     messages = tuple(_read_message(each, f"{path}.messages.{number}") for number, each in enumerate(found))
+    state = _read_state(written, path)
     return Turn(
         messages=messages,
-        state=_state_of_copy(_read_state(written, path)),
+        state=state,
+        note=NOTES["failed"] if state == "waiting" else None,  # no run will ever answer it
         at=_read_time(written, "at", path),
         in_charge=_read_text(written, "in_charge", path),
         answered_by=_read_text(written, "answered_by", path),
         sources=tuple(read_field(written, "sources", list, path, [])),
     )
-
-
-def _state_of_copy(state: TurnState) -> TurnState:
-    """Return the state of a turn that was restored: no run ends one that waited."""
-    return "failed" if state == "waiting" else state
 
 
 def _read_message(written: Any, path: str) -> Message:

@@ -242,8 +242,10 @@ class Chat:
     async def is_under_way(self, message: UserMessage, client_id: str | None) -> bool:
         """Return True if a run that has not ended answers this message of a client. Raises `RefusedError`."""
         for run in await self.find_open_runs() if client_id is not None else ():
-            added = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
-            if (message, client_id) in [(each.message, each.client_id) for each in added]:
+            read = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
+            added = [(each.message, each.client_id) for each in read]
+            added += [(each.message, each.client_id) for each in await find_unread(self.runs, run.id)]
+            if (message, client_id) in added:
                 return True
             with suppress(RunIncompatibleError, RunNotFoundError):
                 if await self.runs.question_of(run.id) == (message, client_id):
