@@ -98,6 +98,7 @@ async def test_the_waiting_run_of_another_is_unknown(running: Running, client_ki
                 assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json")
             assert (await client.approve(who, "room of their own")).status_code == 404
             assert (await http.post("/api/chat/room/stop", headers=who)).status_code == 404
+        assert (await client.say(BOB)).json()["detail"] == "There is no such conversation."
 
         assert refunded(container) == []
         assert (await client.look(ANN)).status_code == 200

@@ -155,6 +155,27 @@ async def test_an_error_before_the_first_byte_is_a_problem_and_later_a_chunk(run
     assert (empty.status_code, empty.headers["content-type"]) == (422, "application/problem+json")
 
 
+async def test_an_error_that_the_page_does_not_show_is_in_the_log(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, _ = made([ModelHttpError(401, "no such key"), REFUND, KeyError("a bug")])
+    async with running(app) as client:
+        await post(client, said("hi", "room 1"))
+        expected = [each.getMessage() for each in caplog.records if each.name == "toolbox.runs"]
+        caplog.clear()
+        waiting = message_of(await post(client, said("hi", "room 2")))
+        await post(client, answers(answered(waiting), "room 2"))
+        unexpected = [each for each in caplog.records if each.name == "toolbox.runs"]
+
+    [line] = expected
+    assert "failed: ModelHttpError" in line
+    assert "no such key" in line
+    [record] = unexpected
+    assert record.levelname == "ERROR"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is KeyError
+
+
 # --- parameters
 
 

@@ -28,6 +28,7 @@ from ..errors import (
     RunBusyError,
     RunCancelledError,
     RunIncompatibleError,
+    ToolboxError,
     leaves_run_unchanged,
 )
 from ..service_events import ServiceEvent
@@ -224,9 +225,7 @@ class RunExecution:
             elif leaves_run_unchanged(error, owned.id) or await self._is_still_running(owned):
                 raise
             else:
-                logger.info(
-                    "the execution of run %s ended with %s: %s", owned.id, type(error).__name__, message_of(error)
-                )
+                _log_end(owned.id, error)
         finally:
             if self.report_to is not None:
                 await self._report_end(self.report_to, owned)
@@ -457,3 +456,16 @@ async def wait_unless_lost(task: asyncio.Task[Result[Any] | None], run_id: str) 
         if error.run_id != run_id:  # a tool's error about another run
             raise
         return None
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: None if done.cancelled() else _log_end(run_id, done.exception()))
+        raise
+
+
+def _log_end(run_id: str, error: BaseException | None) -> None:
+    """Log the error that ended a run and that no caller gets: without it, only the store would know."""
+    if isinstance(error, RunCancelledError):
+        logger.info("run %s was cancelled: %s", run_id, message_of(error))
+    elif isinstance(error, ToolboxError):
+        logger.warning("run %s failed: %s: %s", run_id, type(error).__name__, message_of(error))
+    elif error is not None:
+        logger.error("run %s failed", run_id, exc_info=error)

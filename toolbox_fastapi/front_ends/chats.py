@@ -74,8 +74,13 @@ def invalid(detail: str) -> RefusedError:
 
 
 def unknown_run() -> RefusedError:
-    """Return the error for another's run or conversation."""
+    """Return the error for another's run."""
     return RefusedError(404, "There is no such run.")
+
+
+def unknown_conversation() -> RefusedError:
+    """Return the error for another's conversation."""
+    return RefusedError(404, "There is no such conversation.")
 
 
 def not_pending(call_id: str) -> RefusedError:
@@ -99,7 +104,7 @@ def refusing_others() -> Iterator[None]:
     try:
         yield
     except AccessDeniedError:
-        raise unknown_run() from None
+        raise unknown_conversation() from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +237,7 @@ class Chat:
                 await self.room.run()
         runs = await self.runs.unended_in(self.plan.service, str(self._memory_id))
         if not (self.plan.options.shared_conversations or all(self.runs.is_of(run, self.identity) for run in runs)):
-            raise unknown_run()
+            raise unknown_conversation()
         return runs
 
     async def find_open_run(self) -> Run[Any] | None:
