@@ -615,7 +615,7 @@ def repaired(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return the messages with a result after every tool call, as model servers require.
 
     After a crash, calls may have no results, or results no calls. Missing results are added as errors; results without
-    a call are removed. Calls of one message get ids of their own.
+    a call are removed. Calls of one message get separate ids.
     """
     kept: list[Message] = []
     waiting: list[tuple[str, ToolExecutionRequest]] = []
