@@ -263,7 +263,7 @@ def new(
     if folder.resolve() != Path.cwd():
         show(f"  cd {escape(shlex.quote(str(folder)))}")
     show(f"  pip install 'toolbox-di\\[{kind.extras}]' pytest\n  python -m pytest")
-    show("See README.md for more.")
+    show("README.md says how to start it.")
 
 
 @app.command()
