@@ -117,6 +117,14 @@ async def items(conversations: InMemoryChatMemoryStore, service: str = "shop", r
     return None if log is None else log.head.beans.get(NAME, {}).get("items")
 
 
+async def until_it_waits(here: Container, run_id: str) -> None:
+    """Wait until the first try of a run has failed."""
+    run = await here.runs.get(run_id)
+    while run.error is None:
+        await asyncio.sleep(0.01)
+        run = await here.runs.get(run_id)
+
+
 def add(item: str) -> Any:
     return tool_call("add", {"item": item})
 
@@ -181,8 +189,7 @@ async def test_a_run_that_waits_for_its_next_try_does_not_overwrite_what_others_
     replies = asks(add("soup")), ConnectionError("away"), asks(add("bread")), says("done"), says("done")
     async with process(InMemoryRunStore(), conversations, *replies, services=(Patient,)) as here:
         run = await here.runs.start(Patient.chat, "7", "soup")
-        while (await here.runs.get(run.id)).error is None:
-            await asyncio.sleep(0.01)
+        await until_it_waits(here, run.id)
         await here.get(Patient).chat("7", "bread")
         assert [each.message.text for each in await here.conversations.of(Patient, "7").history()][-1:] == (
             ["done"] if view else []
