@@ -98,13 +98,13 @@ class LastingRunStore(InMemoryRunStore):
         records: Sequence[StoredRecord],
         changes: RunChanges | None = None,
         events: Sequence[str] = (),
-    ) -> None:
+    ) -> int:
         lost = self.loses == "end" and changes is not None and changes.status == "completed"
         if lost or (self.loses and any(each.key == self.loses for each in records)):
             self.loses = ""
             raise ConnectionError
         self.written += records
-        await super().append(run_id, generation, records, changes, events)
+        return await super().append(run_id, generation, records, changes, events)
 
 
 def process(runs: Any, conversations: Any, *replies: Any, services: Any = (Shop, Till)) -> Container:
