@@ -98,13 +98,13 @@ class LastingRunStore(InMemoryRunStore):
         records: Sequence[StoredRecord],
         changes: RunChanges | None = None,
         events: Sequence[str] = (),
-    ) -> None:
+    ) -> int:
         lost = self.loses == "end" and changes is not None and changes.status == "completed"
         if lost or (self.loses and any(each.key == self.loses for each in records)):
             self.loses = ""
             raise ConnectionError
         self.written += records
-        await super().append(run_id, generation, records, changes, events)
+        return await super().append(run_id, generation, records, changes, events)
 
 
 def process(runs: Any, conversations: Any, *replies: Any, services: Any = (Shop, Till)) -> Container:
@@ -115,6 +115,14 @@ def process(runs: Any, conversations: Any, *replies: Any, services: Any = (Shop,
 async def items(conversations: InMemoryChatMemoryStore, service: str = "shop", room: str = "7") -> Any:
     log = await conversations.read_since(ChatMemoryKey(service, room), lambda head: 0)
     return None if log is None else log.head.beans.get(NAME, {}).get("items")
+
+
+async def until_it_waits(here: Container, run_id: str) -> None:
+    """Wait until the first try of a run has failed."""
+    run = await here.runs.get(run_id)
+    while run.error is None:
+        await asyncio.sleep(0.01)
+        run = await here.runs.get(run_id)
 
 
 def add(item: str) -> Any:
@@ -181,8 +189,7 @@ async def test_a_run_that_waits_for_its_next_try_does_not_overwrite_what_others_
     replies = asks(add("soup")), ConnectionError("away"), asks(add("bread")), says("done"), says("done")
     async with process(InMemoryRunStore(), conversations, *replies, services=(Patient,)) as here:
         run = await here.runs.start(Patient.chat, "7", "soup")
-        while (await here.runs.get(run.id)).error is None:
-            await asyncio.sleep(0.01)
+        await until_it_waits(here, run.id)
         await here.get(Patient).chat("7", "bread")
         assert [each.message.text for each in await here.conversations.of(Patient, "7").history()][-1:] == (
             ["done"] if view else []
