@@ -14,7 +14,7 @@ from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
-from toolbox import AiMessage, ChatMemoryKey, Message, MessageWindow, UserMessage, sql
+from toolbox import AiMessage, ChatMemoryKey, Message, MessageWindow, TextContent, UserMessage, sql
 from toolbox.cli import app
 from toolbox.conversations.log import LogWrite, entries_of
 from toolbox.conversations.memories import ChatMemories
@@ -31,7 +31,13 @@ pytestmark = pytest.mark.anyio
 TABLE = "toolbox_conversations"
 CUT: list[Message] = [AiMessage("a0"), UserMessage("q1"), AiMessage("a1")]
 """What a window of three messages has left."""
-WHOLE, SHORT = ChatMemoryKey("shop.Assistant", "whole"), ChatMemoryKey("shop.Assistant", "it's cut")
+STORED = (*EVERYTHING, UserMessage((TextContent("x"),), None, {"about": {"type": "user"}}))
+"""The last message contains what a message begins with."""
+WHOLE, SHORT, OTHER = (
+    ChatMemoryKey("shop.Assistant", "whole"),
+    ChatMemoryKey("shop.Assistant", "it's cut"),
+    ChatMemoryKey("shop.Assistant", "other"),
+)
 
 
 # --- SQLite and PostgreSQL
@@ -42,7 +48,7 @@ async def earlier_url(database_url: str) -> str:
     """A database as release 0.1 has left it, while a call of it holds a new conversation."""
     async with sql.open_engine(database_url) as engine:
         await migrate(engine, TABLE, ConversationTables(TABLE).steps()[:1])
-        stored = {WHOLE: messages_to_json(EVERYTHING), SHORT: messages_to_json(CUT)}
+        stored = {WHOLE: messages_to_json(STORED), SHORT: messages_to_json(CUT), OTHER: "{}"}
         rows = [{"service": key.service, "memory_id": key.memory_id, "messages": each} for key, each in stored.items()]
         async with engine.begin() as connection:
             await connection.execute(insert(first_conversations_table(TABLE)), rows)
@@ -58,14 +64,14 @@ async def earlier_url(database_url: str) -> str:
 
 async def test_messages_of_an_earlier_release_are_the_first_turn(earlier_url: str) -> None:
     async with open_store(earlier_url) as store:
-        assert tuple(await store.get_messages(WHOLE)) == EVERYTHING
+        assert tuple(await store.get_messages(WHOLE)) == STORED
         assert list(await store.get_messages(SHORT)) == CUT
         heads = {each.key: each for each in await store.find_heads(limit=10)}
-        assert {key: each.messages for key, each in heads.items()} == {WHOLE: len(EVERYTHING), SHORT: 3}
-        assert len({each.id for each in heads.values()}) == 2
+        assert {key: each.messages for key, each in heads.items()} == {WHOLE: len(STORED), SHORT: 3, OTHER: 0}
+        assert len({each.id for each in heads.values()}) == 3
         page = await store.read_newest(WHOLE, 2)
         assert page is not None
-        assert len([*entries_of(page.turns)]) == len(EVERYTHING)
+        assert len([*entries_of(page.turns)]) == len(STORED)
 
         await append(store, SHORT, 2)
         assert await texts(store, SHORT) == ["a0", "q1", "a1", "q2", "a2"]
@@ -83,7 +89,7 @@ async def test_two_processes_migrate_at_once(earlier_url: str) -> None:
         stores = [await stack.enter_async_context(open_store(earlier_url)) for _ in range(4)]
         found = await asyncio.gather(*(each.get_messages(WHOLE) for each in stores))
 
-    assert [tuple(each) for each in found] == [EVERYTHING] * 4
+    assert [tuple(each) for each in found] == [STORED] * 4
 
 
 async def test_a_process_of_an_earlier_release_fails_and_mixes_nothing(earlier_url: str) -> None:
@@ -102,7 +108,7 @@ async def test_a_process_of_an_earlier_release_fails_and_mixes_nothing(earlier_u
             with pytest.raises(DBAPIError):
                 async with engine.begin() as connection:
                     await connection.execute(statement)
-        assert len(await store.get_messages(WHOLE)) == len(EVERYTHING) + 2
+        assert len(await store.get_messages(WHOLE)) == len(STORED) + 2
 
 
 async def test_a_call_of_an_earlier_release_keeps_its_conversation_until_its_lease_ends(earlier_url: str) -> None:

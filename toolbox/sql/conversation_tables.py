@@ -18,14 +18,12 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
-    func,
     insert,
     literal,
     literal_column,
     select,
     update,
 )
-from sqlalchemy.sql.elements import ColumnElement
 
 from .migrations import Schema, Step
 
@@ -173,6 +171,13 @@ _NOW = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
 
+# The array of messages is cut out of the text, because PostgreSQL takes no member out of an object whose texts have NUL
+# characters or lone surrogates; the length of an array it can tell. What begins otherwise is not of `transcripts`.
+_BEGIN = '{"version":1,"messages":'
+_IS_OURS = f"substr(messages, 1, {len(_BEGIN)}) = '{_BEGIN}'"
+_ARRAY = f"substr(messages, {len(_BEGIN) + 1}, length(messages) - {len(_BEGIN) + 1})"
+_LENGTH = {"sqlite": f"json_array_length({_ARRAY})", "postgresql": f"json_array_length(CAST({_ARRAY} AS json))"}
+
 
 def _first_values(old: Table, dialect: str) -> dict[str, Any]:
     """Return the values of the heads of conversations that an earlier release has stored."""
@@ -182,16 +187,6 @@ def _first_values(old: Table, dialect: str) -> dict[str, Any]:
         "kept": _EMPTY,
         "created_at": literal_column(_NOW[dialect]),
         "updated_at": literal_column(_NOW[dialect]),
-        "entries": sum((_count(old, kind) for kind in ("user", "ai", "tool_result")), _count(old, "system")),
+        "entries": literal_column(f"CASE WHEN {_IS_OURS} THEN {_LENGTH[dialect]} ELSE 0 END"),
         "next_number": 2,
     }
-
-
-def _count(old: Table, kind: str) -> ColumnElement[int]:
-    """Return SQL that counts the messages of one type in the JSON of `transcripts`.
-
-    The functions for JSON of PostgreSQL refuse what texts may contain: NUL characters and lone surrogates. In a text,
-    quotes are escaped, so that this beginning of a message is not found there.
-    """
-    begin, messages = f'{{"type":"{kind}"', old.c.messages
-    return (func.length(messages) - func.length(func.replace(messages, begin, ""))) // len(begin)
