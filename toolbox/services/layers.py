@@ -213,8 +213,9 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
         if place is not None and place.run.cancels:  # it has not taken the turn
             await memories.write(key, turn if window is not None else only_beans(turn), owner)
         else:
-            about = {"may_be_stored": may_be_stored, "leaves": leaves}
-            written = await memories.append(key, turn, excerpt, window, owner=owner, **about)
+            written = await memories.append(
+                key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored, leaves=leaves
+            )
 
     def end(is_written: bool) -> None:
         if beans is not None and not is_written:
