@@ -190,8 +190,8 @@ async def _append_waiting(invocation: Invocation) -> None:
 async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -> None:
     """Append the turn of the invocation to its conversation, with what changed of the beans, in one write.
 
-    With `leaves` it is the last write of the call, which leaves the conversation with it. A stored run stays in it
-    until its end is stored too.
+    With `leaves` it is the last write of the call, which leaves the conversation with it. A stored run leaves it later:
+    its end may be stored with the turn, in one transaction.
     """
     key, excerpt, beans = invocation.memory_key, invocation.excerpt, invocation.beans
     assert key is not None
