@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_serializer
 
 from tests.runs.approved_refunds import REFUND, refund
 from tests.runs.replies import asks, ran, says
@@ -33,7 +33,7 @@ from toolbox import (
 from toolbox.conversations import conversation_scoped
 from toolbox.conversations.log import LogEntry, entries_of
 from toolbox.conversations.stores import LogStore
-from toolbox.errors import MemoryInUseError
+from toolbox.errors import MemoryInUseError, StoredBeanError
 from toolbox.runs import (
     InMemoryRunStore,
     RunConflictError,
@@ -339,6 +339,35 @@ async def test_a_turn_that_could_not_be_written_when_its_run_ended_is_written_by
         assert "does not show that its state has changed: ConnectionError" in caplog.text
         await here.get(Open).chat("room", "next?")
     assert await stores.states() == [("refund 7", "stopped"), ("next?", "answered")]
+
+
+@conversation_scoped
+class Unwritable(BaseModel):
+    notes: str = ""
+
+    @tool
+    def note(self, text: str) -> str:
+        """Note something that cannot be stored."""
+        self.notes = text
+        return text
+
+    @field_serializer("notes")
+    def _write(self, notes: str) -> str:
+        if notes:
+            raise ValueError("it cannot be written")
+        return notes
+
+
+async def test_a_call_whose_suspension_cannot_be_written_leaves_its_conversation(stores: Stores) -> None:
+    @register_ai_service(tools=[Unwritable, refund], on_suspended="continue", unfinished_turns="discard")
+    class Noting(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([asks(tool_call("note", {"text": "x"})), asks(REFUND), says("next")])
+    async with stores.process(model, Noting) as here, asyncio.timeout(30):
+        with pytest.raises(StoredBeanError):
+            await here.get(Noting).chat("room", "refund 7")
+        assert (await here.get(Noting).chat("room", "next?")).content == "next"
 
 
 async def test_an_expired_approval_ends_the_waiting(stores: Stores) -> None:

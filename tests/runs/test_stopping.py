@@ -1,4 +1,4 @@
-"""A container that stops: its runs end, and nothing of them uses the store afterwards."""
+"""A container that stops, and callers that leave: its runs end, and nothing of them uses the store afterwards."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +7,9 @@ from typing import Any, Protocol
 import pytest
 
 from toolbox import Container, ToolboxSettings, application_scoped, register_ai_service, tool
+from toolbox.errors import LeaseLostError
 from toolbox.runs import InMemoryRunStore, RunEngine, RunId, RunStore, durable
+from toolbox.runs.run_execution import wait_unless_lost
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -152,3 +154,26 @@ async def test_the_events_of_a_run_are_written_no_more_when_the_store_is_closed(
 
     assert store.in_use == 0
     await asyncio.gather(executing, return_exceptions=True)
+
+
+async def test_a_run_that_another_process_takes_is_not_logged_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+    is_taken = asyncio.Event()
+
+    async def execute() -> None:
+        await is_taken.wait()
+        raise LeaseLostError("7")
+
+    execution = asyncio.create_task(execute())
+    caller = asyncio.create_task(wait_unless_lost(execution, "7"))
+    caplog.set_level("INFO", "toolbox.runs")
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    is_taken.set()
+    with pytest.raises(LeaseLostError):
+        await execution
+    await asyncio.sleep(0)
+
+    assert [each.levelname for each in caplog.records] == ["INFO"]
+    assert "failed" not in caplog.text

@@ -196,9 +196,8 @@ class EventLog:
 
     def put(self, event: ServiceEvent | ServiceWork) -> None:
         """Write this event soon, unless an earlier owner has written it."""
-        if self._is_closed or not self._is_new(
-            event
-        ):  # it may be of code that goes on after the execution, on a thread
+        # After the execution, code that goes on on a thread may still report.
+        if self._is_closed or not self._is_new(event):
             return
         if not _is_piece(event):
             self._is_urgent.set()

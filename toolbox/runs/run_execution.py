@@ -350,8 +350,9 @@ class RunExecution:
             return await self._run_method(session, prepared, log, put)
         except (Exception, asyncio.CancelledError) as error:
             # If it has left, it is suspended; then something around it failed, such as a bean that is closed.
-            if prepared.before is not None and held.wish is None and _is_incompatible(error, session.id):
-                await session.write_back(prepared.before)
+            before = None if held.wish is not None or session.has_left else prepared.before
+            if before is not None and _is_incompatible(error, session.id):
+                await session.write_back(before)
             if session.has_left or session.stays_after(error):
                 raise
             if held.wish is None:
@@ -465,6 +466,8 @@ def _log_end(run_id: str, error: BaseException | None) -> None:
     """Log the error that ended a run and that no caller gets: without it, only the store would know."""
     if isinstance(error, RunCancelledError):
         logger.info("run %s was cancelled: %s", run_id, message_of(error))
+    elif error is not None and leaves_run_unchanged(error, run_id):
+        logger.info("run %s does not end here: %s", run_id, message_of(error))
     elif isinstance(error, ToolboxError):
         logger.warning("run %s failed: %s: %s", run_id, type(error).__name__, message_of(error))
     elif error is not None:

@@ -234,6 +234,8 @@ class RunSession:
 
     def stay_in(self, conversation: AsyncExitStack) -> None:
         """Stay in the conversation until the turn is written, so that no other call comes in between."""
+        if not self.is_stored:  # its suspension could not be stored, and no other write follows
+            self.drop_turn()
         if self._turn is not None:
             self._conversation = conversation.pop_all()
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from pydantic_core import to_json
@@ -34,9 +34,6 @@ from .run_session import RunSession, store_errors_of
 from .runs_host import RunsHost
 from .service_calls import ServiceCall
 from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRecord, StoredRun, supports_of
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

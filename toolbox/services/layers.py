@@ -190,8 +190,8 @@ async def _append_waiting(invocation: Invocation) -> None:
 async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -> None:
     """Append the turn of the invocation to its conversation, with what changed of the beans, in one write.
 
-    With `leaves` it is the last write of the call, which leaves the conversation with it. A stored run stays in it
-    until its end is stored too.
+    With `leaves` it is the last write of the call, which leaves the conversation with it. A stored run leaves it later:
+    its end may be stored with the turn, in one transaction.
     """
     key, excerpt, beans = invocation.memory_key, invocation.excerpt, invocation.beans
     assert key is not None
@@ -213,8 +213,9 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
         if place is not None and place.run.cancels:  # it has not taken the turn
             await memories.write(key, turn if window is not None else only_beans(turn), owner)
         else:
-            about = {"may_be_stored": may_be_stored, "leaves": leaves}
-            written = await memories.append(key, turn, excerpt, window, owner=owner, **about)
+            written = await memories.append(
+                key, turn, excerpt, window, owner=owner, may_be_stored=may_be_stored, leaves=leaves
+            )
 
     def end(is_written: bool) -> None:
         if beans is not None and not is_written:
