@@ -18,6 +18,7 @@ from toolbox import (
     tool,
 )
 from toolbox.handover import hands_over_to
+from toolbox.runs import approve
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -94,8 +95,6 @@ async def test_a_message_for_a_run_is_an_event_of_its_span() -> None:
     def pay() -> str:
         """Pay."""
         return "paid"
-
-    from toolbox.runs import approve
 
     @register_ai_service(tools=pay)
     class Till(Protocol):
