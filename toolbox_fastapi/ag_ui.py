@@ -377,7 +377,7 @@ class EventWriter:
         yield {"type": "SUBAGENT_STARTED", "subagentRunId": start.id, "name": start.service, **parents}
 
     def _suspend_services(self, interrupts: Sequence[str]) -> Iterator[Event]:
-        """End the services that wait, the innermost first: each with the interrupts of its own calls."""
+        """End the services that wait, the innermost first, each with the interrupts of the calls that it made."""
         for service_id in self._services[::-1]:
             own = [each for each in interrupts if _service_of(each) == service_id]
             outcome = {"type": "suspended", "interruptIds": own}

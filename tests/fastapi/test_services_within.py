@@ -229,7 +229,7 @@ async def test_a_client_that_reconnects_gets_the_services_again(running: Running
     assert len(public) < len(everything)
 
 
-async def test_a_service_that_fails_is_an_error_of_its_own(running: Running) -> None:
+async def test_a_service_within_that_fails_ends_with_an_error(running: Running) -> None:
     class Broken(ScriptedChatModel):
         async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
             raise RuntimeError("secret text")

@@ -79,7 +79,7 @@ async def test_spans_name_the_agent_in_charge_and_the_call_has_the_hand_over() -
         assert telemetry.spans[0].events == ()
 
 
-async def test_streams_say_the_same() -> None:
+async def test_spans_of_streams_name_the_agent_in_charge_too() -> None:
     telemetry = Telemetry()
     async with started(telemetry, TO_BILLING, tool_call("invoice", {}), "Here.") as container:
         events: list[Any] = [each async for each in container.get(Desk).texts("Hi")]
