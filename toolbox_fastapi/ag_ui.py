@@ -343,26 +343,21 @@ class EventWriter:
                 yield {"type": "TEXT_MESSAGE_CONTENT", "delta": text, **said}
                 yield {"type": "TEXT_MESSAGE_END", **said}
             case ServiceEnd(service_id, error) if service_id in self._services:
-                outcome = {"outcome": {"type": "success"}} if error is None else {"message": error}
-                yield self._end_service(service_id, "FINISHED" if error is None else "ERROR", outcome)
+                about = {"outcome": {"type": "success"}} if error is None else {"message": error}
+                yield self._end_service(service_id, "FINISHED" if error is None else "ERROR", about)
             case BeanValues(values):
                 yield {"type": "STATE_SNAPSHOT", "snapshot": values}
             case Waits(pending):
-                waiting = self._write_pending(pending)
-                for service_id in self._services[::-1]:
-                    own = [
-                        each["id"] for each in waiting.get("interrupts", ()) if _service_of(each["id"]) == service_id
-                    ]
-                    suspended = {"outcome": {"type": "suspended", "interruptIds": own}}
-                    yield self._end_service(service_id, "FINISHED", suspended)
-                yield {"type": "RUN_FINISHED", **self._ids, "outcome": waiting}
+                outcome = self._write_pending(pending)
+                yield from self._suspend_services([each["id"] for each in outcome.get("interrupts", ())])
+                yield {"type": "RUN_FINISHED", **self._ids, "outcome": outcome}
             case Completed(usage):
                 counted = {} if usage is None else {"usage": [_write_usage(usage)]}
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "success"}, **counted}
             case Stopped():
                 yield {"type": "RUN_FINISHED", **self._ids, "outcome": {"type": "cancelled"}}
-            case Broken(problem, code):
-                yield {"type": "RUN_ERROR", "message": str(problem.get("detail") or problem["title"]), "code": code}
+            case Broken(text, code):
+                yield {"type": "RUN_ERROR", "message": text, "code": code}
             case RoundEnd() | ServiceText() | ServiceEnd():
                 pass  # the start of the next round ends it; a service that the client does not have
             case _:
@@ -380,6 +375,13 @@ class EventWriter:
         if not start.parent_id:
             parents["parentMessageId"] = self._message_id
         yield {"type": "SUBAGENT_STARTED", "subagentRunId": start.id, "name": start.service, **parents}
+
+    def _suspend_services(self, interrupts: Sequence[str]) -> Iterator[Event]:
+        """End the services that wait, the innermost first, each with the interrupts of the calls that it made."""
+        for service_id in self._services[::-1]:
+            own = [each for each in interrupts if _service_of(each) == service_id]
+            outcome = {"type": "suspended", "interruptIds": own}
+            yield self._end_service(service_id, "FINISHED", {"outcome": outcome})
 
     def _end_service(self, service_id: str, how: str, about: Event) -> Event:
         self._services.remove(service_id)

@@ -116,6 +116,11 @@ def describe_problem(status: int, detail: str | None) -> dict[str, Any]:
     return {**problem, "detail": detail} if detail else problem
 
 
+def problem_text(problem: Mapping[str, Any]) -> str:
+    """Return the words of problem details, for a person."""
+    return str(problem.get("detail") or problem["title"])
+
+
 def problem_of_type(name: str) -> dict[str, Any]:
     """Return the problem details for an error of which only the name of its type is known, such as that of a run."""
     kinds: list[type[Any]] = [ToolboxError, TimeoutError]

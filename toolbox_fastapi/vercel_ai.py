@@ -266,8 +266,8 @@ class ChunkWriter:
             case Stopped(reason):
                 yield from self._end_with_step()
                 yield {"type": "abort"} if reason is None else {"type": "abort", "reason": reason}
-            case Broken(problem):
-                yield {"type": "error", "errorText": str(problem.get("detail") or problem["title"])}
+            case Broken(text):
+                yield {"type": "error", "errorText": text}
             case BeanValues() | ServiceText() | ServiceEnd():
                 pass  # a chat of this protocol has no state; a service that the client does not have
             case _:
@@ -288,10 +288,8 @@ class ChunkWriter:
         if self._has_results and self._client_tools:
             yield {"type": "start-step"}
             yield {"type": "finish-step"}
-            yield {
-                "type": "message-metadata",
-                "messageMetadata": {},
-            }  # the client takes the step over with the next change
+            # The client shows the step with the next change of the message, so there is one.
+            yield {"type": "message-metadata", "messageMetadata": {}}
 
     def _write_result(self, end: CallEnd) -> Iterator[Chunk]:
         match end.outcome:

@@ -154,7 +154,7 @@ async def resume(url: str, lease: float, name: str, kill_at: int | None) -> None
 async def finish(url: str, lease: float, names: Sequence[str]) -> None:
     """Continues the runs as people and programs would who see them after a crash."""
     async with office(url, lease) as (container, database):
-        await transfers.end_leases(container, lease)
+        await transfers.skip_leases(container, lease)
         for name in names:
             run_id = await _run_of(database, name)
             while (run := await container.runs.get(run_id)).status != "completed":

@@ -276,7 +276,7 @@ async def started(make: Callable[..., Container], url: str, lease: float, take_o
         yield await stack.enter_async_context(container), database
 
 
-async def end_leases(container: Container, lease: float) -> None:
+async def skip_leases(container: Container, lease: float) -> None:
     """Let the leases of killed processes end at once, where the clock is that of this process.
 
     All processes that live on must do it.
@@ -329,7 +329,7 @@ async def transfer_stamped(url: str, lease: float, run_id: str, kill_at: int | N
 async def finish_stamped(url: str, lease: float, last: int) -> None:
     """Take over transfers until `last` have completed, and answer for stamps whose outcome is unknown."""
     async with bank(url, lease, take_over=True) as (container, database):
-        await end_leases(container, lease)
+        await skip_leases(container, lease)
         while await _completed(database) < last:
             for run in await container.runs.list(status="suspended"):
                 [call] = run.pending
@@ -368,7 +368,7 @@ async def work(url: str, lease: float, last: int) -> None:
 async def inherit(url: str, lease: float, last: int) -> None:
     """Takes over the runs of processes that were killed, until `last` have completed."""
     async with bank(url, lease, take_over=True) as (container, database):
-        await end_leases(container, lease)
+        await skip_leases(container, lease)
         await until_completed(database, last)
 
 
@@ -379,7 +379,7 @@ async def work_with_dbos(url: str, lease: float, last: int, kill_at: str | None 
     steps.kill_when = kill_at
     async with bank(url, lease, take_over=True, engine=DbosRunEngine(polling=0.1)) as (container, database):
         if kill_at is None:
-            await end_leases(container, lease)
+            await skip_leases(container, lease)
         await until_completed(database, last)
 
 

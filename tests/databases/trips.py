@@ -177,7 +177,7 @@ async def cancel_trip(url: str, lease: float, run_id: str, kill_at: int | None) 
 async def finish_trips(url: str, lease: float) -> None:
     """Continue all trips until none is running; a trip that still waits is cancelled here."""
     async with agency(url, lease, take_over=True) as (container, _):
-        await transfers.end_leases(container, lease)
+        await transfers.skip_leases(container, lease)
         while running := await container.runs.list(status="running"):
             for each in running:
                 if each.id.startswith("waiting"):

@@ -18,6 +18,7 @@ from toolbox import (
     tool,
 )
 from toolbox.handover import hands_over_to
+from toolbox.runs import approve
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -78,7 +79,7 @@ async def test_spans_name_the_agent_in_charge_and_the_call_has_the_hand_over() -
         assert telemetry.spans[0].events == ()
 
 
-async def test_streams_say_the_same() -> None:
+async def test_spans_of_streams_name_the_agent_in_charge_too() -> None:
     telemetry = Telemetry()
     async with started(telemetry, TO_BILLING, tool_call("invoice", {}), "Here.") as container:
         events: list[Any] = [each async for each in container.get(Desk).texts("Hi")]
@@ -94,8 +95,6 @@ async def test_a_message_for_a_run_is_an_event_of_its_span() -> None:
     def pay() -> str:
         """Pay."""
         return "paid"
-
-    from toolbox.runs import approve
 
     @register_ai_service(tools=pay)
     class Till(Protocol):

@@ -29,6 +29,7 @@ from toolbox.errors import (
     RunNotFoundError,
     RunStateError,
 )
+from toolbox.events import ToldEvent
 from toolbox.introspection import unwrapped
 from toolbox.json_text import whole_json
 from toolbox.runs import run_answers
@@ -39,6 +40,7 @@ from toolbox.security import AccessDeniedError, SecurityIdentity
 from toolbox.service_names import stored_name
 from toolbox.services.outputs import ANSWER_TOOL
 from toolbox.services.plans import MethodPlan
+from toolbox.services.recording_needs import ToldMessage
 from toolbox.services.stored_forms import adapter_of
 
 from ..problems import describe_problem
@@ -89,7 +91,7 @@ def not_pending(call_id: str) -> RefusedError:
 
 
 def answered_by_others() -> RefusedError:
-    """Return the error for answers that were sorted again and again."""
+    """Return the error for answers that were too late each time they were tried."""
     return RefusedError(409, "Others answer this conversation at the same time; try again.")
 
 
@@ -226,9 +228,9 @@ class Chat:
         return self._memory_id is None or run.memory_id == str(self._memory_id)
 
     async def find_open_runs(self) -> list[Run[Any]]:
-        """Return the runs of the conversation that have not ended, newest first. Raises `RefusedError` for another's.
+        """Return the runs of the conversation that have not ended, newest first.
 
-        Also if only the conversation is another's.
+        Raises `RefusedError` if one of them, or the conversation, is another's.
         """
         if self._memory_id is None:
             return []
@@ -246,11 +248,12 @@ class Chat:
 
     async def is_under_way(self, message: UserMessage, client_id: str | None) -> bool:
         """Return True if a run that has not ended answers this message of a client. Raises `RefusedError`."""
-        for run in await self.find_open_runs() if client_id is not None else ():
+        if client_id is None:
+            return False
+        for run in await self.find_open_runs():
             read = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
-            added = [(each.message, each.client_id) for each in read]
-            added += [(each.message, each.client_id) for each in await find_unread(self.runs, run.id)]
-            if (message, client_id) in added:
+            added: list[ToldEvent | ToldMessage] = [*read, *await find_unread(self.runs, run.id)]
+            if any((each.message, each.client_id) == (message, client_id) for each in added):
                 return True
             with suppress(RunIncompatibleError, RunNotFoundError):
                 if await self.runs.question_of(run.id) == (message, client_id):

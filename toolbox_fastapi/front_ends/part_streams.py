@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from starlette.types import Scope
 
+from ..problems import problem_text
 from ..streaming import EventStreamResponse, as_json
 from .stream_parts import Broken, Part
 
@@ -41,7 +42,7 @@ class PartFrames:
 
     def encode_failure(self, problem: Mapping[str, Any]) -> bytes | None:
         """Return the frames of a stream that cannot go on; the run may."""
-        failed = self.encode_item(Broken(problem, str(problem["status"]))) or b""
+        failed = self.encode_item(Broken(problem_text(problem), str(problem["status"]))) or b""
         return failed + self._writer.last
 
 

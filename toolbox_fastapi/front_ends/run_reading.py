@@ -45,7 +45,7 @@ from toolbox.services.recording_needs import ToldMessage
 from toolbox.services.state import identity_of
 from toolbox.services.turns import INTERRUPTED
 
-from ..problems import problem_of_type
+from ..problems import problem_of_type, problem_text
 from .stream_parts import (
     AddedMessage,
     BlockEnd,
@@ -192,8 +192,7 @@ class RunReading:
             case "finished":
                 yield from self._end_service(work.id)
             case "failed":
-                problem = problem_of_type(work.text)
-                yield from self._end_service(work.id, str(problem.get("detail") or problem["title"]))
+                yield from self._end_service(work.id, problem_text(problem_of_type(work.text)))
 
     def _start_service(self, work: ServiceWork) -> Iterator[Part]:
         if work.id not in self._working:
@@ -455,7 +454,7 @@ class RunReading:
             yield Stopped(None if error == STOPPED else error)
         elif status == "failed":
             code = (error or "").partition(":")[0]
-            yield Broken(problem_of_type(code), code)
+            yield Broken(problem_text(problem_of_type(code)), code)
         else:
             final = self._final
             usage: TokenUsage | None = None if final is None else final.token_usage

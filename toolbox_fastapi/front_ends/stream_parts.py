@@ -191,9 +191,9 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The answer has failed. `problem` are problem details, `code` is the type of the error."""
+    """The answer has failed. `text` says why, for a person; `code` is the type of the error."""
 
-    problem: Mapping[str, Any]
+    text: str
     code: str
 
 
