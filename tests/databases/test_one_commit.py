@@ -289,6 +289,26 @@ async def test_a_turn_that_cannot_be_written_fails_its_run_and_changes_nothing_e
         assert (await here.conversations.of(service, "r").export())["beans"] == {f"{__name__}.Cart": {"items": ["tea"]}}
 
 
+async def test_a_turn_that_cannot_be_written_undoes_the_tools_of_a_service_that_compensates(
+    engine: AsyncEngine,
+) -> None:
+    service = shop("raise", compensate_on_failure=True)
+    async with program(engine, service, ADD, "fine") as here:
+        store: Any = here.get(ChatMemoryStore)
+        write = store.write
+
+        async def lose(key: Any, written: Any) -> None:
+            store.write = write
+            raise MemoryLeaseLostError("shop", "r")
+
+        store.write = lose
+        with pytest.raises(MemoryLeaseLostError):
+            await here.get(service).buy("1", "r", "tea")
+        assert (await here.runs.get("1")).status == "failed"
+        assert undone == ["tea"]
+        assert {each.state for each in await turns_of(here)} == {"failed"}
+
+
 async def test_a_transaction_that_the_database_ends_is_repeated_as_a_whole(engine: AsyncEngine) -> None:
     service, lost = shop("raise"), list[str]()
     async with program(engine, service, ADD, "fine") as here:

@@ -223,10 +223,13 @@ async def _append(turn: Turn, invocation: Invocation, *, leaves: bool = False) -
         if is_written and written and invocation.host.listeners is not None:
             invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, written))
 
-    # A call that is not stored ends without a write of a run; that it waits is its first one.
+    # A call that is not stored ends without a write of a run; that it waits is its first one. Where tools are undone if
+    # the turn cannot be written, it is written here, inside of that.
+    is_undone = turn.state == "answered" and bool(invocation.plan.layers.around_turn)
     is_taken = (
         place is not None
         and (place.run.is_stored or turn.state == "waiting")
+        and not is_undone
         and place.take_turn(TurnWrite(memories.store, write, end))
     )
     if not is_taken:
