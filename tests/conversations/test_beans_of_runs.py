@@ -181,7 +181,7 @@ async def test_a_run_that_waits_for_its_next_try_does_not_overwrite_what_others_
     replies = asks(add("soup")), ConnectionError("away"), asks(add("bread")), says("done"), says("done")
     async with process(InMemoryRunStore(), conversations, *replies, services=(Patient,)) as here:
         run = await here.runs.start(Patient.chat, "7", "soup")
-        while (await here.runs.get(run.id)).error is None:
+        while (await here.runs.get(run.id)).error is None:  # noqa: ASYNC110 - nothing tells of a failed try
             await asyncio.sleep(0.01)
         await here.get(Patient).chat("7", "bread")
         assert [each.message.text for each in await here.conversations.of(Patient, "7").history()][-1:] == (
