@@ -27,6 +27,7 @@ from toolbox.runs import (
     InMemoryRunStore,
     Retries,
     RunChanges,
+    RunFailedError,
     RunId,
     RunStore,
     RunStoreError,
@@ -177,6 +178,41 @@ async def test_a_run_that_is_tried_again_does_not_overwrite_what_others_changed_
         await here.runs.retry("order 1")
 
     assert await items(conversations) == ["soup", "bread", "cake"]
+
+
+@pytest.mark.parametrize("service", [Shop, Till])
+async def test_a_run_that_failed_went_on_and_was_cancelled_keeps_the_beans_of_its_last_part(service: Any) -> None:
+    conversations, name = InMemoryChatMemoryStore(), service.__name__.lower()
+    replies = asks(add("soup")), ConnectionError("away"), asks(add("bread")), asks(PAY)
+    async with process(LastingRunStore(), conversations, *replies) as here:
+        run = await here.runs.start(service.chat, "7", "soup and bread")
+        with pytest.raises(RunFailedError):
+            await here.runs.result(run.id, timeout=30)
+        assert await items(conversations, name) == ["soup"]
+        await here.runs.retry(run.id)
+        await here.runs.cancel(run.id)
+
+    assert await items(conversations, name) == ["soup", "bread"]
+
+
+@pytest.mark.parametrize("view", [FullHistory(), None])
+async def test_a_fork_goes_on_from_the_beans_that_a_waiting_run_has_stored(view: Any) -> None:
+    @register_ai_service(name="patient", tools=Cart, chat_memory=view, on_suspended="continue")
+    class Patient(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    conversations = InMemoryChatMemoryStore()
+    replies = asks(add("soup")), asks(PAY), says("still here")
+    async with process(LastingRunStore(), conversations, *replies, services=(Patient,)) as here:
+        await here.get(Patient).chat("7", "soup, please")
+        room = here.conversations.of(Patient, "7")
+        at_once = await room.fork("8")
+        await here.get(Patient).chat("7", "hello?")
+        later = await room.fork("9")
+
+        assert [await items(conversations, "patient", each) for each in ("8", "9")] == [["soup"], ["soup"]]
+        assert await at_once.history() == []
+        assert [each.message.text for each in await later.history()] == (["hello?", "still here"] if view else [])
 
 
 @pytest.mark.parametrize("view", [FullHistory(), None])

@@ -242,7 +242,7 @@ class Replaced:
 
 def only_beans(turn: Turn) -> Turn:
     """Return a turn without its messages, for a conversation that keeps none."""
-    return Turn(id=turn.id, run_id=turn.run_id, beans=turn.beans)
+    return Turn(id=turn.id, run_id=turn.run_id, state=turn.state, beans=turn.beans)
 
 
 # --- entries
@@ -460,10 +460,10 @@ def fork_log(log: Log, key: ChatMemoryKey, upto: str | None, now: datetime) -> L
     """Return a copy of a whole log under another key: all of it, or until the end of what answers the entry `upto`.
 
     It keeps the owner and the title, and goes on from the beans and the notes of that time. What waits for a person
-    stays in the original alone. Raises `ValueError` for an unknown entry.
+    stays in the original alone, but for the beans that it has stored. Raises `ValueError` for an unknown entry.
     """
-    kept = [each for each in (log.turns if upto is None else _upto(log.turns, upto)) if each.state != "waiting"]
-    turns = tuple(map(_copy_shown, kept))
+    kept = log.turns if upto is None else _upto(log.turns, upto)
+    turns = tuple(_copy_shown(each) for each in kept if each.state != "waiting" or each.beans)
     beans, in_charge = state_after(turns)
     last = Position(turns[-1].number, turns[-1].end) if turns else Position(0)
     notes = log.head.notes
@@ -484,6 +484,8 @@ def fork_log(log: Log, key: ChatMemoryKey, upto: str | None, now: datetime) -> L
 
 def _copy_shown(turn: Turn) -> Turn:
     """Return a new turn with what is shown of one. What a rewind has cut has no end any more, so also no state."""
+    if turn.state == "waiting":
+        return Turn(beans=turn.beans, number=turn.number, at=turn.at)
     state = turn.state if turn.is_whole else "answered"
     return replace(turn, id=uuid4().hex, messages=turn.shown, state=state, hidden_from=None)
 
