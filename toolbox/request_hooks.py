@@ -52,8 +52,8 @@ def releases_connection(method: F) -> F:
 
 
 def is_marked(method: Callable[..., Any], hook: Hook) -> bool:
-    """Return True for a method that `hook` marks."""
-    return getattr(method, hook.mark, False) is True
+    """Return True for a method that `hook` marks, above or below `@staticmethod` and `@classmethod`."""
+    return getattr(getattr(method, "__func__", method), hook.mark, getattr(method, hook.mark, False)) is True
 
 
 def on_success(method: F) -> F:
@@ -90,5 +90,4 @@ def hooks_of(cls: type[Any], hook: Hook) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _find_marked(cls: type[Any], hook: Hook) -> tuple[str, ...]:
-    # `@staticmethod` copies the marks of its function, so that the order of the two decorators does not matter.
-    return tuple(name for name, member in may_be_marked_in(cls) if getattr(member, hook.mark, False) is True)
+    return tuple(name for name, member in may_be_marked_in(cls) if is_marked(member, hook))

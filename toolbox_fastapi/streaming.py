@@ -26,6 +26,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from toolbox.callers import WhileCallerWaits
 from toolbox.chat import Retrieved, ToolExecuted, ToolExecution, ToolExecutionResult
 from toolbox.events import ToldEvent
+from toolbox.execution.markers import is_async
 from toolbox.runs.resuming import ResumedEvents
 from toolbox.runs.run_events import RunEnded, RunEvent, RunEvents
 from toolbox.service_events import InnerEvent, ServiceEvent
@@ -191,7 +192,7 @@ def sse(
 
     A comment is sent after `ping` seconds of silence. `headers` are added to the response; `background` runs after it.
     A client that reconnects (`Last-Event-ID`) gets 204, and the stream is closed without starting it. Raises
-    `TypeError` if `stream` is not a stream, and with both `filter` and `encode`.
+    `TypeError` if `stream` is not a stream, with both `filter` and `encode`, and if one of them is `async def`.
 
     The events of a run, `sse(runs.events(run_id, after=last_event_id))`, are sent with their numbers as `id:`, so a
     client that reconnects misses nothing; it gets 204 when the run has ended and nothing is newer. `filter` and
@@ -203,6 +204,8 @@ def sse(
     require_stream(stream, "sse(…)")
     if filter is not None and encode is not None:
         raise TypeError("sse(…): pass filter= or encode=, not both; encode= can leave items out as well")
+    if is_async(filter) or is_async(encode):
+        raise TypeError("sse(…): filter= and encode= are called without await; use functions declared with `def`")
     # The first event has an id, so that a reconnecting client sends `Last-Event-ID`.
     first_id = None if isinstance(stream, RunEvents) else "0"
     frames: StreamFrames = Frames(filter, first_id) if encode is None else OwnFrames(encode)
@@ -295,7 +298,11 @@ class OwnFrames:
 def _encode_event(event: ServerSentEvent, number: str | None) -> bytes:
     data = event.raw_data if event.raw_data is not None or event.data is None else as_json(event.data)
     return format_sse_event(
-        data_str=data, event=event.event, id=event.id or number, retry=event.retry, comment=event.comment
+        data_str=data,
+        event=event.event,
+        id=number if event.id is None else event.id,
+        retry=event.retry,
+        comment=event.comment,
     )
 
 

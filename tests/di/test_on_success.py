@@ -504,6 +504,23 @@ def test_a_method_with_parameters_or_a_yield_is_a_problem() -> None:
     assert problems[1].what == "@on_success does not support generators"
 
 
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+@pytest.mark.parametrize("marked_first", [True, False])
+def test_static_and_class_methods_are_called_whatever_the_order_of_the_decorators(
+    kind: Callable[[Any], Any], marked_first: bool
+) -> None:
+    def commit(*classes: Any) -> None:
+        log.append("committed")
+
+    method = kind(on_success(commit)) if marked_first else on_success(kind(commit))
+    unit = request_scoped(type("Unit", (), {"commit": method}))
+
+    with Container().register(unit) as container, container.request_scope():
+        container.get(unit)
+
+    assert log == ["committed"]
+
+
 @pytest.mark.parametrize("target", [3, Base], ids=["a value", "a class"])
 def test_only_methods_can_be_marked(target: Any) -> None:
     with pytest.raises(TypeError, match="@on_success: expected a method"):

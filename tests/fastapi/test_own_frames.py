@@ -201,3 +201,21 @@ async def test_the_stop_of_the_application_is_a_failure_too(running: Any) -> Non
 async def test_a_filter_beside_it_is_a_mistake() -> None:
     with pytest.raises(TypeError, match="pass filter= or encode=, not both"):
         sse(of("a"), filter=lambda item: item, encode=as_front_end)
+
+
+@pytest.mark.parametrize("option", ["filter", "encode"])
+async def test_a_coroutine_function_is_a_mistake(option: Any) -> None:
+    async def later(item: Any) -> Any:
+        return item
+
+    with pytest.raises(TypeError, match="called without await"):
+        sse(of("a"), **{option: later})
+
+
+async def test_an_empty_id_that_the_function_sets_is_sent(running: Any) -> None:
+    """An empty `id:` tells a browser to forget the last one."""
+
+    def encode(item: Any) -> Any:
+        return None if isinstance(item, StreamEnded) else ServerSentEvent(data=1, id="")
+
+    assert await text_of(running, ServerSentEvent(data="a", id="1"), encode=encode) == "data: 1\nid: \n\n"

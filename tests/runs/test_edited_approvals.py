@@ -229,6 +229,9 @@ async def test_a_value_that_is_read_as_it_was_sent_is_accepted(kind: Any, first:
         (Order, {"lines": [{"cents": 1}]}, {"lines": [{"cents": 2, "text": ""}]}, "value.lines.0.cents"),
         (Order, {"lines": []}, {"lines": [], "expres": True}, "value.expres"),
         (Annotated[bool, BeforeValidator(lambda value: not value)], True, True, "value"),
+        (int, 2, True, "value"),
+        (float | None, 2.5, False, "value"),
+        (dict[str, list[int]], {}, {"a": [1, True]}, "value.a.1"),
     ],
 )
 async def test_a_value_that_is_read_as_another_one_is_refused(kind: Any, first: Any, sent: Any, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Protocol
 
 import pytest
@@ -24,6 +25,7 @@ from toolbox import (
     handle_unknown_tool,
     non_blocking,
     on_start,
+    on_success,
     only_if,
     produces,
     register_ai_service,
@@ -180,6 +182,27 @@ def test_a_mark_of_a_method_that_is_no_tool_is_a_problem(decorator: str) -> None
         return
     for where in ("Stock.count", "Stock.price", "Counting.inherited"):
         assert reports(found, f"{where}: ", decorator)
+
+
+@pytest.mark.parametrize("kind", [property, cached_property])
+@pytest.mark.parametrize("decorator", [*METHOD_MARKS, *OF_ROLES, "@on_success"])
+def test_a_mark_of_a_property_is_a_problem(decorator: str, kind: Any) -> None:
+    @request_scoped
+    class Stock:
+        @tool
+        def count(self) -> int:
+            return self.size
+
+        def _size(self) -> int:
+            return 1
+
+        size = kind({**METHOD_MARKS, **OF_ROLES, "@on_success": on_success}[decorator](_size))
+        del _size
+
+    [found] = problems(Stock)
+
+    assert found.startswith("Stock.size: ")
+    assert ("roles" if decorator in OF_ROLES else decorator) in found
 
 
 @pytest.mark.parametrize("decorator", [*OF_TOOLS, *OF_ANSWERS, *OF_CALLS, *OF_METHODS])

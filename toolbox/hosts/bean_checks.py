@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from typing_extensions import is_protocol
@@ -129,11 +130,11 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
     for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
         if not isinstance(cls, type):
             continue
-        marked = [  # without `object`
+        marked = [  # without `object`, and without properties, whose marks never have an effect (`ineffective_marks`)
             (base, name)
             for base in cls.__mro__[:-1]
             for name, member in may_be_marked_in(base)
-            if not isinstance(member, type) and marked_access(member) is not None
+            if not isinstance(member, (type, cached_property)) and marked_access(member) is not None
         ]
         if not marked and class_access(cls) is None:
             continue

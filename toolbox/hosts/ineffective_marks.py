@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Flag, auto
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..di.graph import BeanGraph
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, decorator_of
 from ..handover import HANDOVERS_MARK
-from ..introspection import class_of, has_body, may_be_marked_in, type_name
+from ..introspection import class_of, has_body, may_be_marked, may_be_marked_in, type_name
 from ..models.fallback_marks import FALLBACK_MARK, fallbacks_at
 from ..request_hooks import BEFORE_MODEL_REQUEST, ON_SUCCESS
 from ..retrieval import RETRIEVES_MARK
@@ -254,6 +255,13 @@ def _plain(function: Any) -> Any:
     return getattr(function, "__func__", function)
 
 
+def _function_of(member: Any) -> Any:
+    """Return the function of a member of a class: of a method of any kind, or the getter of a property."""
+    if isinstance(member, property):
+        return member.fget
+    return member.func if isinstance(member, cached_property) else _plain(member)
+
+
 def _functions_named(plans: Iterable[MethodPlan]) -> Iterator[int]:
     """Yield the identities of functions that options and decorators of services name."""
     for plan in plans:
@@ -301,7 +309,7 @@ class _MarkReader:
             for decorator, problem in _at_class(base, kind):
                 yield base, "", decorator, problem
         for base, name, raw, function in members:
-            marks = {**vars(function), **vars(raw)}
+            marks = {**vars(function), **getattr(raw, "__dict__", {})}
             uses = kind | Use.MEMBER
             if provides or name in tools or id(function) in self.listed:
                 uses |= Use.TOOL
@@ -309,6 +317,8 @@ class _MarkReader:
                 uses |= Use.ANSWERED
             if id(function) in self.named or self._is_called(cls, name, function, marks):
                 uses |= Use.CALLED
+            if isinstance(raw, _PROPERTIES):  # nobody calls it as a method
+                uses = Use.NONE
             for decorator, problem in _at_member(f"{base.__name__}.{name}", marks, uses, raw):
                 yield base, name, decorator, problem
 
@@ -332,17 +342,22 @@ _INTERFACES = {"validate": "success", "choose": "names", "search": "specificatio
 """The methods of guardrails, routers, search strategies and retrievers, with another member of such a class."""
 
 
+_PROPERTIES = (property, cached_property)
+
+
 def _is_declaration(cls: type[Any]) -> bool:
     """Return True for a class whose methods others may answer, implement or offer."""
     return service_options_of(cls) is not None or is_rest_client(cls) or is_interface(cls)
 
 
 def _marked_members(cls: type[Any]) -> Iterator[tuple[str, Any, FunctionType]]:
-    for name, raw in may_be_marked_in(cls):
-        function = _plain(raw)
+    for name, raw in vars(cls).items():
+        if not (may_be_marked(raw) or isinstance(raw, property)):
+            continue
+        function = _function_of(raw)
         if not isinstance(function, FunctionType):
             continue
-        if not (_ATTRIBUTES.isdisjoint(vars(function)) and _ATTRIBUTES.isdisjoint(vars(raw))):
+        if not (_ATTRIBUTES.isdisjoint(vars(function)) and _ATTRIBUTES.isdisjoint(getattr(raw, "__dict__", ()))):
             yield name, raw, function
 
 
@@ -363,7 +378,7 @@ def _at_class(cls: type[Any], kind: Use) -> Iterator[tuple[str, Problem | None]]
 
 def _at_member(where: str, marks: Mapping[str, Any], uses: Use, raw: Any) -> Iterator[tuple[str, Problem | None]]:
     """Yield each decorator of a method with its problem, or with None if it has an effect."""
-    yield from _problems_at(where, marks, uses, _plain(raw))
+    yield from _problems_at(where, marks, uses, _function_of(raw))
     if not uses & (Use.SERVICE | Use.CLIENT):
         return  # the reader of a class reports the decorators of beans
     if PRODUCER_MARK in marks and inspect.isfunction(raw):

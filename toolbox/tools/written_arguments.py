@@ -148,12 +148,19 @@ def _is_other_spelling(
 
     bare = _without_validators(parameter)
     try:
-        if not _PLAIN.issuperset(_kinds_in(TypeAdapter(bare.annotation).core_schema)):
-            return False
+        kinds = {*_kinds_in(TypeAdapter(bare.annotation).core_schema)}
+        if not _PLAIN.issuperset(kinds) or ("bool" not in kinds and _has_boolean(sent[parameter.shown_name])):
+            return False  # pydantic reads true as the number 1, which is another value
         plain = _read(request, bare, sent)
     except Exception:  # pydantic and the types' own hooks raise many kinds of exceptions
         return False
     return bool(plain.get(parameter.name, _MISSING) == read.get(parameter.name, _MISSING))
+
+
+def _has_boolean(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return any(map(_has_boolean, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool)
 
 
 def _kinds_in(schema: Any) -> Iterator[str]:
