@@ -208,8 +208,9 @@ async def test_a_coroutine_function_is_a_mistake(option: Any) -> None:
     async def later(item: Any) -> Any:
         return item
 
+    options: dict[str, Any] = {option: later}
     with pytest.raises(TypeError, match="called without await"):
-        sse(of("a"), **{option: later})
+        sse(of("a"), **options)
 
 
 async def test_an_empty_id_that_the_function_sets_is_sent(running: Any) -> None:

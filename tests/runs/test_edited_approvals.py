@@ -463,10 +463,10 @@ async def test_an_edit_that_a_program_does_not_accept_is_left_to_another_program
     class Dying(InMemoryRunStore):
         dies = True
 
-        async def append(self, *args: Any) -> None:
+        async def append(self, *args: Any) -> int:
             if self.dies:
                 raise ConnectionError("the process died")
-            await super().append(*args)
+            return await super().append(*args)
 
     store, newer, older = Dying(), chosen(lambda color: True), chosen(lambda color: color == "red")
     run_id, _ = await suspend(newer, tool_call("paint", {"color": "red"}), store)
@@ -488,10 +488,10 @@ class Kept(InMemoryRunStore):
     persistent = True
     dies_on: str | None = None
 
-    async def append(self, run_id: str, generation: int, records: Any, *args: Any) -> None:
+    async def append(self, run_id: str, generation: int, records: Any, *args: Any) -> int:
         if any(each.key == self.dies_on for each in records):
             raise ConnectionError("the process died")
-        await super().append(run_id, generation, records, *args)
+        return await super().append(run_id, generation, records, *args)
 
 
 class Till:

@@ -191,7 +191,7 @@ def test_a_mark_of_a_property_is_a_problem(decorator: str, kind: Any) -> None:
     class Stock:
         @tool
         def count(self) -> int:
-            return self.size
+            return 1
 
         def _size(self) -> int:
             return 1
