@@ -318,7 +318,8 @@ class Container:
 
         wiring, host = self._internals.started("conversation_scope"), self._internals.host
         at_home = partial(self._internals.at_home, what="conversation_scope")
-        return ConversationBlock(wiring, partial(host.hold_conversation, service, memory_id), at_home)
+        track = partial(host.running.task, "a block of a conversation")
+        return ConversationBlock(wiring, partial(host.hold_conversation, service, memory_id), at_home, track)
 
     # --- services
 

@@ -82,7 +82,8 @@ def wiring_of(container: Container) -> Wiring:
 
 def block(container: Container, store: Store) -> ConversationBlock:
     wiring, internals = wiring_of(container), internals_of(container)
-    return ConversationBlock(wiring, partial(store.hold, wiring), partial(internals.at_home, what="a block"))
+    at_home, track = partial(internals.at_home, what="a block"), partial(internals.host.running.task, "a block")
+    return ConversationBlock(wiring, partial(store.hold, wiring), at_home, track)
 
 
 def test_a_block_stores_what_changed_and_releases_the_conversation() -> None:

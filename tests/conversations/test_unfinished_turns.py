@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import anyio
 import pytest
 from hypothesis import given, settings
+from pydantic import BaseModel
 
 from tests.conversations.made_logs import check_alternation, check_pairs
 from tests.conversations.three_methods import ThreeMethods
@@ -19,6 +20,7 @@ from toolbox import (
     AiMessage,
     ChatMemoryKey,
     ChatMemoryStore,
+    ChatRequest,
     ChatResponse,
     CompleteToolCall,
     Container,
@@ -38,6 +40,7 @@ from toolbox import (
     return_to_model,
     tool,
 )
+from toolbox.conversations import conversation_scoped
 from toolbox.conversations.log import NOTES, LogEntry, Turn, entries_of
 from toolbox.conversations.stores import InMemoryChatMemoryStore
 from toolbox.conversations.views import pieces_of, sent
@@ -463,6 +466,80 @@ async def test_a_container_that_stops_stores_the_turns_of_its_calls() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await room.state() == {"stopped"}
+
+
+@conversation_scoped
+class Kept(BaseModel):
+    words: list[str] = []
+
+
+waits = asyncio.Event()
+
+
+@tool
+async def wait_for_ever() -> str:
+    """Wait."""
+    waits.set()
+    await asyncio.Event().wait()
+    return ""
+
+
+@register_ai_service(name="keeper", tools=wait_for_ever)
+class Keeper(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+
+def keeper(store: InMemoryChatMemoryStore, stop_timeout: float = 10.0) -> Container:
+    """Return a container whose model says what the user said, or calls the tool for `wait`."""
+
+    def reply(request: ChatRequest) -> Any:
+        text = request.messages[-1].text
+        return AiMessage(None, [tool_call("wait_for_ever", {})]) if text == "wait" else text
+
+    model, settings_ = ScriptedChatModel([reply] * 9), ToolboxSettings(stop_timeout=stop_timeout)
+    container = Container(models={"default": model}, settings=settings_)
+    return container.register(Keeper, Kept).register_instance(store, ChatMemoryStore)
+
+
+async def kept(store: InMemoryChatMemoryStore) -> list[str]:
+    log = await store.read_since(ChatMemoryKey("keeper", "r"), lambda head: 0)
+    return [] if log is None else log.head.beans[f"{__name__}.Kept"]["words"]
+
+
+async def block_of(here: Container, began: asyncio.Event, goes_on: asyncio.Event, words: list[str]) -> None:
+    """Change a bean in a block, and call the service there with each of some words."""
+    async with here.conversation_scope(Keeper, "r"):
+        (await here.aget(Kept)).words.append("first")
+        for each in words:
+            await here.get(Keeper).chat("r", each)
+        began.set()
+        await goes_on.wait()
+        (await here.aget(Kept)).words.append("last")
+
+
+async def test_a_container_that_stops_waits_for_the_blocks_of_conversations() -> None:
+    began, goes_on, store = asyncio.Event(), asyncio.Event(), InMemoryChatMemoryStore()
+    here = keeper(store)
+    async with here:
+        task = asyncio.create_task(block_of(here, began, goes_on, []))
+        await began.wait()
+        asyncio.get_running_loop().call_soon(goes_on.set)
+    await task
+    assert await kept(store) == ["first", "last"]
+
+
+@pytest.mark.parametrize("words", [[], ["one"], ["wait"]])
+async def test_a_block_that_outlasts_its_container_is_cancelled_and_leaves_the_conversation(words: list[str]) -> None:
+    began, store = asyncio.Event(), InMemoryChatMemoryStore()
+    here = keeper(store, stop_timeout=0.05)
+    async with here:
+        task = asyncio.create_task(block_of(here, began, asyncio.Event(), words))
+        await (waits.wait() if words == ["wait"] else began.wait())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await kept(store) == (["first"] if words else [])
+    async with keeper(store) as there, asyncio.timeout(5):
+        assert await there.get(Keeper).chat("r", "two") == "two"
 
 
 # --- the option

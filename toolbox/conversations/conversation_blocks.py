@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -47,6 +55,9 @@ It is entered and left in one task on the container's loop, with the context var
 the error of the block.
 """
 
+Track: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Lets the container wait for the current task, a task of its own loop, when it stops, and cancel it in the end."""
+
 AtHome: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
 """Awaits work on the container's loop."""
 
@@ -59,9 +70,9 @@ class ConversationBlock:
     requests the program itself uses the conversation.
     """
 
-    def __init__(self, wiring: Wiring, hold: Hold, at_home: AtHome) -> None:
-        self._wiring, self._hold, self._at_home = wiring, hold, at_home
-        self._awaiting = self._open_awaiting()
+    def __init__(self, wiring: Wiring, hold: Hold, at_home: AtHome, track: Track) -> None:
+        self._wiring, self._hold, self._at_home, self._track = wiring, hold, at_home, track
+        self._awaiting = self._open_tracked()
         self._waiting = self._open_waiting()
 
     async def __aenter__(self) -> Any:
@@ -80,6 +91,14 @@ class ConversationBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._waiting.__exit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _open_tracked(self) -> AsyncIterator[Any]:
+        # After the container has stopped, nothing could be stored, and the conversation would stay held.
+        is_home = asyncio.get_running_loop() is self._wiring.loop
+        with self._track() if is_home else nullcontext():
+            async with self._open_awaiting() as room:
+                yield room
 
     @asynccontextmanager
     async def _open_awaiting(self) -> AsyncIterator[Any]:

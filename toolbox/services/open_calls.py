@@ -78,9 +78,8 @@ class Running:
         """
         under_way = self._under_way()
         late = [each for each in under_way if each[1] not in self._undoing]
-        for _, task in late:
-            if task is not None:
-                task.cancel()
+        for each in {task for _, task in late if task is not None}:  # one task may run a call inside a block
+            each.cancel()
         if under_way:
             await self.wait_for_end(1.0)  # cancelled calls end at once, unless they undo their tools
             if self._undoing:
