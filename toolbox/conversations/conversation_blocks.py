@@ -56,7 +56,7 @@ the error of the block.
 """
 
 Track: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Lets the container wait for the current task, a task of its own loop, when it stops, and cancel it in the end."""
+"""Lets the container wait for the current task, which runs on its loop, when it stops, and cancel it in the end."""
 
 AtHome: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
 """Awaits work on the container's loop."""

@@ -483,7 +483,10 @@ def fork_log(log: Log, key: ChatMemoryKey, upto: str | None, now: datetime) -> L
 
 
 def _copy_shown(turn: Turn) -> Turn:
-    """Return a new turn with what is shown of one. What a rewind has cut has no end any more, so also no state."""
+    """Return a new turn with what is shown of one; of one that waits, only the beans.
+
+    What a rewind has cut has no end any more, so also no state.
+    """
     if turn.state == "waiting":
         return Turn(beans=turn.beans, number=turn.number, at=turn.at)
     state = turn.state if turn.is_whole else "answered"
