@@ -2,10 +2,11 @@
 
 A stream and a durable run are the same call. What a stream adds is `streamed` (`streamed_call`): the model is asked for
 pieces, and the reader gets each event when it happens. What a run adds is the `place` of the invocation, which a call
-has if it is durable or may be suspended. Nothing is written before the run is stored: at the start of a durable one, or
-at the first suspension. From then on, the layers of its plan read or write a record around each effect
-(`runs/run_layers.py`), one that continues begins with its stored state, and its end is stored after `run_call`
-(`runs/run_execution.py`). A plain call has neither, and nothing of what `blocks_around` and `within_layers` list.
+has if it is durable or may be suspended. A durable run is stored before `run_call`, another one at its first
+suspension; its end is stored after `run_call` (`runs/run_execution.py`). The layers of its plan give what is recorded
+of a model request or a tool call, else perform it and write the record (`runs/run_layers.py`); before the run is
+stored, they only remember results of tools. One that continues begins with its stored state. A plain call has neither,
+and nothing of what `blocks_around` and `within_layers` list.
 
 Not here: making the invocation of the arguments (`methods`, `invocation`), deciding the next effect (`loop`), handing
 the items of a stream over (`streams`).
@@ -112,9 +113,9 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
                         effect = await shorten(invocation, error, streamed)  # raises it if nothing can be left out
                         continue
                 elif isinstance(effect, RunTools) and tasks is None:
-                    # The handler of an error decides, here and in `tasks`. By default the model reads what a tool
-                    # raises, as the call's result. An unknown tool and invalid arguments end the call: their handlers
-                    # raise. An `EndsInvocation` ends it in any case.
+                    # An error goes to its handler, in `execute_tool`. By default the model reads what a tool raises, as
+                    # the call's result; an unknown tool and invalid arguments end the call. No handler gets a
+                    # `ToolRetry`, which the model reads, or an `EndsInvocation`, which ends the call.
                     call = RunTool(effect.first, effect.pending[effect.first].request)
                     event = await invocation.perform(call, invocation)
                 else:
@@ -139,8 +140,8 @@ async def run_call(invocation: Invocation, streamed: StreamedCall | None = None)
             if isinstance(effect, Suspend) and invocation.place is not None:
                 await invocation.place.suspend(invocation)  # the run is stored, and waits for an answer
 
-        # The blocks have ended: the conversation is written, and the listeners have the answer. The turn of a stored
-        # run is written with the end of the run, in one transaction, if both stores are on one engine.
+        # The blocks have ended: the listeners have the answer, and its turn is written. That of a stored run is written
+        # with its end, in one transaction, if both stores are on one engine and no failed write undoes tools.
         if streamed is not None:
             await streamed.end()
             return None
