@@ -369,7 +369,7 @@ async def broken_create(store: Any) -> AsyncIterator[None]:
     create = store.create
 
     async def fail(*_: Any, **__: Any) -> bool:
-        raise ConnectionError("no connection")
+        raise RuntimeError("no connection")  # one of the network would be tried again for a lease
 
     store.create = fail
     yield

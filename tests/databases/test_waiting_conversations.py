@@ -306,7 +306,7 @@ async def test_a_call_whose_run_could_not_be_stored_failed_for_the_next_call(sto
     create = stores.runs.create
 
     async def fails(*_: Any, **__: Any) -> bool:
-        raise ConnectionError("no connection")
+        raise RuntimeError("no connection")  # one of the network would be tried again for a lease
 
     model = ScriptedChatModel([asks(REFUND), says("next")])
     async with stores.process(model) as here:

@@ -171,8 +171,12 @@ async def test_a_store_that_breaks_a_promise_fails_its_check(
 ) -> None:
     shared = store(60)
 
+    def new_store(lease: float) -> InMemoryRunStore:
+        shared.lease = lease
+        return shared
+
     with pytest.raises(AssertionError):
-        await check(lambda lease: shared)
+        await check(new_store)
 
 
 # --- owners
