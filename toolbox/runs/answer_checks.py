@@ -28,7 +28,6 @@ from .places import invocation_of
 from .prepared_runs import PreparedRuns
 from .program_values import json_value, reason_of
 from .run_answers import KINDS, Answer, AnswerKind
-from .run_session import RunSession
 from .runs_host import RunsHost
 from .service_calls import PreparedRun, RunPlace, ServiceCall, find_provided_tool
 from .store import StoredRun
@@ -178,8 +177,7 @@ class AnswerChecks:
 
     async def _ask_providers(self, stored: StoredRun, prepared: PreparedRun, waiting: WaitingCall) -> Tool | None:
         """Ask the tool providers of the call that waits for a tool. Returns None if they do not offer it now."""
-        records, store = await self._runs.records(stored.id), await self._runs.open()
-        session = RunSession.of(stored, prepared.document, records, store)
+        session = await self._runs.session_of(stored, prepared.document)
         plan, body = prepared.plan, ServiceCall(session)
         place = body.root
         arguments: Mapping[str, Any] = prepared.arguments

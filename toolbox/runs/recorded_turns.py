@@ -98,8 +98,7 @@ class RecordedTurns:
 
     async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
         """Return the turn of a run until now. Raises `RunIncompatibleError`."""
-        document, records = read_document(stored), await self._runs.records(stored.id)
-        session = RunSession.of(stored, document, records, await self._runs.open())
+        session = await self._runs.session_of(stored, read_document(stored))
         state = state_until_now(session)
         ids = await session.client_ids(0 if state is None else len(state.added))
         client_ids = {0: ids[0]} if ids[0] is not None else {}
@@ -131,9 +130,7 @@ class RecordedTurns:
         beans = {} if head is None else dict(head.beans)
         if stored.status in ENDED:
             return beans
-        session = RunSession.of(
-            stored, read_document(stored), await self._runs.records(run_id), await self._runs.open()
-        )
+        session = await self._runs.session_of(stored, read_document(stored))
         return {**beans, **session.recorded_beans}
 
     def question_of(self, stored: StoredRun) -> tuple[UserMessage, str | None]:

@@ -18,7 +18,6 @@ from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution, wait_unless_lost
-from .run_session import RunSession
 from .service_calls import PreparedRun
 from .store import RunChanges, StoredRun
 from .stored_runs import StoredRuns, read_document
@@ -84,7 +83,7 @@ class Retrying:
         document = read_document(stored)
         if document.is_reduced:
             raise RunStateError(stored.id, "its store deletes the records of ended runs, so it cannot be retried")
-        session = RunSession.of(stored, document, await self._runs.records(stored.id), await self._runs.open())
+        session = await self._runs.session_of(stored, document)
         if were_tools_undone(session):
             raise RunStateError(stored.id, "its tools were undone, so it cannot be retried; start a new run")
         return document, session.suspensions

@@ -218,7 +218,7 @@ class StoredRuns:
         if plan is None:
             raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
         if stored.status == "suspended":
-            restored = ServiceCall(await self._session_of(stored, document)).root.restored()
+            restored = ServiceCall(await self.session_of(stored, document)).root.restored()
             if restored is None:  # the run has ended since the header was read, and its store has deleted the records
                 changed = await self.load(stored.id)
                 assert changed.version != stored.version, "the suspension is stored with the state"
@@ -232,13 +232,14 @@ class StoredRuns:
 
     async def in_charge_of(self, stored: StoredRun) -> str | None:
         """Return the method to which the call of a run was handed over, as its records say; None for the called one."""
-        session = await self._session_of(stored, read_document(stored))
+        session = await self.session_of(stored, read_document(stored))
         if handed := session.numbered("", "handover"):  # also before the first reply of the target
             return HANDOVER.read(session.read_record(handed[max(handed)]))[0]
         restored = ServiceCall(session).root.restored()
         return None if restored is None else restored.state.in_charge
 
-    async def _session_of(self, stored: StoredRun, document: RunDocument) -> RunSession:
+    async def session_of(self, stored: StoredRun, document: RunDocument) -> RunSession:
+        """Return a run with its records, to read what it has done: it is not executed."""
         return RunSession.of(stored, document, await self.records(stored.id), await self.open())
 
 
