@@ -29,7 +29,7 @@ from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, HANDOVER, EffectForm, StoredInvocation, ToldMessage, TurnWrite
+from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage, TurnWrite
 from ..services.state import PendingToolCall, State
 from ..services.stored_forms import usage_from_dict, usage_to_dict
 from ..settings import settings_key
@@ -745,8 +745,8 @@ async def execute(
     message = read_user_message(session.id, document)
     invocation = Invocation(prepared.plan, host, prepared.arguments, place=body.root, message=message)
     invocation.is_input_checked, invocation.input_checked_by = document.is_checked, document.checked_by
-    if handed := session.numbered("", "handover"):  # who is in charge may have no reply yet
-        invocation.find_stored_member(HANDOVER.read(session.read_record(handed[max(handed)]))[0])
+    if (in_charge := session.handed_over_to) is not None:
+        invocation.find_stored_member(in_charge)  # raises if this program has it no more
     if document.cancels:
         invocation.before_end = body.refuse_end
     if host.listeners is not None:

@@ -23,7 +23,6 @@ from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, Ru
 from ..execution.threads import await_on
 from ..safe_text import is_text, printable
 from ..services.outputs import Result, Shape
-from ..services.recording_needs import HANDOVER
 from ..store_clock import clock_of
 from .documents import RunDocument, UnreadableDocumentError
 from .new_documents import conversation_key
@@ -233,8 +232,8 @@ class StoredRuns:
     async def in_charge_of(self, stored: StoredRun) -> str | None:
         """Return the method to which the call of a run was handed over, as its records say; None for the called one."""
         session = await self.session_of(stored, read_document(stored))
-        if handed := session.numbered("", "handover"):  # also before the first reply of the target
-            return HANDOVER.read(session.read_record(handed[max(handed)]))[0]
+        if (in_charge := session.handed_over_to) is not None:
+            return in_charge
         restored = ServiceCall(session).root.restored()
         return None if restored is None else restored.state.in_charge
 
