@@ -98,8 +98,7 @@ class PreparedRuns:
             if tool is None:
                 continue
             inner = self.service_behind(tool)
-            reached = () if inner is None else (inner, *inner.team.values())  # it may have handed its call over
-            if not any(each.name == method and service in stored_names(each.service) for each in reached):
+            if inner is None or _find_reached(inner, service, method) is None:  # it may have handed its call over
                 reason = f"the tool {outer.tool_name!r} of {plan.where} is no longer {service}.{method}"
                 raise RunIncompatibleError(run_id, reason)
             if outer.id not in edited:
@@ -201,7 +200,11 @@ class PreparedRuns:
 
 def _find_in_charge(plan: MethodPlan, waiting: WaitingCall) -> MethodPlan | None:
     """Return the plan of the method that was in charge of a run when it asked for this call; None if out of reach."""
-    service, method = _asked_by(waiting)
+    return _find_reached(plan, *_asked_by(waiting))
+
+
+def _find_reached(plan: MethodPlan, service: str, method: str) -> MethodPlan | None:
+    """Return the plan of a method among this one and those that may take its call over; None if it is not there."""
     reached = (plan, *plan.team.values())
     return next((each for each in reached if each.name == method and service in stored_names(each.service)), None)
 
