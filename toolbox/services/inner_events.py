@@ -63,14 +63,14 @@ class FrontEnd:
 
     def work_of(self, invocation: Invocation, outer: InvocationContext) -> ServiceWork:
         """Return the work of a service that begins within the tool call `outer`."""
-        own = invocation.place
-        has_place = own is not None and own.run_id == self.run_id and own.path
+        own, id_ = invocation.place, invocation.context.invocation_id
+        if own is not None and own.run_id == self.run_id and own.path:
+            id_ = own.path
         around: CallPlace | None = outer.place
         if around is not None and around.run_id == self.run_id:
             call, parent = around.call, around.call.rpartition("/")[0]
         else:
             call, parent = "", outer.invocation_id
-        id_ = own.path if own is not None and has_place else invocation.context.invocation_id
         return ServiceWork(id_, call, parent, stored_name(invocation.entry.service))
 
 
