@@ -69,7 +69,7 @@ class Retrying:
             raise RunStateError(run_id, "it has changed just now; read it again with runs.get(run_id)")
         self._runs.looks.announce(run_id)
         if document.waiting:
-            if prepared.plan.options.on_suspended == "continue":
+            if prepared.waits_in_conversation:
                 key = self._runs.conversation_of(taken)
                 await self._execution.waiting_entries.wait_again(key, run_id, suspensions - 1, document)
             await self._watch_times()
@@ -90,8 +90,7 @@ class Retrying:
 
     async def _refuse_beside_suspended(self, stored: StoredRun, prepared: PreparedRun) -> None:
         """Raise `ConversationSuspendedError` if another run of the conversation waits for an answer."""
-        plan = prepared.plan
-        if plan.options.on_suspended == "continue":
+        if prepared.waits_in_conversation:
             return
         if (key := prepared.conversation) is not None and (other := await self._runs.suspended_in(key)) is not None:
-            raise ConversationSuspendedError(plan.service.__name__, other)
+            raise ConversationSuspendedError(prepared.plan.service.__name__, other)
