@@ -70,7 +70,7 @@ def _with_own_handovers(plan: MethodPlan, plans: Plans, problems: list[Problem])
     classes = [target.service for _, target in found]
     tools = []
     for mark, target in found:
-        name = f"transfer_to_{snake_case(target.service)}"
+        name = f"{_TOOL_PREFIX}{snake_case(target.service)}"
         if classes.count(target.service) > 1:
             name = f"{name}_{target.name}"
         if (description := mark.description or _describe(target)) is None or not description.strip():
@@ -131,6 +131,9 @@ def _refuse(*_: object) -> str:
     raise RuntimeError("a tool that hands over is run by the loop")
 
 
+_TOOL_PREFIX: Final = "transfer_to_"
+"""How the names of tools that hand over begin."""
+
 HANDED_OVER: Final = "Handed over to {method}."
 """What the model reads as the result of a hand-over."""
 
@@ -143,7 +146,7 @@ def callers_in(messages: Iterable[Message], entry: str) -> dict[str, str]:
     for each in messages:
         if not isinstance(each, ToolExecutionResultMessage):
             here = following
-        elif each.tool_name.startswith("transfer_to_") and each.text.startswith(before):
+        elif each.tool_name.startswith(_TOOL_PREFIX) and each.text.startswith(before):
             following = each.text.removeprefix(before).removesuffix(after)  # from the next reply on
         elif not each.is_error:
             found[each.tool_name] = here
