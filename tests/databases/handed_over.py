@@ -4,9 +4,8 @@
 """
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -29,7 +28,7 @@ from toolbox.sql import SqlChatMemoryStore, SqlRunStore
 from toolbox.testing import tool_call
 
 from . import transfers
-from .transfers import PAUSE, STATEMENTS, step_at, steps
+from .transfers import PAUSE, kill_in
 
 TABLES = ("CREATE TABLE steps (taken INTEGER)", "CREATE TABLE accepted (run TEXT, message TEXT)")
 
@@ -87,16 +86,6 @@ def desk(url: str, lease: float) -> AbstractAsyncContextManager[tuple[Container,
     return transfers.started(new_desk, url, lease, False)
 
 
-async def _kill_in(database: AsyncEngine, work: Coroutine[Any, Any, object], kill_at: int | None) -> None:
-    """Await work that is killed at a statement. Writes the number of steps if it is not."""
-    step_at(database, *STATEMENTS)
-    steps.kill_at = kill_at
-    await work
-    taken, steps.kill_at = len(steps.taken), None
-    async with database.begin() as connection:
-        await connection.execute(text("INSERT INTO steps VALUES (:taken)"), {"taken": taken})
-
-
 # --- the programs
 
 
@@ -108,7 +97,7 @@ async def hand_over(url: str, lease: float, run_id: str, said: str, kill_at: int
             run = await container.runs.start(Desk.chat, run_id, run_id, said)
             await container.runs.execute(run.id, timeout=60)
 
-        await _kill_in(database, call(), kill_at)
+        await kill_in(database, call(), kill_at)
 
 
 async def tell_much(url: str, lease: float, run_id: str) -> None:
@@ -130,7 +119,7 @@ async def tell_much(url: str, lease: float, run_id: str) -> None:
 async def tell_once(url: str, lease: float, run_id: str, kill_at: int | None) -> None:
     """Adds one message to a run that waits, in a process that is killed at a step."""
     async with desk(url, lease) as (container, database):
-        await _kill_in(database, container.runs.tell(run_id, "m0"), kill_at)
+        await kill_in(database, container.runs.tell(run_id, "m0"), kill_at)
 
 
 async def finish_all(url: str, lease: float) -> None:

@@ -4,11 +4,10 @@
 between any two effects that the database keeps.
 """
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from toolbox import (
@@ -30,7 +29,7 @@ from toolbox.sql import SqlChatMemoryStore, SqlRunStore
 from toolbox.testing import tool_call
 
 from . import transfers
-from .transfers import STATEMENTS, step_at, steps
+from .transfers import kill_in
 
 TABLES = ("CREATE TABLE steps (taken INTEGER)",)
 
@@ -70,23 +69,13 @@ def rooms(url: str, lease: float) -> AbstractAsyncContextManager[tuple[Container
     return transfers.started(new_rooms, url, lease, False)
 
 
-async def _kill_in(database: AsyncEngine, work: Coroutine[Any, Any, object], kill_at: int | None) -> None:
-    """Await work that is killed at a statement. Writes the number of steps if it is not."""
-    step_at(database, *STATEMENTS)
-    steps.kill_at = kill_at
-    await work
-    taken, steps.kill_at = len(steps.taken), None
-    async with database.begin() as connection:
-        await connection.execute(text("INSERT INTO steps VALUES (:taken)"), {"taken": taken})
-
-
 # --- the programs
 
 
 async def ask(url: str, lease: float, room: str, kill_at: int | None) -> None:
     """Makes a call that waits."""
     async with rooms(url, lease) as (container, database):
-        await _kill_in(database, container.get(Room).chat(room, "refund"), kill_at)
+        await kill_in(database, container.get(Room).chat(room, "refund"), kill_at)
 
 
 async def ask_first(url: str, lease: float, names: Sequence[str]) -> None:
@@ -102,14 +91,14 @@ async def answer(url: str, lease: float, room: str, kill_at: int | None) -> None
     async with rooms(url, lease) as (container, database):
         [run] = await container.runs.list(memory_id=room, service=Room)
         work = container.runs.resume(run.id, {each.id: approve() for each in run.pending})
-        await _kill_in(database, work, kill_at)
+        await kill_in(database, work, kill_at)
 
 
 async def cancel(url: str, lease: float, room: str, kill_at: int | None) -> None:
     """Cancels the call that waits."""
     async with rooms(url, lease) as (container, database):
         [run] = await container.runs.list(memory_id=room, service=Room)
-        await _kill_in(database, container.runs.cancel(run.id), kill_at)
+        await kill_in(database, container.runs.cancel(run.id), kill_at)
 
 
 async def go_on_talking(url: str, lease: float, names: Sequence[str]) -> None:

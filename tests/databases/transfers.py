@@ -94,6 +94,16 @@ def step_at(engine: AsyncEngine, *events: str) -> None:
         event.listen(engine.sync_engine, name, happens)
 
 
+async def kill_in(database: AsyncEngine, work: Coroutine[Any, Any, object], kill_at: int | None) -> None:
+    """Await work that is killed at a statement. Writes the number of steps to the table `steps` if it is not."""
+    step_at(database, *STATEMENTS)
+    steps.kill_at = kill_at
+    await work
+    taken, steps.kill_at = len(steps.taken), None
+    async with database.begin() as connection:
+        await connection.execute(text("INSERT INTO steps VALUES (:taken)"), {"taken": taken})
+
+
 class SteppingStore(SqlRunStore):
     """Takes a step before and after each write."""
 

@@ -1,22 +1,21 @@
 """Hand-over together with other capabilities."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
 
+from tests.conversations.three_methods import ThreeMethods
 from toolbox import (
     AiMessage,
     AiServiceTool,
-    ChatMemoryKey,
     ChatMemoryStore,
     ChatRequest,
     Container,
     HandedOver,
     InvocationContext,
     MemoryId,
-    Message,
     Result,
     ReturnBehavior,
     TokenStream,
@@ -484,21 +483,8 @@ async def test_a_forced_choice_of_a_hand_over_is_for_the_first_request() -> None
 
 
 async def test_in_a_store_that_keeps_no_log_the_hand_over_ends_with_the_call() -> None:
-    class Plain(ChatMemoryStore):
-        def __init__(self) -> None:
-            self.kept: dict[ChatMemoryKey, tuple[Message, ...]] = {}
-
-        async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-            return self.kept.get(key, ())
-
-        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-            self.kept[key] = tuple(messages)
-
-        async def delete_messages(self, key: ChatMemoryKey) -> None:
-            self.kept.pop(key, None)
-
     model = ScriptedChatModel([TO_BILLING, "Billing.", "Desk."])
-    container = started(model, Desk, Billing).register_instance(Plain(), ChatMemoryStore)
+    container = started(model, Desk, Billing).register_instance(ThreeMethods(), ChatMemoryStore)
     async with container:
         assert (await container.get(Desk).chat("ada", "Hi")).answered_by == "Billing.chat"
         assert (await container.get(Desk).chat("ada", "Hi")).answered_by == "Desk.chat"

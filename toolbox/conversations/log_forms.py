@@ -97,9 +97,11 @@ def head_to_json(head: Head) -> tuple[str, str]:
         "summary": notes.summary,
         "summarized": _position_to_list(notes.summarized),
     }
-    kept: dict[str, Any] = {"notes": _without_empty(written_notes), "beans": dict(head.beans)}
-    if head.approvals:
-        kept["approvals"] = [_approval_to_dict(each) for each in head.approvals]
+    kept = {
+        "notes": _without_empty(written_notes),
+        "beans": dict(head.beans),
+        "approvals": [_approval_to_dict(each) for each in head.approvals],
+    }
     versioned = {"version": VERSION}
     return write_json({**versioned, **_without_empty(shown)}), write_json({**versioned, **_without_empty(kept)})
 
@@ -148,7 +150,7 @@ def _approval_to_dict(kept: KeptApproval) -> dict[str, Any]:
         "person": kept.person,
         "run_id": kept.run_id,
         "call_id": kept.call_id,
-        "place": [kept.place.turn, kept.place.index],
+        "place": _position_to_list(kept.place),
     }
 
 
