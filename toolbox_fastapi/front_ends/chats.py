@@ -243,8 +243,8 @@ class Chat:
         if self._memory_id is None:
             return []
         if self.room is not None:
-            with refusing_others():
-                await self.room.run()
+            with refusing_others(), suppress(ConversationNotFoundError):  # it may not be stored yet
+                await self.room.info()
         runs = await self.runs.unended_in(self.plan.service, str(self._memory_id))
         if not (self.plan.options.shared_conversations or all(self.runs.is_of(run, self.identity) for run in runs)):
             raise unknown_conversation()
