@@ -586,7 +586,7 @@ async def respond(
         chat.check_offered(offered)
         replies = [*_read_replies(body)]
         if (new := await _find_new(chat, body)) is not None:
-            said = NewMessage(_read_user_message(new), new.id, arguments or {}, offered, while_waiting)
+            said = NewMessage(*new, arguments or {}, offered, while_waiting)
             found: StreamPlace | Response | None = await chat.say(said, replies)
         else:
             found = await chat.answer(replies)
@@ -600,8 +600,8 @@ async def respond(
         return error.response()
 
 
-async def _find_new(chat: Chat, body: RunInput) -> InputMessage | None:
-    """Return the new message of the user: the one that stands last.
+async def _find_new(chat: Chat, body: RunInput) -> tuple[UserMessage, str | None] | None:
+    """Return the new message of the user, the one that stands last, and its id.
 
     It is a known one in the body of a page that was loaded again, or has lost its connection, while its answer is under
     way, and it may be one beside a resume.
@@ -611,14 +611,15 @@ async def _find_new(chat: Chat, body: RunInput) -> InputMessage | None:
         return None
     written = _read_user_message(last)
     if not body.resume:
-        return None if await chat.is_under_way(written, last.id) else last
+        return None if await chat.is_under_way(written, last.id) else (written, last.id)
     if chat.room is None:
         return None
     try:
         shown = await read_room(chat.room)
     except ConversationNotFoundError:  # who may answer calls of others may not write in their conversations
         return None
-    return None if any(each.id == last.id and each.user == written for each in shown) else last
+    is_known = any(each.id == last.id and each.user == written for each in shown)
+    return None if is_known else (written, last.id)
 
 
 async def _find_stream(chat: Chat) -> tuple[StreamPlace, list[Event]]:

@@ -126,10 +126,14 @@ class ChatBody(ClientBody):
 
     def find_message(self) -> ChatMessage:
         """Return the message that `message_id` names if it is the assistant's, else the last one."""
-        known: list[ChatMessage] = [*(self.messages or ()), *([self.message] if self.message is not None else ())]
+        known = _posted_messages(self)
         named = (each for each in known if each.id == self.message_id and each.role == "assistant")
         last = known[-1]
         return last if self.message_id is None else next(named, last)
+
+
+def _posted_messages(body: ChatBody) -> list[ChatMessage]:
+    return [*(body.messages or ()), *([body.message] if body.message is not None else ())]
 
 
 def _read_user_message(message: ChatMessage) -> UserMessage:
@@ -506,9 +510,10 @@ async def _find_submitted(chat: Chat, body: ChatBody, message: ChatMessage) -> t
 
 async def _find_regenerated(chat: Chat, body: ChatBody) -> tuple[UserMessage, str | None]:
     """Return the message that is to be answered again, and its id, after going back to before it if it is stored."""
-    known = [*(body.messages or ()), *([body.message] if body.message is not None else ())]
-    last = next((each for each in reversed(known) if each.role == "user"), None)
-    wanted = body.message_id if body.message_id is not None else last and last.id
+    last = next((each for each in reversed(_posted_messages(body)) if each.role == "user"), None)
+    wanted = body.message_id
+    if wanted is None and last is not None:
+        wanted = last.id
     question = await find_question(chat, wanted, answers=True)
     if question is not None and question.user is not None:
         await go_back(chat, question)

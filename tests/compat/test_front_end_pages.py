@@ -68,6 +68,14 @@ def served(serving: Serving, model: ScriptedChatModel, page: str, code: str) -> 
         yield url, container
 
 
+def say_hi(tab: Any, url: str, selector: str) -> None:
+    """Open the page, send a message, and wait for what the answer shows."""
+    tab.goto(url)
+    tab.fill("input", "hi")
+    tab.click("text=Send")
+    tab.wait_for_selector(selector)
+
+
 @pytest.fixture(scope="module", params=["ai-sdk-react-6", "ai-sdk-react-7"])
 def react_code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
@@ -84,10 +92,7 @@ def test_the_react_component_approves_a_call_after_a_reload(
 ) -> None:
     model = ScriptedChatModel([says(REFUND, text="Sure."), "It is done."])
     with served(serving_on_a_thread, model, f'{BODY}<div id="root"></div>', react_code) as (url, container):
-        tab.goto(url)
-        tab.fill("input", "hi")
-        tab.click("text=Send")
-        tab.wait_for_selector("text=Yes")
+        say_hi(tab, url, "text=Yes")
         tab.reload()
         tab.click("text=Yes")
         tab.wait_for_selector("text=It is done.")
@@ -104,10 +109,7 @@ def test_the_react_component_stops_an_answer(
 ) -> None:
     model = Gated(["Hello there you."])
     with served(serving_on_a_thread, model, f'{BODY}<div id="root"></div>', react_code) as (url, _):
-        tab.goto(url)
-        tab.fill("input", "hi")
-        tab.click("text=Send")
-        tab.wait_for_selector("text=Hello there")
+        say_hi(tab, url, "text=Hello there")
         tab.click("text=Stop")
         tab.wait_for_selector("text=Stop", state="detached")
 
@@ -124,10 +126,7 @@ def test_the_react_component_is_loaded_again_while_an_answer_streams(
 ) -> None:
     model = Gated(["Hello there you."])
     with served(serving_on_a_thread, model, f'{BODY}<div id="root"></div>', react_code) as (url, _):
-        tab.goto(url)
-        tab.fill("input", "hi")
-        tab.click("text=Send")
-        tab.wait_for_selector("text=Hello there")
+        say_hi(tab, url, "text=Hello there")
         tab.reload()
         tab.wait_for_selector("text=Hello there")
         tab.request.post(f"{url}/go-on")
@@ -149,10 +148,7 @@ def test_the_react_component_stops_an_answer_after_a_reload(
 ) -> None:
     model = Gated(["Hello there you."])
     with served(serving_on_a_thread, model, f'{BODY}<div id="root"></div>', react_code) as (url, _):
-        tab.goto(url)
-        tab.fill("input", "hi")
-        tab.click("text=Send")
-        tab.wait_for_selector("text=Hello there")
+        say_hi(tab, url, "text=Hello there")
         tab.reload()
         tab.click("text=Stop")
         tab.wait_for_selector("text=Stop", state="detached")
@@ -180,10 +176,7 @@ def test_the_page_in_plain_javascript_approves_a_call(
     tab.on("dialog", accept)
     model = ScriptedChatModel([says(REFUND, text="Sure."), "It is done."])
     with served(serving_on_a_thread, model, FORM, bundle(tmp_path, "main.js")) as (url, container):
-        tab.goto(url)
-        tab.fill("input", "hi")
-        tab.click("text=Send")
-        tab.wait_for_selector("text=It is done.")
+        say_hi(tab, url, "text=It is done.")
 
         assert container.get(Refunds).refunded == [7]
         assert asked == ["Approve refund?"]

@@ -145,6 +145,25 @@ HI, SURE_WAITS = "user: hi", "assistant: Sure. [refund approval-requested]"
 DONE = "assistant: Sure. [refund output-available] Done."
 STOPPED = "assistant: Hello there "
 
+LEFT_OR_STOPPED = [
+    Scene(
+        "loses its connection",
+        ["Hello there you."],
+        [HI, "assistant: Hello there you."],
+        errors=["network error"],
+        gated=True,
+    ),
+    Scene("stops", ["Hello there you."], [HI, STOPPED], gated=True),
+    Scene("stops and reloads", ["Hello there you."], [HI, STOPPED], gated=True),
+    Scene(
+        "stops and goes on",
+        ["Hello there you.", "Yes."],
+        [HI, STOPPED, "user: again", "assistant: Yes."],
+        gated=True,
+    ),
+]
+"""Scenes that show the same in both clients."""
+
 USE_CHAT = [
     Scene(
         "says",
@@ -329,21 +348,7 @@ USE_CHAT = [
     Scene("reloads", ["A1.", "A2."], [HI, "assistant: A1.", "user: again", "assistant: A2."]),
     Scene("reloads while it waits", [SURE], [HI, SURE_WAITS]),
     Scene("reloads while it streams", ["Hello there you."], [HI, "assistant: Hello there you."], gated=True),
-    Scene(
-        "loses its connection",
-        ["Hello there you."],
-        [HI, "assistant: Hello there you."],
-        errors=["network error"],
-        gated=True,
-    ),
-    Scene("stops", ["Hello there you."], [HI, STOPPED], gated=True),
-    Scene("stops and reloads", ["Hello there you."], [HI, STOPPED], gated=True),
-    Scene(
-        "stops and goes on",
-        ["Hello there you.", "Yes."],
-        [HI, STOPPED, "user: again", "assistant: Yes."],
-        gated=True,
-    ),
+    *LEFT_OR_STOPPED,
     Scene(
         "stops an answer after an approval",
         [SURE, "Hello there you."],
@@ -508,21 +513,7 @@ AG_UI = [
         errors=["aborted"],
         gated=True,
     ),
-    Scene(
-        "loses its connection",
-        ["Hello there you."],
-        [HI, "assistant: Hello there you."],
-        errors=["network error"],
-        gated=True,
-    ),
-    Scene("stops", ["Hello there you."], [HI, STOPPED], gated=True),
-    Scene("stops and reloads", ["Hello there you."], [HI, STOPPED], gated=True),
-    Scene(
-        "stops and goes on",
-        ["Hello there you.", "Yes."],
-        [HI, STOPPED, "user: again", "assistant: Yes."],
-        gated=True,
-    ),
+    *LEFT_OR_STOPPED,
     Scene(
         "stops an answer after an approval",
         [SURE, "Hello there you."],

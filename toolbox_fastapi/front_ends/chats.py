@@ -45,7 +45,15 @@ from toolbox.services.stored_forms import adapter_of
 
 from ..problems import describe_problem
 from ..run_endpoints import refusal_response
-from .run_reading import begins_answer, find_passed, find_unread, follow_run, look_at, read_so_far, split_wire_id
+from .run_reading import (
+    begins_answer,
+    find_passed,
+    follow_run,
+    look_at,
+    read_so_far,
+    read_with_unread,
+    split_wire_id,
+)
 from .stream_parts import CallEnd, Part
 
 _MAX_RUNS = 10  # to which the answers in one request may refer; those of a client are for one
@@ -235,8 +243,8 @@ class Chat:
         if self._memory_id is None:
             return []
         if self.room is not None:
-            with refusing_others():
-                await self.room.run()
+            with refusing_others(), suppress(ConversationNotFoundError):  # it may not be stored yet
+                await self.room.info()
         runs = await self.runs.unended_in(self.plan.service, str(self._memory_id))
         if not (self.plan.options.shared_conversations or all(self.runs.is_of(run, self.identity) for run in runs)):
             raise unknown_conversation()
@@ -251,8 +259,9 @@ class Chat:
         if client_id is None:
             return False
         for run in await self.find_open_runs():
-            read = [each.event for each in await read_so_far(self.runs, run.id) if begins_answer(each.event)]
-            added: list[ToldEvent | ToldMessage] = [*read, *await find_unread(self.runs, run.id)]
+            events, unread = await read_with_unread(self.runs, run.id)
+            read = [each.event for each in events if begins_answer(each.event)]
+            added: list[ToldEvent | ToldMessage] = [*read, *unread]
             if any((each.message, each.client_id) == (message, client_id) for each in added):
                 return True
             with suppress(RunIncompatibleError, RunNotFoundError):
@@ -608,6 +617,6 @@ def waits_for_client(call: PendingCall, client_tools: Collection[str]) -> bool:
 
 async def find_newest_answer(runs: Runs, run_id: str) -> StreamPlace:
     """Return the beginning of the newest answer of a run, which may have said nothing so far."""
-    unread = await find_unread(runs, run_id)
-    begun = [each for each in await read_so_far(runs, run_id) if begins_answer(each.event)]
+    events, unread = await read_with_unread(runs, run_id)
+    begun = [each for each in events if begins_answer(each.event)]
     return StreamPlace(run_id, 0, await find_passed(runs, run_id), len(begun) + len(unread))

@@ -19,7 +19,7 @@ from toolbox.runs.runs_bean import Runs
 from toolbox.security import AccessDeniedError
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 
-from .run_reading import answer_id, find_unread, read_parts, wire_id
+from .run_reading import answer_id, read_parts, read_with_unread, wire_id
 from .stream_parts import (
     AddedMessage,
     BlockEnd,
@@ -88,11 +88,11 @@ async def _messages_of_run(runs: Runs, run: Run[Any], entry_id: str | None, runn
     """
     try:
         question, client_id = await runs.question_of(run.id)
-        unread = await find_unread(runs, run.id)
+        events, unread = await read_with_unread(runs, run.id)
     except (RunIncompatibleError, RunNotFoundError):
         return []
     shown = [ShownMessage(client_id or entry_id or f"{run.id}#question", question, entry_id, run.id)]
-    shown += _split(run.id, await read_parts(runs, run))
+    shown += _split(run.id, await read_parts(runs, run, events))
     if unread:
         return [*shown, *(ShownMessage(each.client_id or "", each.message) for each in unread)]
     if not (running or run.status == "suspended") and shown[-1].user is None:

@@ -501,9 +501,9 @@ async def follow_run(
                 return
 
 
-async def read_parts(runs: Runs, run: Run[Any], *, holds_text: bool = False) -> list[Part]:
-    """Return the parts of the events that a run has now."""
-    reading, events = RunReading(run.id, holds_text=holds_text), await read_so_far(runs, run.id)
+async def read_parts(runs: Runs, run: Run[Any], events: Sequence[RunEvent]) -> list[Part]:
+    """Return the parts of the events that a run has so far."""
+    reading = RunReading(run.id)
     if run.pending and not events:
         return [*reading.take(RunSuspended(run.id, run.pending))]
     return [part for each in events for part in await _read_event(runs, reading, each)]
@@ -547,16 +547,17 @@ async def read_so_far(runs: Runs, run_id: str) -> list[RunEvent]:
     return found
 
 
-async def find_unread(runs: Runs, run_id: str) -> list[ToldMessage]:
-    """Return the messages that a client has added to a run, and that no event has so far.
+async def read_with_unread(runs: Runs, run_id: str) -> tuple[list[RunEvent], list[ToldMessage]]:
+    """Return the events that a run has now, and the messages of a client that none of these events has.
 
-    None of those of a run that waits: nobody knows if it will go on, so its newest answer is the one that waits.
+    No such messages of a run that waits: nobody knows if it will go on, so its newest answer is the one that waits.
     """
-    if (await look_at(runs, run_id)).status != "running":
-        return []
-    written = await (await runs.store()).messages(run_id)
-    added = [each for each in map(told_from_json, written) if each.client_id is not None]
-    return added[sum(begins_answer(each.event) for each in await read_so_far(runs, run_id)) :] if added else []
+    added: list[ToldMessage] = []
+    if (await look_at(runs, run_id)).status == "running":
+        written = await (await runs.store()).messages(run_id)
+        added = [each for each in map(told_from_json, written) if each.client_id is not None]
+    events = await read_so_far(runs, run_id)
+    return events, added[sum(begins_answer(each.event) for each in events) :]
 
 
 async def look_at(runs: Runs, run_id: str) -> RunLook:
