@@ -59,6 +59,7 @@ async def listen(client: Any, method: str, path: str, model: PausedAt, **more: A
     events: list[dict[str, Any]] = []
     async with client.stream(method, path, **more) as response:
         if model.waits.is_set():
+            model.waits.clear()  # it does not wait again: `leave` reads the rest, which nothing holds up
             model.may_go_on.set()
         async for line in response.aiter_lines():
             events += events_in(line)
