@@ -551,7 +551,7 @@ async def test_a_run_between_tries_can_be_cancelled_and_retried(start: Start) ->
     cancelled = await here.runs.cancel(run.id, "enough")
     await skip_time(here, HOUR)
 
-    assert cancelled.status == "cancelled"
+    assert (cancelled.status, cancelled.error) == ("cancelled", "enough")
     with pytest.raises(RunCancelledError):
         await here.runs.result(run)
     assert (await here.runs.retry(run.id)).content == "done"
