@@ -1,5 +1,6 @@
 """`runs_router`: an application's front end lists, shows, follows, answers and cancels runs."""
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from toolbox import (
     sql,
     tool,
 )
-from toolbox.runs import HistoryEntry, PendingCall, Run, RunSuspended, ToolDeferred
+from toolbox.runs import HistoryEntry, PendingCall, Retries, Run, RunSuspended, ToolDeferred
 from toolbox.security import SecurityIdentity
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -270,6 +271,23 @@ async def test_the_text_of_an_error_stays_here(running: Callable[..., Any]) -> N
 
     assert shown.json()["error"] == "RuntimeError"
     assert "secret" not in shown.text + events.text
+
+
+async def test_the_text_of_an_error_stays_here_between_tries(running: Callable[..., Any]) -> None:
+    @register_ai_service(run_retries=Retries())
+    class Patient(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    app, container = made(RuntimeError("password=secret"))
+    container.register(Patient)
+    async with running(app) as client, asyncio.timeout(60):
+        run = await container.runs.start(Patient.ask, "hello")
+        while (await container.runs.get(run.id)).error is None:  # noqa: ASYNC110 - the store has no event
+            await asyncio.sleep(0.01)
+        shown, listed = await client.get(f"/runs/{run.id}", headers=MIA), await client.get("/runs", headers=MIA)
+
+    assert (shown.json()["status"], shown.json()["error"]) == ("running", "RuntimeError")
+    assert "secret" not in shown.text + listed.text
 
 
 async def test_events_continue_after_the_last_one(running: Callable[..., Any]) -> None:

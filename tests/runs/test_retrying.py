@@ -21,6 +21,7 @@ from toolbox import (
     MemoryId,
     ModelConnectionError,
     ModelRefusedError,
+    OAuthError,
     Result,
     ToolAbort,
     compensate_for,
@@ -87,6 +88,15 @@ class Work:
     @tool
     async def give_up(self) -> str:
         raise ToolAbort("not today")
+
+    @tool
+    async def fetch(self) -> str:
+        """Fail with the token server, as often as `failures` says."""
+        ran.append("fetch")
+        if Work.failures:
+            Work.failures -= 1
+            raise OAuthError(None, "https://login.example/token", "")
+        return "fetched"
 
     @tool(requires_approval=True)
     async def pay(self, euros: int) -> str:
@@ -541,7 +551,7 @@ async def test_a_run_between_tries_can_be_cancelled_and_retried(start: Start) ->
     cancelled = await here.runs.cancel(run.id, "enough")
     await skip_time(here, HOUR)
 
-    assert cancelled.status == "cancelled"
+    assert (cancelled.status, cancelled.error) == ("cancelled", "enough")
     with pytest.raises(RunCancelledError):
         await here.runs.result(run)
     assert (await here.runs.retry(run.id)).content == "done"
@@ -571,6 +581,18 @@ async def test_approval_between_tries_does_not_count(start: Start) -> None:
 
     assert (await waiting).content == "done"
     assert ((await here.runs.get(run.id)).attempts, ran) == (2, [("pay", 5)])
+
+
+async def test_a_run_whose_token_server_failed_calls_the_tool_again(start: Start) -> None:
+    Work.failures = 2
+    here = await start(tool_call("fetch"), "done")
+    run = await here.runs.start(Patient.ask, "hi")
+    for attempts in (1, 2):
+        await between_tries(here, run.id, attempts)
+        await skip_time(here, HOUR)
+
+    assert await here.runs.result(run) == "done"
+    assert ran == ["fetch"] * 3
 
 
 FINAL: dict[str, tuple[Any, ...]] = {

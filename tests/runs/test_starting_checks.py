@@ -35,6 +35,7 @@ from toolbox import (
     IllegalConfigurationError,
     Inject,
     Instance,
+    InvocationContext,
     OpenAiChatModel,
     Result,
     application_scoped,
@@ -44,9 +45,11 @@ from toolbox import (
     register_ai_service,
     request_scoped,
     rest,
+    system_message,
     tool,
     user_message,
 )
+from toolbox.handover import hands_over_to
 from toolbox.interceptors import ToolInterceptor, interceptors
 from toolbox.models import ModelRouter
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, durable
@@ -302,6 +305,76 @@ def test_models_searches_and_compensations_that_need_a_seed_are_reported_too(
     [problem] = container.check()
     assert problem.where.startswith("Durable.ask -> ")
     assert "the request seed Connection" in problem.what
+
+
+def greeting(context: InvocationContext, connection: Inject[Connection]) -> str:
+    return "Hello."
+
+
+@register_ai_service
+class Greeter(Protocol):
+    @system_message(greeting)
+    @tool
+    async def greet(self, text: str) -> str:
+        """Greet somebody."""
+        ...
+
+
+class Asking:
+    """Asks a service in code of its own."""
+
+    def __init__(self, greeter: Instance[Greeter]) -> None: ...
+
+    @tool
+    async def ask_greeter(self) -> str:
+        return "x"
+
+
+class Paying:
+    @tool(requires_approval=True)
+    def pay(self) -> str:
+        return "x"
+
+
+@register_ai_service(tools=[Paying, Greeter])
+class WithTool(Protocol):
+    async def ask(self, text: str) -> str: ...
+
+
+@register_ai_service(tools=[Paying, Asking])
+class InCode(Protocol):
+    async def ask(self, text: str) -> str: ...
+
+
+@register_ai_service(tools=Paying)
+class HandingOver(Protocol):
+    @hands_over_to(Greeter.greet)
+    async def ask(self, text: str) -> str: ...
+
+
+@pytest.mark.parametrize("service", [WithTool, InCode, HandingOver])
+def test_calls_within_a_run_that_need_a_seed_are_reported_too(service: type[Any]) -> None:
+    [problem] = problems(service, Greeter)
+
+    assert problem.startswith(f"{service.__name__}.ask -> ")
+    assert "Greeter.greet -> Connection: " in problem
+
+
+def test_a_service_that_reaches_itself_is_checked_once() -> None:
+    class Again:
+        def __init__(self, service: "Instance[Recursive]") -> None: ...
+
+    def recall(context: InvocationContext, again: Inject[Again]) -> str:
+        return "x"
+
+    @register_ai_service(tools=Paying)
+    class Recursive(Protocol):
+        @system_message(recall)
+        async def ask(self, text: str) -> str: ...
+
+    Again.__init__.__annotations__["service"] = Instance[Recursive]
+
+    assert problems(Recursive, Again) == []
 
 
 def test_kept_seeds_must_be_pydantic_models_or_dataclasses() -> None:

@@ -313,7 +313,13 @@ class RunDocument:
 
 def with_cancellation(document: RunDocument, entry: HistoryEntry, waiting: tuple[WaitingCall, ...] = ()) -> RunDocument:
     """Return the document of a run that is cancelled; `entry` says who wants it, and why. `waiting` calls stay."""
-    return document.changed(waiting=waiting, reason=entry.reason, history=(*document.history, entry))
+    return document.changed(
+        waiting=waiting,
+        error_type=None,  # of a try before
+        error_text=None,
+        reason=entry.reason,
+        history=(*document.history, entry),
+    )
 
 
 def told_to_json(added: ToldMessage) -> str:

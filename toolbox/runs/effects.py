@@ -87,7 +87,7 @@ async def effect(
             return read(committed)
         if isinstance(error, Exception):
             written = write_error(error)
-            if written is None and has_start and session.waits_for_user(error):
+            if written is None and has_start and session.lacks_token(error):
                 # Else the next owner could not know that the effect has ended, and would not run it again.
                 await _write_start(session, key.place, {"atomic": True, "ended": True})
             await _record(session, key, written)

@@ -13,6 +13,7 @@ from ..errors import (
     InputGuardrailError,
     InvocationTimeoutError,
     ModelRefusedError,
+    OAuthError,
     OutputGuardrailError,
     OutputParsingError,
     ToolArgumentsError,
@@ -46,12 +47,17 @@ _CAUSED_BY_REPLY = {
 def wait_before_next_try(error: Exception, retries: Retries | None, session: RunSession) -> timedelta | None:
     """Return the time until a run that has failed is tried again; None if it has failed for good."""
     document = session.document
-    if retries is None or document is None or not document.follows or isinstance(error, FINAL):
+    if retries is None or document is None or not document.follows or is_final(error):
         return None
     failures = document.failures + 1
     if failures >= retries.attempts or were_tools_undone(session):
         return None
     return retries.wait_after(failures)
+
+
+def is_final(error: Exception) -> bool:
+    """Return True if a run is not tried again after this error. A token server that fails may work the next time."""
+    return isinstance(error, FINAL) and not isinstance(error, OAuthError)
 
 
 def were_tools_undone(session: RunSession) -> bool:

@@ -19,6 +19,7 @@ from ..di.stored_beans import StoredBeans
 from ..errors import (
     IllegalConfigurationError,
     LeaseLostError,
+    OAuthError,
     RunConflictError,
     RunIncompatibleError,
     RunStoreError,
@@ -137,6 +138,11 @@ class RunSession:
         is_continued = self.is_without_user or bool(self.answers) or (self.generation or 0) > 1
         lacks_token = isinstance(error, UnauthenticatedError) and error.lacks_token
         return lacks_token and is_continued and not self.cancels
+
+    def lacks_token(self, error: BaseException) -> bool:
+        """Return True if a call has ended because there was no token for it; if the run goes on, the call runs again."""
+        is_missing = isinstance(error, UnauthenticatedError) and error.lacks_token
+        return (is_missing or isinstance(error, OAuthError)) and not self.cancels
 
     def stays_after(self, error: BaseException) -> bool:
         """Return True for an error after which the run stays as it is, so that it can be continued."""

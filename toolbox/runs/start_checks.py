@@ -316,19 +316,29 @@ class _Needs:
         yield from self._of_bean(BeanReference.to(plan.options.tool_search).bean, path)
         for name in model_names_in(plan.options):
             yield from self._of_bean(ChatModel if name is None else Annotated[ChatModel, Named(name)], path)
-        if plan.durable and isinstance(plan.messages.system, FunctionMessage):
-            for parameter in plan.messages.system.injected:
-                yield from self._of_point(parameter.wanted, path, parameter.optional)
+        if plan.durable:
+            yield from self._of_system_message(plan, path)
         for target in targets_of(plan, self._plans):
-            yield from self.of(target, (*path, target.where))
+            yield from self._of_later_call(target, (*path, target.where))
         yield from self.of_tools((*plan.toolset.tools, *plan.compensations.values()), path)
         yield from self.of_tools((each.tool for each in plan.retrievers), path)
+
+    def _of_later_call(self, plan: MethodPlan, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
+        """Yield the same for a method that is called within the run, perhaps after it was continued."""
+        yield from self._of_system_message(plan, path)
+        yield from self.of(plan, path)
+
+    def _of_system_message(self, plan: MethodPlan, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
+        if isinstance(plan.messages.system, FunctionMessage) and id(plan.messages.system) not in self._seen:
+            self._seen.add(id(plan.messages.system))
+            for parameter in plan.messages.system.injected:
+                yield from self._of_point(parameter.wanted, path, parameter.optional)
 
     def of_tools(self, tools: Iterable[Tool], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
         """Yield the same for these tools."""
         for tool in tools:
             if (inner := inner_plan(tool, self._plans)) is not None:
-                yield from self.of(inner, (*path, inner.where))
+                yield from self._of_later_call(inner, (*path, inner.where))
                 continue
             here = (*path, tool.where)
             yield from self._of_bean(tool.bean, here)
@@ -348,12 +358,18 @@ class _Needs:
         value = graph.resolve(point_of(wanted, path[-1]))
         if optional and isinstance(value, SingleBean) and graph.is_seed(value.bean):
             return
-        for keys in self._seeds_behind(value):
-            here = (*path, *(graph.definitions[key].label for key in keys))
-            yield here, _not_kept(here, graph.definitions[keys[-1]].provides)
+        for keys in self._seeds_and_services_behind(value):
+            here, found = (*path, *(graph.definitions[key].label for key in keys)), graph.definitions[keys[-1]].provides
+            if graph.is_seed(keys[-1]):
+                yield here, _not_kept(here, found)
+            for plan in self._plans.get(found, {}).values():
+                yield from self._of_later_call(plan, (*here[:-1], plan.where))
 
-    def _seeds_behind(self, first: Value) -> Iterator[tuple[int, ...]]:
-        """Yield a path of beans to each seed that is not kept and that a value needs, at once or in a later lookup."""
+    def _seeds_and_services_behind(self, first: Value) -> Iterator[tuple[int, ...]]:
+        """Yield a path of beans to each seed that is not kept, and to each service, that a value needs.
+
+        Needed at once or in a later lookup. A program calls the methods of a service bean in code of its own.
+        """
         # Not `graph.seeds_behind`: what an `Instance` looks up may be asked for while the seeds are there. In a run it
         # is asked for whenever the run gets there, and that can be after an answer.
         graph, seen = self._graph, set[int]()
@@ -371,6 +387,8 @@ class _Needs:
                 if graph.is_seed(key):
                     yield path
                     continue
+                if definition.provides in self._plans:
+                    yield path
                 inner = [found for _, found in (*graph[key].needs, *graph[key].behind)]
                 todo += [(path, each) for each in (*inner, *map(graph.resolve, definition.later))]
 
