@@ -32,6 +32,8 @@ from toolbox import (
 from toolbox.conversations.log import NOTES, entries_of
 from toolbox.conversations.stores import InMemoryChatMemoryStore
 from toolbox.errors import RunCancelledError
+from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
+from toolbox.retrieval import Passage, Query, Retriever
 from toolbox.runs import InMemoryRunStore, Retries, RunId, RunStore, approve, durable
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, skip_time, tool_call
@@ -89,6 +91,38 @@ async def test_a_turn_is_also_stored_if_no_tool_had_begun() -> None:
         assert stopped.value.by == "bob"
         assert await room.said() == [UserMessage("hm")]
         assert await room.state() == {"stopped"}
+
+
+@pytest.mark.parametrize("judged", [True, False])
+async def test_before_the_first_request_only_a_message_that_guardrails_have_let_through_is_stored(judged: bool) -> None:
+    begun = asyncio.Event()
+
+    class Known(InputGuardrail):
+        async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            if not judged:
+                begun.set()
+                await asyncio.Event().wait()
+            return self.success_with(UserMessage("rewritten"))
+
+    class Handbook(Retriever):
+        async def retrieve(self, query: Query) -> list[Passage]:
+            begun.set()
+            await asyncio.Event().wait()
+            return []
+
+    @register_ai_service(retrievers=Handbook)
+    @input_guardrails(Known)
+    class Clerk(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    async with Container(models={"default": ScriptedChatModel([])}).register(Clerk) as container:
+        task = asyncio.create_task(container.get(Clerk).chat("r", "leave?"))
+        await begun.wait()
+        assert await soon(container.conversations.of(Clerk, "r").stop())
+        with pytest.raises(ConversationStoppedError):
+            await task
+        kept = [(each.state, each.message) for each in await container.conversations.of(Clerk, "r").history()]
+    assert kept == ([("stopped", UserMessage("rewritten"))] if judged else [])
 
 
 async def test_nothing_under_way_and_an_unknown_conversation_give_false() -> None:

@@ -183,3 +183,9 @@ async def test_a_conversation_in_which_nothing_happens_is_not_stopped(places: tu
         memories = await here._internals.running_host.memories()  # type: ignore[union-attr]
         async with memories.enter(ChatMemoryKey.of(Desk, room)):
             assert not await asyncio.wait_for(stop(here, Desk, room), 10)  # the program itself is not stopped
+
+
+async def test_a_block_of_the_program_is_not_stopped_after_a_call_in_it(places: tuple[str, str], room: str) -> None:
+    async with desk(*places, "one", take_over_runs=False) as here, here.conversation_scope(Desk, room) as held:
+        await here.get(Desk).chat(room, "hi")
+        assert not await asyncio.wait_for(held.stop(), 10)

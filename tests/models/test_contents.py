@@ -202,8 +202,9 @@ async def test_contents_of_results_follow_in_a_user_message_on_the_chat_wire(ser
 
     found = await sent(serve, "chat", UserMessage("Go"), CALLS, RESULTS[0], heard, UserMessage("And?"))
 
-    assert [each["role"] for each in found] == ["user", "assistant", "tool", "tool", "user", "user"]
-    assert [each["content"] for each in found[2:]] == ["one", "", [PDF_PART, WAV_PART, IMAGE_PART], "And?"]
+    assert [each["role"] for each in found] == ["user", "assistant", "tool", "tool", "user"]  # never two of the user
+    text = {"type": "text", "text": "And?"}
+    assert [each["content"] for each in found[2:]] == ["one", "", [PDF_PART, WAV_PART, IMAGE_PART, text]]
 
 
 async def test_contents_of_results_stay_in_the_result_on_the_responses_wire(serve: Serve) -> None:

@@ -27,6 +27,7 @@ from toolbox import (
     ToolboxSettings,
     ToolExecution,
     ToolExecutionResult,
+    ToolStartedEvent,
     compensate_for,
     register_ai_service,
     tool,
@@ -327,6 +328,41 @@ async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_pat
             await asyncio.wait_for(asked.wait(), 60)
             await container.runs.cancel(run.id)
             await asyncio.wait_for(undone.wait(), 60)
+
+
+async def test_undoing_a_cancelled_run_passes_no_layers_of_calls_that_have_not_ended() -> None:
+    asked, passed, events = asyncio.Event(), [], Events()
+
+    class Watched(ToolInterceptor):
+        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+            passed.append((call.request.name, call.replayed))
+            return await proceed(call)
+
+    @tool
+    async def wait() -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    @tool
+    async def look() -> str:
+        return ""
+
+    @register_ai_service(tools=[Bank, wait, look], compensate_on_failure=True)
+    @interceptors(Watched)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([AiMessage(None, [CREDIT, tool_call("wait"), tool_call("look")])])
+    container = Container(models={"default": model}).register(Desk).register_instance(Bank())
+    async with container.register_instance(events) as here:
+        run = await here.runs.start(Desk.ask, "q")
+        await asyncio.wait_for(asked.wait(), 60)
+        await here.runs.cancel(run.id)
+
+    assert passed == [("credit", False), ("wait", False), ("credit", True)]
+    assert [each.request.name for each in events.of(ToolStartedEvent)] == ["credit", "wait"]
+    assert len(events.of(CompensatedEvent)) == 1
 
 
 async def test_a_run_that_waited_undoes_with_the_arguments_that_ran() -> None:

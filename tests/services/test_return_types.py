@@ -32,6 +32,7 @@ from toolbox import (
     register_ai_service,
     tool,
 )
+from toolbox.models.chat_wire import ChatWire
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -97,6 +98,18 @@ async def test_text_replies_are_returned_unchanged(reply: str) -> None:
 async def test_empty_replies_are_returned_as_empty_text() -> None:
     assert await answer(str, AiMessage(None)) == ""
     assert (await answer(Result[str], AiMessage(None))).content == ""
+
+
+async def test_an_empty_reply_is_a_note_for_the_model_that_is_asked_again() -> None:
+    class Counter(Protocol):
+        async def count(self, text: str) -> Result[int]: ...
+
+    model = ScriptedChatModel(["", '{"value": 5}'])
+    result = await create_ai_service(Counter, chat_model=model).count("How many?")
+
+    roles = [each["role"] for each in json.loads(ChatWire().fields(model.requests[1])["messages"])]
+    assert roles == ["user", "assistant", "user"]
+    assert [each.text for each in result.messages] == ["How many?", '{"value": 5}']
 
 
 async def test_methods_that_return_none_discard_the_reply() -> None:

@@ -154,12 +154,16 @@ class ChatMemories:
         async with lock(key, wait=wait):
             held_here = _Held(self.store, key)
             token = _held.set((*(each for each in _held.get() if not each.ended), held_here))
+            around = self._under_way.get(key)  # the block that the call joins
             self._under_way[key] = call
             try:
                 async with self.at_work(key, call):
                     yield joined
             finally:
-                self._under_way.pop(key, None)
+                if around is None:
+                    self._under_way.pop(key, None)
+                else:
+                    self._under_way[key] = around
                 held_here.ended = True
                 _reset(token)
 

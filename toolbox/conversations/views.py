@@ -144,7 +144,12 @@ def alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
             joined[-1] = AiMessage(text, kept.tool_execution_requests, kept.reasoning, kept.attributes, kept.name)
         else:
             joined.append(each)
-    return tuple(AiMessage(EMPTY) if _is_empty(each) else each for each in joined)
+    return tuple(map(with_note_if_empty, joined))
+
+
+def with_note_if_empty(message: Message) -> Message:
+    """Return the message, or a note in place of an answer that says nothing."""
+    return AiMessage(EMPTY) if _is_empty(message) else message
 
 
 EMPTY = "[This answer was empty.]"

@@ -6,6 +6,7 @@ Not here: assembling the fragments of a reply (`accumulator`), sending and recei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, assert_never
 
 from ..chat import (
@@ -203,10 +204,15 @@ def _encode_part(content: Content) -> dict[str, Any]:
 
 
 def _move_media(messages: Sequence[Message], encode: Callable[[Message], bytes]) -> Iterator[bytes]:
-    """Yield the encoded messages. Images, documents and audio of tool results follow the round's last result."""
+    """Yield the encoded messages. Images, documents and audio of tool results follow the round's last result.
+
+    They are sent in one message with the user's next one: some servers refuse two of the user in a row.
+    """
     media: list[Media] = []
     for message in messages:
-        if media and not isinstance(message, ToolExecutionResultMessage):
+        if media and isinstance(message, UserMessage):
+            message, media = replace(message, contents=(*media, *message.contents)), []
+        elif media and not isinstance(message, ToolExecutionResultMessage):
             yield _encode_media(media)
             media = []
         if form := message.encoded_by(encode, message):

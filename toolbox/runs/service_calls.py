@@ -25,7 +25,7 @@ from ..services.driver import run, stream
 from ..services.host_needs import ServiceHost
 from ..services.invocation import Invocation, Perform
 from ..services.layers import check_input_first
-from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
+from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend, ToolSuspended
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
@@ -389,6 +389,8 @@ class ServiceCall:
         """Run one tool call at its place."""
         self._raise_if_elsewhere(invocation)
         path = place_below(path_of(invocation), invocation.state.position_of(running.index))
+        if self._never_runs(running.request.name, path, invocation):
+            return _leave_out(running)
         state = self.tools.at(path)
         if self.tools.next_record(path) is None:  # else they were used for the recorded attempt
             state.edits = self.tools.find_edits(path)
@@ -406,6 +408,16 @@ class ServiceCall:
         if self.session.has_failed_before and self.tools.next_record(path) == "result" and not self.session.cancels:
             return self._give_or_run_again(performing, running, invocation, perform)
         return performing
+
+    def _never_runs(self, name: str, path: str, invocation: Invocation) -> bool:
+        """Return True for a call without a record in a run whose tools are undone: no layer sees it any more.
+
+        A service may have records of its own calls.
+        """
+        if not self.session.cancels or self.tools.next_record(path) is not None or self.session.answers_to(path):
+            return False
+        tool = _find_stored_tool(name, invocation)
+        return tool is None or not tool.is_service
 
     async def _give_or_run_again(
         self, giving: Awaitable[Any], running: RunTool, invocation: Invocation, perform: Perform
@@ -652,6 +664,10 @@ def _find_stored_tool(name: str, invocation: Invocation) -> Tool | None:
     """Return the tool of a stored call, also if the identity may no longer call it or a search has not found it."""
     tool: Tool | None = invocation.environment.tools.get(name)
     return tool or invocation.toolset.stored(name) or invocation.plan.toolset.stored(name)
+
+
+async def _leave_out(running: RunTool) -> ToolSuspended:
+    return ToolSuspended(running.index, {"kind": "cancelled"})
 
 
 def _find_misfit(request: ToolExecutionRequest, invocation: Invocation, *, is_stored: bool = False) -> str | None:

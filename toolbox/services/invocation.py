@@ -114,7 +114,7 @@ class Invocation(ModelCall):
     unreachable: tuple[McpConnectionError, ...] = ()
     """The servers whose tools are missing."""
     is_input_checked = False
-    """True if the input guardrails have judged the user message, before the run was stored."""
+    """True if the input guardrails have judged the user message: in this call, or before the run was stored."""
     input_checked_by: str | None = None
     """The method that was in charge then; None without hand-overs."""
     has_other_message = False

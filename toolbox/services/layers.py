@@ -445,6 +445,7 @@ async def with_checked_input(invocation: Invocation) -> AsyncIterator[None]:
     for plan in invocation.unchecked:
         assert plan.layers.check_input is not None
         await plan.layers.check_input(invocation)
+    invocation.is_input_checked, invocation.input_checked_by = True, invocation.plan.where
     yield
 
 

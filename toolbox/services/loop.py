@@ -28,7 +28,7 @@ from ..chat import (
     ToolSpecification,
     UserMessage,
 )
-from ..conversations.views import alternating
+from ..conversations.views import alternating, with_note_if_empty
 from ..errors import (
     ModelRefusedError,
     ModelTruncatedError,
@@ -430,6 +430,8 @@ def _conversation(rules: Rules, state: State) -> tuple[Message, ...]:
     history, messages, prompted = state.history, state.messages, state.prompted
     if state.omitted:
         messages = tuple(_omitted(each) if at in state.omitted else each for at, each in enumerate(messages))
+    if state.unremembered or state.added:  # an answer that was refused, or that the user has interrupted, may be empty
+        messages = tuple(map(with_note_if_empty, messages))
     if rules.passages:
         prompted = _with_passages(messages[0], prompted, rules.passages)
     sent: tuple[Message, ...]

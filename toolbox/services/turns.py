@@ -46,7 +46,7 @@ def unfinished_turn(invocation: Invocation, state: TurnState) -> Turn | None:
         messages = unfinished_messages(invocation.state, "".join(invocation.said), invocation.undone)
         usage = invocation.state.usage_of_turn
     else:  # what the input guardrails have not judged is not stored
-        messages, usage = () if invocation.checks_input else invocation.transcript, NO_USAGE
+        messages, usage = () if invocation.unchecked else invocation.transcript, NO_USAGE
     if not messages:
         return None
     note = _UNDONE_NOTE.format(what=_VERBS[state]) if invocation.undone else None
