@@ -108,6 +108,24 @@ async def test_runs_of_the_first_release_are_listed_and_continue(database_url: s
     assert (after.status, after.history[0].by) == ("completed", "carl")
 
 
+async def test_conversations_have_their_runs_of_the_first_release(database_url: str) -> None:
+    """It has stored the id of a conversation only among the arguments of its runs."""
+    await create_version_1(database_url)
+    async with container_at(database_url, *sql.stores, Desk) as container:
+        stopped = container.conversations.of(Desk, "room 1")
+        run = await stopped.run()
+        assert (run and run.status, run and run.memory_id) == ("suspended", "room 1")
+        assert await stopped.stop(by="ann")
+        assert [entry.state for entry in await stopped.history()] == ["stopped"] * 3
+        [waiting] = await container.runs.list(memory_id="room 5", service=Desk)
+        counts = await container.conversations.forget(service=Desk, memory_id="room 6")
+        left = {each.memory_id for each in await container.runs.list(service=Desk) if each.id != "broken"}
+
+    assert waiting.status == "suspended"
+    assert counts["runs"] == 1
+    assert left == {"room 1", "room 2", "room 3", "room 4", "room 5"}
+
+
 async def test_lists_show_what_a_worker_of_the_earlier_release_still_writes(database_url: str) -> None:
     """While programs are replaced, old ones change headers, but do not know the new columns."""
     await create_version_1(database_url)

@@ -136,7 +136,7 @@ class StoredRuns:
     def show(self, stored: StoredRun) -> Run[Any]:
         """Return a run as callers see it, also one that this program cannot read."""
         try:
-            document = RunDocument.from_json(stored.document)
+            document = _read_document(stored)
             _refuse_unshowable(stored, document)
         except UnreadableDocumentError as error:
             document = RunDocument(error_type="RunIncompatibleError", error_text=str(error))
@@ -245,20 +245,30 @@ class StoredRuns:
 def read_document(stored: StoredRun) -> RunDocument:
     """Return the header of a run. Raises `RunIncompatibleError`."""
     try:
-        return RunDocument.from_json(stored.document)
+        return _read_document(stored)
     except UnreadableDocumentError as error:
         raise RunIncompatibleError(stored.id, str(error)) from error
 
 
+def _read_document(stored: StoredRun) -> RunDocument:
+    """Return the document of a run, with the memory id also if release 0.1 has stored it among the arguments alone."""
+    document = RunDocument.from_json(stored.document)
+    if document.memory_id is None and stored.conversation is not None:
+        for value in map(str, document.arguments.values()):
+            if is_text(value) and conversation_key(ChatMemoryKey(stored.service, value)) == stored.conversation:
+                return document.changed(memory_id=value)
+    return document
+
+
 def memory_id_of(stored: StoredRun) -> str | None:
-    """Return the memory id of a run; runs of earlier releases, and stores of programs, have it in the document."""
+    """Return the memory id of a run; runs of earlier releases, and stores of programs, have it in the document only."""
     return stored.memory_id if stored.memory_id is not None else document_or_empty(stored).memory_id
 
 
 def document_or_empty(stored: StoredRun) -> RunDocument:
     """Return the document of a run; an empty one for a run of another version of the program."""
     try:
-        return RunDocument.from_json(stored.document)
+        return _read_document(stored)
     except UnreadableDocumentError:
         return RunDocument()
 

@@ -40,11 +40,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
+from ..conversations.keys import ChatMemoryKey
 from ..conversations.stores import is_log_store
 from ..di.conditions import only_if
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
 from ..runs.documents import reduced_document, shown_document
+from ..runs.new_documents import conversation_key
 from ..runs.store import (
     ENDED,
     KEEP,
@@ -244,7 +246,11 @@ class SqlRunStore(RunStore):
             found = found.where(is_indexed, runs.c.started_by == started_by)
         if memory_id is not None:
             is_indexed = and_(runs.c.memory_id.is_not(None), beginning_of(runs.c.memory_id) == memory_id[:INDEXED])
-            found = found.where(is_indexed, runs.c.memory_id == memory_id)
+            lies_in = and_(is_indexed, runs.c.memory_id == memory_id)
+            if service is not None:  # release 0.1 has stored the key alone
+                key = conversation_key(ChatMemoryKey(service, memory_id))
+                lies_in = or_(lies_in, and_(runs.c.memory_id.is_(None), runs.c.conversation == key))
+            found = found.where(lies_in)
         if waiting_longer_than is not None:
             since = func.coalesce(runs.c.waiting_since, runs.c.updated_at)
             longest = waiting_longer_than // timedelta(milliseconds=1)
