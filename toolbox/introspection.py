@@ -424,6 +424,13 @@ def is_count(value: object, least: int = 0) -> TypeIs[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def checked_limit(limit: object) -> int:
+    """Return how many items a list may have, at most what each database can count. Raises `ValueError` for others."""
+    if not is_count(limit):
+        raise ValueError(f"invalid limit={limit!r}; use 0 or more")
+    return min(limit, 10**9)
+
+
 def takes(function: object, count: int) -> bool:
     """Return True if `function` accepts `count` positional arguments, or if its signature is unknown."""
     if not callable(function):

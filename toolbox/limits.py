@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -293,7 +293,8 @@ class Account:
     of a chain share one lock, so that concurrent calls cannot exceed a limit together. `invocation` is None for a
     block.
 
-    A recorded effect that is replayed must not be counted with `reserve` and `add`, but with `restore`.
+    A recorded effect that is replayed must not be counted with `reserve` and `add`, but with `restore` and
+    `restore_calls`.
     """
 
     __slots__ = ("__weakref__", "_lock", "asked", "invocation", "is_running", "later", "limits", "outer", "usage")
@@ -336,21 +337,23 @@ class Account:
     def reserve(self, model_calls: int = 0, tool_calls: int = 0) -> Refusal | None:
         """Count calls before they happen. If that would exceed a limit, count nothing and return the refusal."""
         with self._lock:
-            if (refusal := self._find_exceeded()) is not None:
-                return refusal
-            refused = [
-                Refusal(account, name, allowed, account.usage.of(name))
-                for account, limits in self._find_limited()
-                for name, more in (("model_calls", model_calls), ("tool_calls", tool_calls))
-                if more and (allowed := getattr(limits, name)) is not None
-                if getattr(account.usage, name) + more > allowed and not self._may_exceed(account, name, allowed)
-            ]
-            if refused:
-                return self._choose_first(refused)
-            added = Usage(model_calls, tool_calls)
-            for account, _ in self._find_limited():
-                account.usage += added
-            return None
+            return self._count_calls(list(self._find_limited()), Usage(model_calls, tool_calls))
+
+    def _count_calls(self, accounts: Sequence[tuple[Account, UsageLimits]], added: Usage) -> Refusal | None:
+        if (refusal := self._find_exceeded(accounts)) is not None:
+            return refusal
+        refused = [
+            Refusal(account, name, allowed, account.usage.of(name))
+            for account, limits in accounts
+            for name in ("model_calls", "tool_calls")
+            if (more := getattr(added, name)) and (allowed := getattr(limits, name)) is not None
+            if getattr(account.usage, name) + more > allowed and not self._may_exceed(account, name, allowed)
+        ]
+        if refused:
+            return self._choose_first(refused)
+        for account, _ in accounts:
+            account.usage += added
+        return None
 
     def add(self, tokens: TokenUsage | None, cost: Decimal | None) -> None:
         """Count the tokens and the cost of a reply. None means unknown: unknown tokens count 0."""
@@ -380,13 +383,13 @@ class Account:
     def exceeded(self) -> Refusal | None:
         """Return the limit for tokens or cost that is exceeded, or None."""
         with self._lock:
-            return self._find_exceeded()
+            return self._find_exceeded(self._find_limited())
 
-    def _find_exceeded(self) -> Refusal | None:
+    def _find_exceeded(self, accounts: Iterable[tuple[Account, UsageLimits]]) -> Refusal | None:
         names = ("input_tokens", "output_tokens", "total_tokens", "cost")
         refused = [
             Refusal(account, name, allowed, used)
-            for account, limits in self._find_limited()
+            for account, limits in accounts
             for name in names
             if (allowed := getattr(limits, name)) is not None
             if ((used := account.usage.of(name)) is None or used > allowed)
@@ -397,17 +400,6 @@ class Account:
     def _may_exceed(self, account: Account, limit: str, allowed: object) -> bool:
         """Return True for a limit that the invocation itself may exceed, but nothing within it."""
         return account is self and account.invocation is not None and account.invocation.may_exceed(limit, allowed)
-
-    def own_refusal(self, tool_calls: int) -> Refusal | None:
-        """Return the own limit of the invocation that is exceeded, or would be by these calls; count nothing."""
-        with self._lock:
-            refusal, limits = self._find_exceeded(), self.limits
-            if refusal is not None and refusal.account is self:
-                return refusal
-            allowed = None if limits is None else limits.tool_calls
-            if allowed is None or self.usage.tool_calls + tool_calls <= allowed:
-                return None
-            return Refusal(self, "tool_calls", allowed, self.usage.tool_calls)
 
     def _choose_first(self, refused: Sequence[Refusal]) -> Refusal:
         """Return the refusal that ends the most: that of the outermost invocation, then the one with the least left."""
@@ -466,11 +458,21 @@ class Account:
         Only the accounts of the enclosing invocations count it: blocks around a run that is resumed do not pay again.
         """
         with self._lock:
-            account: Account | None = self
-            while account is not None and account.invocation is not None:
-                if account.limits is not None:
-                    account.usage += usage
-                account = account.outer
+            for account, _ in self._find_enclosing():
+                account.usage += usage
+
+    def restore_calls(self, tool_calls: int) -> Refusal | None:
+        """Count the calls of a recorded reply before they happen, as `reserve` does, in the accounts of `restore`."""
+        with self._lock:
+            return self._count_calls(list(self._find_enclosing()), Usage(0, tool_calls))
+
+    def _find_enclosing(self) -> Iterator[tuple[Account, UsageLimits]]:
+        """Yield the accounts of the enclosing invocations that count, innermost first, with their limits."""
+        account: Account | None = self
+        while account is not None and account.invocation is not None:
+            if account.limits is not None:
+                yield account, account.limits
+            account = account.outer
 
 
 def narrowest(limits: UsageLimits | None, others: UsageLimits | None) -> UsageLimits | None:

@@ -146,6 +146,18 @@ async def test_a_started_run_continues_without_its_caller(start: MakeContainer) 
     assert (await here.runs.get(run.id)).status == "completed"
 
 
+async def test_numbers_that_no_database_has_are_no_errors(start: MakeContainer) -> None:
+    here = await start(says("done"))
+    run = await here.runs.start(Agent.ask, "hello")
+    await here.runs.result(run)
+
+    for after in (10**15, "9" * 18):  # `Last-Event-ID` comes from outside
+        assert await events_of(here, run.id, after) == []
+    assert [each.id for each in await here.runs.list(limit=10**30)] == [run.id]
+    assert await here.runs.list(waiting_longer_than=timedelta.max) == []
+    assert await here.runs.purge(timedelta.max) == 0
+
+
 async def test_the_method_of_a_service_class_is_started(start: MakeContainer) -> None:
     here = await start(says("42"))
 

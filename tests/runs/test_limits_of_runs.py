@@ -227,3 +227,24 @@ async def test_what_an_inner_service_has_used_before_a_suspension_is_counted_onc
             await here.runs.resume("r", {})
 
     assert sum("#r" in each.key for each in await again.records("r")) == LIMITS.model_calls
+
+
+@pytest.mark.parametrize("limits", [UsageLimits(tool_calls=2), UsageLimits(total_tokens=25)], ids=["calls", "tokens"])
+@pytest.mark.parametrize("service", [Inner, None], ids=["inner", "outer"])
+async def test_no_call_of_a_refused_reply_runs_when_its_run_is_retried(limits: Any, service: Any) -> None:
+    @register_ai_service(tools=service or look, limits=limits, durable=True)
+    class Limited(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    replies = [DELEGATE, LOOK, LOOK] if service else [LOOK, LOOK, LOOK]
+    made = container(*replies, services=(Limited,)).register_instance(Kept(), RunStore)
+    async with made as here:
+        with pytest.raises(UsageLimitExceededError) as failed:
+            await here.get(Limited).ask("r", "x")
+        before = list(ran)
+
+        with pytest.raises(UsageLimitExceededError) as again:
+            await here.runs.retry("r")
+
+    assert ran == before
+    assert (again.value.limit, again.value.used) == (failed.value.limit, failed.value.used)

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -49,6 +49,19 @@ async def test_runs_are_listed_cancelled_deleted_and_purged() -> None:
         await here.runs.resume(second, {"0": reject()})
         await here.runs.delete(second)
         assert await here.runs.list() == []
+
+
+async def test_arguments_of_other_types_name_what_is_expected() -> None:
+    async with container() as here:
+        runs: Any = here.runs
+        with pytest.raises(TypeError, match=r"runs\.list\(service=\): expected a class or its stored name, got int"):
+            await runs.list(service=5)
+        with pytest.raises(TypeError, match=r"runs\.list\(started_by=\): expected a str, got int"):
+            await runs.list(started_by=5)
+        with pytest.raises(ValueError, match="invalid limit='5'"):
+            await runs.list(limit="5")
+        with pytest.raises(TypeError, match=r"cancel\(run_id, reason=\): expected a str, got int"):
+            await runs.cancel("x", reason=5)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ..errors import (
     MemoryInUseError,
     Problem,
 )
-from ..introspection import is_count
+from ..introspection import checked_limit
 from ..json_text import whole_characters
 from ..safe_text import is_text
 from ..security import AccessDeniedError, SecurityIdentity
@@ -209,7 +209,7 @@ class Conversations:
         the previous page, or its `cursor`. Raises `ValueError` for a negative limit, an unknown cursor, and for a name
         as `owner` where `run_identity` names attributes. In Redis, raises `IllegalConfigurationError`.
         """
-        limit = _checked_limit(limit)
+        limit = checked_limit(limit)
         position = None if before is None else _position_of(before)
         if (wanted := self._filter_of(owner, service)) is None:
             return []
@@ -344,7 +344,7 @@ class Conversation:
         `before` is the first entry of a page, or its id. Raises `ValueError` for an unknown one, and for a negative
         limit.
         """
-        limit = _checked_limit(limit)
+        limit = checked_limit(limit)
 
         async def read(store: LogStore, check: _Check) -> list[LogEntry]:
             try:
@@ -706,12 +706,6 @@ def _position_of(before: ConversationInfo | str) -> tuple[datetime, str]:
 
 def _id_of(entry: LogEntry | str) -> str:
     return entry.id if isinstance(entry, LogEntry) else str(entry)
-
-
-def _checked_limit(limit: int) -> int:
-    if not is_count(limit, 0):
-        raise ValueError(f"invalid limit={limit!r}; use 0 or more")
-    return min(limit, 10**9)  # databases have no larger ones
 
 
 def _checked_title(title: str | None) -> str | None:

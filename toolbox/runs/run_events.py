@@ -20,6 +20,8 @@ from .stored_runs import StoredRuns
 
 _AT_ONCE = 500  # events read at once
 
+_LAST = 2**31 - 1  # the largest number that each database can compare
+
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
@@ -126,9 +128,10 @@ def number_after(after: int | str | None) -> int:
         return 0
     if isinstance(after, str):
         # `Last-Event-ID` comes from outside: a reader with another text gets everything.
-        return int(after) if after.isascii() and after.isdigit() and len(after) <= 18 else 0
+        is_number = after.isascii() and after.isdigit() and len(after) <= 18
+        return min(int(after), _LAST) if is_number else 0
     if isinstance(after, bool) or not isinstance(after, int):
         raise TypeError(f"invalid after={after!r}; use an event's number, the text of Last-Event-ID, or None")
     if after < 0:
         raise ValueError(f"invalid after={after}; use the number of an event, or None for all")
-    return after
+    return min(after, _LAST)

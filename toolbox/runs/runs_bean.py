@@ -18,6 +18,7 @@ from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.log import TurnState
 from ..errors import IllegalConfigurationError, Problem, RunIncompatibleError, RunStateError
+from ..introspection import checked_limit
 from ..safe_text import is_text
 from ..security import SecurityIdentity, identity_in
 from ..service_names import stored_name
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LONGEST = timedelta(days=365_000)  # longer ones would begin before the year 1
 
 
 class Runs:
@@ -107,10 +110,13 @@ class Runs:
         """
         if status is not None and status not in get_args(RunStatus):
             raise ValueError(f"unknown status {status!r}; use one of: {', '.join(get_args(RunStatus))}")
-        if limit < 0:
-            raise ValueError(f"invalid limit={limit}; use 0 or more")
+        limit = checked_limit(limit)
         if waiting_longer_than is not None:
-            _refuse_other_durations("waiting_longer_than", waiting_longer_than)
+            waiting_longer_than = _checked_duration("waiting_longer_than", waiting_longer_than)
+        for name, given, kinds in (("service", service, (str, type)), ("started_by", started_by, str)):
+            if given is not None and not isinstance(given, kinds):
+                expected = "a str" if kinds is str else "a class or its stored name"
+                raise TypeError(f"runs.list({name}=): expected {expected}, got {type(given).__name__}")
         names: tuple[str | None, ...] = (None,) if service is None else self._stored.names_of(service)
         room = None if memory_id is None else str(memory_id)
         if not all(each is None or is_text(each) for each in (*names, started_by, room)):
@@ -255,6 +261,8 @@ class Runs:
         """
         if not is_person(by):
             raise TypeError(f"cancel(run_id, by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
+        if not (reason is None or isinstance(reason, str)):
+            raise TypeError(f"cancel(run_id, reason=): expected a str, got {type(reason).__name__}")
 
         async def cancel() -> Run[Any]:
             return self._stored.show(await self._cancelling.cancel_run(run_id, reason, by))
@@ -302,10 +310,10 @@ class Runs:
         Raises `TypeError` unless it is a `timedelta`, and `ValueError` for a negative one, which would also delete runs
         that end now.
         """
-        _refuse_other_durations("older_than", older_than)
+        duration = _checked_duration("older_than", older_than)
 
         async def purge() -> int:
-            return await (await self._stored.open()).purge(await self._stored.now() - older_than)
+            return await (await self._stored.open()).purge(await self._stored.now() - duration)
 
         return await self._host.on_own_loop(purge)
 
@@ -517,12 +525,13 @@ class Runs:
         await self._take_over.submit(stored)
 
 
-def _refuse_other_durations(name: str, given: object) -> None:
-    """Raise `TypeError` unless an argument is a `timedelta`, and `ValueError` if it is negative."""
+def _checked_duration(name: str, given: object) -> timedelta:
+    """Return a duration before now. Raises `TypeError` unless it is a `timedelta`, `ValueError` if it is negative."""
     if not isinstance(given, timedelta):
         raise TypeError(f"invalid {name}={given!r}; use a datetime.timedelta")
     if given < timedelta():
         raise ValueError(f"invalid {name}={given!r}; use a duration of 0 or more")
+    return min(given, _LONGEST)
 
 
 def _no_conversations(store: RunStore) -> Problem:

@@ -300,10 +300,12 @@ class ServiceCall:
         Giving it again would only fail again, so the model is asked again.
         """
         document = self.session.document
-        if document is None or not document.asks_again:
-            return False
+        return document is not None and document.asks_again and not self._has_begun_after(path, state)
+
+    def _has_begun_after(self, path: str, state: State) -> bool:
+        """Return True if a call of the recorded reply to this state, or of a later one, has begun."""
         first = state.position_of(0)
-        return not any(
+        return any(
             invocation_of(outer) == path and position_of(outer) >= first
             for place in self.session.places
             for outer in calls_around(place)
@@ -373,6 +375,8 @@ class ServiceCall:
         replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
         place.next_reply = number + 1  # after an error, such as a full context, the next request has the same number
         if replied.is_replayed:
+            has_begun = session.cancels or self._has_begun_after(path, invocation.state)
+            replied = replace(replied, is_followed=has_begun)
             if not session.cancels:
                 # Interceptors see it again; the record has what they returned, and calls that have happened.
                 await perform(CallModel(asking.request, replied), invocation)

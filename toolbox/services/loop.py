@@ -195,9 +195,9 @@ Effect: TypeAlias = CallModel | CheckAnswer | RunTools | HandOver | Listen | Sus
 class ModelReplied:
     """The model has replied. `aside` are additional messages before the reply, which are not stored in memory.
 
-    `is_replayed` marks a reply that was recorded earlier: limits do not check it, and it is not paid again. `sent` are
-    the names of the tools in the request that was sent; None if no request was sent. `reached` is the limit that the
-    reply has reached.
+    `is_replayed` marks a reply that was recorded earlier: it is not paid again. With `is_followed`, a call of it has
+    begun too: the limits have admitted the reply, and do not check it again. `sent` are the names of the tools in the
+    request that was sent; None if no request was sent. `reached` is the limit that the reply has reached.
     """
 
     response: ChatResponse
@@ -205,6 +205,7 @@ class ModelReplied:
     is_replayed: bool = False
     sent: tuple[str, ...] | None = None
     reached: ReachedLimit | None = None
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from .interruptions import ModelCall, StepOfTask
 from .invocation import Invocation, Perform
 from .loop import CallModel, ModelReplied, RunTool
 from .outputs import ANSWER_TOOL
-from .state import ReachedLimit
 
 logger = logging.getLogger("toolbox.limits")
 
@@ -92,12 +91,14 @@ def limited(perform: Perform) -> Perform:
             cost = cost_of(await _estimator(invocation), name, event.response.token_usage)
             tokens = event.response.token_usage or NO_TOKENS
             account.restore(Usage(1, 0, tokens, cost))
-            if (reached := _reached_again(invocation, calls)) is not None:
-                return replace(event, reached=reached)
-            account.restore(Usage(0, calls))
-            return event
+            if event.is_followed:
+                account.restore(Usage(0, calls))
+                return event
         try:
-            await reserve_tool_calls(invocation, event.response)
+            if event.is_replayed:  # it may have reached a limit: no call of it has begun
+                await _restore_tool_calls(invocation, event.response, calls)
+            else:
+                await reserve_tool_calls(invocation, event.response)
         except UsageLimitExceededError as error:
             if (reached := invocation.reach(error)) is None:
                 raise
@@ -105,18 +106,6 @@ def limited(perform: Perform) -> Perform:
         return event
 
     return check
-
-
-def _reached_again(invocation: Invocation, calls: int) -> ReachedLimit | None:
-    """Return the limit that a recorded reply had reached: its calls did not run, and the answer was asked for."""
-    account = invocation.account
-    assert account is not None
-    if not invocation.rules.answers_at_limit or invocation.state.stopped is not None:
-        return None
-    refusal = account.own_refusal(calls)
-    if refusal is None or not invocation.answers_at(refusal.limit, refusal.allowed):
-        return None
-    return ReachedLimit.of(refusal.error(()))
 
 
 def or_limit(perform: Perform) -> Perform:
@@ -197,6 +186,14 @@ async def reserve_tool_calls(call: ModelCall, response: ChatResponse) -> None:
     account = call.account
     assert account is not None
     if (refusal := account.reserve(tool_calls=max(call.count_tool_calls(response), account.asked))) is not None:
+        await _refuse(refusal, call, response.ai_message)
+
+
+async def _restore_tool_calls(call: ModelCall, response: ChatResponse, calls: int) -> None:
+    """Count the tool calls of a recorded reply before they run; end the call if that exceeds a limit."""
+    account = call.account
+    assert account is not None
+    if (refusal := account.restore_calls(calls)) is not None:
         await _refuse(refusal, call, response.ai_message)
 
 
