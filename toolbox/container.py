@@ -430,7 +430,9 @@ class ContainerInternals:
         thread.start()
         self._thread = thread
         try:
-            thread.run(self.start(thread.loop))
+            # On the caller's thread: there, annotations find the local names of the functions that are running.
+            checked, wiring = self._wire(thread.loop)
+            thread.run(self._open(checked, wiring))
         except BaseException:
             self._end_thread()
             raise
@@ -482,7 +484,10 @@ class ContainerInternals:
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check the program and start it on this loop. Raises `IllegalConfigurationError`."""
         self.refuse_started("start", "stop it first, or create another container")
-        checked, wiring = self._wire(loop)
+        await self._open(*self._wire(loop))
+
+    async def _open(self, checked: CheckedProgram, wiring: Wiring) -> None:
+        """Create the beans that the start creates, open the stores, and run the start functions."""
         host = checked.host
         try:
             for override in self.program.overrides:

@@ -41,6 +41,7 @@ from ..introspection import (
     is_class,
     may_be_marked_in,
     metadata_of,
+    names_around,
     parameters_of,
     plain,
     read_signature,
@@ -244,6 +245,8 @@ def _constructor_points(form: Any, cls: type[Any], where: str, names: Names | No
                 continue
             owner = _declaring_class(base, constructor, each.name)
             annotation = _resolved(each.annotation, owner, names)
+            if isinstance(annotation, Unresolved) and inspect.isfunction(constructor):
+                annotation = _resolved(each.annotation, owner, {**(names or {}), **names_around(constructor)})
             if not isinstance(annotation, Unresolved):
                 annotation = substitute(annotation, arguments)
             parameter = Parameter(each.name, annotation, each.default, each.kind)
@@ -302,7 +305,7 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
     mark = producer_mark_of(function)
     where = type_name(function)
     made = _making_of(function)
-    signature = read_signature(function, names)
+    signature = read_signature(function, names, mark.local_names if mark else None)
     owner = getattr(function, "__self__", None)
     returns = with_self(signature.returns, owner) if isinstance(owner, type) else signature.returns
     provides, optional, problem = _produced(returns, made, where)

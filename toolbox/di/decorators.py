@@ -6,8 +6,9 @@ A decorator sets one attribute and returns the same object. Not here: reading th
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -16,6 +17,7 @@ from typing_extensions import TypeForm
 
 from ..context import ActiveScope
 from ..errors import Problem
+from ..introspection import local_names
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -160,11 +162,12 @@ def dependent(cls: C) -> C:
 
 @dataclass(frozen=True, slots=True)
 class ProducerMark:
-    """The arguments of `@produces`."""
+    """The arguments of `@produces`, and the `local_names` in the annotations, which are available only then."""
 
     scope: Scope
     name: str | None = None
     own_task: bool = False
+    local_names: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
 
 def produces(
@@ -200,7 +203,8 @@ def produces(
             fix = "decorate the function or the class method where it is defined"
             raise TypeError(f"@produces does not support bound methods, got {function.__qualname__}: {fix}")
         # Not at a class method itself: its bound method would not show the mark.
-        setattr(getattr(function, "__func__", function), PRODUCER_MARK, mark)
+        inner = getattr(function, "__func__", function)
+        setattr(inner, PRODUCER_MARK, replace(mark, local_names=local_names([inner], sys._getframe(1))))
         return function
 
     return apply

@@ -138,8 +138,11 @@ class Registry:
                 types.append(each.provides)
             elif isinstance(each, type) or get_origin(each) is not None:
                 types.append(each)
-            elif not isinstance(returned := getattr(each, "__annotations__", {}).get("return", ""), str):
-                types.append(returned)
+            else:
+                mark = producer_mark_of(each)
+                types += mark.local_names.values() if mark else ()
+                if not isinstance(returned := getattr(each, "__annotations__", {}).get("return", ""), str):
+                    types.append(returned)
         for binding in self._bindings:
             types += [binding.interface, binding.implementation]
         return collect_local_classes(types)
