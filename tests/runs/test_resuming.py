@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from toolbox import (
     Container,
     Inject,
@@ -131,7 +132,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.started, self.goes_on, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.cleans_up = asyncio.Event()
+        self.cancelled, self.cleans_up = asyncio.Event(), asyncio.Event()
         self.cleans_up.set()
 
     @tool(requires_approval=True)
@@ -139,6 +140,9 @@ class Slow:
         self.started.set()
         try:
             await self.goes_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
         finally:
             await self.cleans_up.wait()
             self.ended.set()
@@ -198,7 +202,7 @@ class Renewing(InMemoryRunStore):
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["resume", "resume_stream"])
 async def test_who_waits_for_a_run_that_is_cancelled_elsewhere_gets_its_cancellation_also_if_a_tool_ends_late(
-    is_stream: bool,
+    is_stream: bool, clock: Clock
 ) -> None:
     slow, store = Slow(), Renewing()
     slow.cleans_up.clear()
@@ -208,7 +212,10 @@ async def test_who_waits_for_a_run_that_is_cancelled_elsewhere_gets_its_cancella
         run_id = (await here.get(service).ask("x")).run_id or ""
         waiting = asyncio.create_task(_resumed(here, run_id, is_stream))
         await slow.started.wait()
-        await elsewhere.runs.cancel(run_id, "changed our minds")
+        cancelling = asyncio.create_task(elsewhere.runs.cancel(run_id, "changed our minds"))
+        await slow.cancelled.wait()
+        clock.advance(store.lease)  # so long `cancel` waits for the owner
+        await cancelling
         for _ in range(3):  # a second cancellation of the task would reach the caller
             await skip_time(here, timedelta(seconds=1))
         assert store.refused >= 3
