@@ -28,7 +28,7 @@ from .persons import current_identity
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
 from .runs_host import RunsHost
-from .service_calls import PreparedRun, check_input
+from .service_calls import PreparedRun, check_input, release_connections
 from .store import StoredRun
 from .stored_runs import StoredRuns, is_storable, read_document
 
@@ -104,6 +104,7 @@ class NewRuns:
         new = await self._make_run(plan, arguments, follows=False)
         run_id, result = new.stored.id, None
         if not await self._exists(new):
+            await release_connections(self._host, plan, arguments)
             await self._check_conversation(plan, arguments)
             new = await self._with_checked_input(new, arguments)
             # In a task: if the caller leaves while the run is created, the run must still be executed.

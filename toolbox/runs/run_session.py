@@ -140,7 +140,7 @@ class RunSession:
         return lacks_token and is_continued and not self.cancels
 
     def lacks_token(self, error: BaseException) -> bool:
-        """Return True if a call has ended because there was no token for it; if the run goes on, the call runs again."""
+        """Return True if a call has ended because it got no token; if the run goes on, the call runs again."""
         is_missing = isinstance(error, UnauthenticatedError) and error.lacks_token
         return (is_missing or isinstance(error, OAuthError)) and not self.cancels
 

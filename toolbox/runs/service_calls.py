@@ -17,6 +17,7 @@ from ..conversations.keys import ChatMemoryKey
 from ..errors import EndsInvocation, RunIncompatibleError
 from ..events import RunResumedEvent, RunStartedEvent
 from ..limits import UsageLimits, remaining
+from ..request_hooks import RELEASES_CONNECTION
 from ..safe_text import printable
 from ..service_events import ServiceEvent
 from ..service_names import stored_name
@@ -26,6 +27,7 @@ from ..services.host_needs import ServiceHost
 from ..services.invocation import Invocation, Perform
 from ..services.layers import check_input_first
 from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend, ToolSuspended
+from ..services.model_calls import call_hooks
 from ..services.opening import open_invocation
 from ..services.outputs import Result, Shape
 from ..services.plans import MethodPlan
@@ -740,6 +742,14 @@ async def check_input(
         invocation.put_in_charge(found)
     await check_input_first(invocation)
     return invocation.user_message if invocation.has_other_message else None, invocation.plan.where
+
+
+async def release_connections(host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
+    """Let the database sessions of a caller give their connections back: its new run takes one before it asks a model.
+
+    Where all connections of a pool are held by requests whose runs wait for one, nobody would go on.
+    """
+    await call_hooks(Invocation(plan, host, arguments), RELEASES_CONNECTION)
 
 
 async def find_provided_tool(

@@ -27,6 +27,7 @@ from ..context import complete_context, current_invocation
 from ..conversations.keys import ChatMemoryKey, Owner, refuse_other
 from ..conversations.log import Head, Turn, only_beans
 from ..conversations.memories import ChatMemories
+from ..conversations.stores import InMemoryChatMemoryStore
 from ..conversations.views import Excerpt
 from ..di.scopes import ConversationScope
 from ..errors import (
@@ -46,6 +47,7 @@ from ..events import (
     ServiceSuspendedEvent,
 )
 from ..execution.cancellation import finish_before_cancellation
+from ..request_hooks import RELEASES_CONNECTION
 from ..safe_text import describe_store_error, error_of_database
 from ..security import identity_in, identity_now
 from .conversation_beans import with_beans
@@ -54,7 +56,7 @@ from .host_needs import ServiceHost
 from .interruptions import NOTHING, within_limits
 from .invocation import Invocation
 from .loop import Finish, Suspend
-from .model_calls import reported
+from .model_calls import call_hooks, reported
 from .plans import MethodPlan
 from .recording_needs import PlaceInRun, TurnWrite
 from .turns import (
@@ -103,6 +105,10 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
     key, plan = invocation.memory_key, invocation.entry
     assert key is not None
     memories = await invocation.host.memories()
+    if not isinstance(memories.store, InMemoryChatMemoryStore):
+        # The turn may have to wait for a call at work, and needs a connection: where all of the pool are held by
+        # requests that wait for one, nobody would go on.
+        await call_hooks(invocation, RELEASES_CONNECTION)
     with _store_errors_of_run(invocation):
         joined = await _take_turn(turn, memories, key, invocation)
         invocation.excerpt = await _load(invocation, key, memories)

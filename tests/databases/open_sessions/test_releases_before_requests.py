@@ -1,7 +1,7 @@
 """Every way to ask a model releases sessions: tools, streams, interceptors, producers, and models used directly."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Protocol, cast
 
 import pytest
@@ -14,6 +14,7 @@ from toolbox import (
     ChatModel,
     ChatRequest,
     Container,
+    MemoryId,
     Named,
     Result,
     TokenStream,
@@ -26,6 +27,7 @@ from toolbox import (
 )
 from toolbox.chat import StreamingChatModel
 from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, interceptors
+from toolbox.runs import durable
 from toolbox.settings import SqlSettings
 from toolbox.testing import tool_call
 
@@ -317,3 +319,29 @@ async def test_a_model_that_is_used_directly_is_asked_without_a_connection(start
         await model.chat(request)
         assert session.in_transaction()
     assert len(warnings) == 1
+
+
+@register_ai_service()
+class Rooms(Protocol):
+    async def chat(self, room: MemoryId[str], question: str) -> str: ...
+
+    @durable
+    async def order(self, question: str) -> str: ...
+
+
+async def test_requests_with_a_conversation_or_a_run_need_no_second_connection(start: Start) -> None:
+    one: Any = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 10}
+    async with start(Rooms, *sql.stores, **one) as program:
+
+        async def request(ask: Callable[[Rooms], Awaitable[str]]) -> str:
+            async with program.container.request_scope():
+                session = await session_of(program)
+                user = await session.get_one(User, 7)
+                return f"{await ask(program.container.get(Rooms))} {user.name}"
+
+        def chat(rooms: Rooms) -> Awaitable[str]:
+            return rooms.chat("a", "?")
+
+        answers = await asyncio.gather(request(chat), request(chat), request(lambda rooms: rooms.order("?")))
+
+        assert answers == ["ok Ada"] * 3
