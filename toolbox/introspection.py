@@ -380,6 +380,8 @@ def read_signature(
     """
     plain = inspect.unwrap(function)
     declared, returns = declared_signature(plain)
+    if inspect.ismethod(function) and not inspect.ismethod(plain):  # the function that its wrapper calls is not bound
+        declared = declared[1:]
     where = getattr(plain, "__func__", plain)
     names = getattr(where, "__globals__", None) or vars(sys.modules.get(where.__module__, typing))
     if nearer:

@@ -174,6 +174,32 @@ async def test_methods_partials_and_callable_objects_are_functions_too() -> None
         assert made.__name__ == "send_now"
 
 
+async def test_methods_that_another_decorator_wraps_are_functions_too() -> None:
+    def logged(function: Any) -> Any:
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await function(*args, **kwargs)
+
+        return wrapper
+
+    class Clerk:
+        @logged
+        async def send(self, to: str, job: Inject[Job]) -> str:
+            return send_now(to, job)
+
+    @register_ai_service
+    class Desk(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    here = Container(models={"default": ScriptedChatModel(["one", "two"])}).register(Job, Outbox, Desk)
+    async with here:
+        assert await here.injected(Clerk().send)("ann") == "sent 1 to ann"
+        async with here.request_scope():
+            assert await here.acall(Clerk().send, to="ann") == "sent 1 to ann"
+        assert await here.injected(here.get(Desk).chat)("hi") == "one"
+        assert await here.acall(here.get(Desk).chat, text="hi") == "two"
+
+
 async def test_optional_parameters_and_defaults_are_kept() -> None:
     def work(one: Inject[Missing] | None, other: Inject[Missing] = None) -> Any:  # type: ignore[assignment]
         return one, other

@@ -11,6 +11,7 @@ from tests.services.bank import CREDIT, WITHDRAW, Bank, assistant, book, results
 from toolbox import (
     AiMessage,
     Container,
+    MemoryId,
     ToolAbort,
     ToolboxSettings,
     ToolExecuted,
@@ -251,7 +252,10 @@ async def test_a_stop_names_the_compensation_that_does_not_end(clock: Clock, cap
     call.cancel()
     await tools.undoing.wait()
     call.cancel()
-    await asyncio.wait([call])
+    while not call.done():  # it leaves a compensation that takes too long
+        clock.advance(11)
+        await asyncio.sleep(0)
+    caplog.clear()
     stopping = asyncio.create_task(container.__aexit__(None, None, None))
     while not stopping.done():
         clock.advance(101)
@@ -259,6 +263,63 @@ async def test_a_stop_names_the_compensation_that_does_not_end(clock: Clock, cap
     assert caplog.messages == ["cancelled because the container is stopping (waited 100 s): Cashier.ask (compensation)"]
     tools.released.set()
     await tools.undone.wait()
+
+
+class PaysTwice:
+    """A tool that is undone when the test lets it, and one that fails."""
+
+    def __init__(self) -> None:
+        self.undoing, self.released, self.undone = asyncio.Event(), asyncio.Event(), list[int]()
+
+    @tool
+    async def pay(self, order: int) -> str:
+        return f"paid {order}"
+
+    @compensate_for(pay)
+    async def pay_back(self, order: int) -> None:
+        self.undoing.set()
+        await self.released.wait()
+        self.undone.append(order)
+
+    @tool
+    async def refuse(self) -> str:
+        raise ConnectionError("no")
+
+
+TWICE = (tool_call("pay", {"order": 1}), tool_call("pay", {"order": 2}))
+
+
+@pytest.mark.parametrize("of_run", [False, True])
+@pytest.mark.parametrize("in_round", [False, True])
+async def test_who_ends_a_call_that_undoes_its_tools_waits_and_each_is_undone_once(
+    in_round: bool, of_run: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @register_ai_service(tools=PaysTwice, compensate_on_failure=True, compensate_on_tool_errors=in_round)
+    class Teller(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    replies: list[Any] = [AiMessage(None, TWICE), OSError("away")]
+    if in_round:
+        replies = [AiMessage(None, [*TWICE, tool_call("refuse")])]
+    container = Container(models={"default": ScriptedChatModel(replies)})
+    async with container.register(Teller).register_instance(tools := PaysTwice()) as here:
+        call = asyncio.create_task(here.get(Teller).chat("r", "pay")) if not of_run else None
+        run = await here.runs.start(Teller.chat, "r", "pay") if of_run else None
+        await tools.undoing.wait()
+        ending = call if run is None else asyncio.create_task(here.runs.cancel(run.id))
+        if call is not None:
+            call.cancel()
+        assert ending is not None
+        assert not (await asyncio.wait([ending], timeout=0.05))[0]
+        tools.released.set()
+        await asyncio.wait([ending])
+        kept = [each.message for each in await here.conversations.of(Teller, "r").history()]
+
+    assert tools.undone == [2, 1]
+    assert ["rolled back" in each.text for each in kept if isinstance(each, ToolExecutionResultMessage)][:2] == [
+        True
+    ] * 2
+    assert "not all its tools are undone" not in caplog.text
 
 
 async def test_a_deadline_undoes_everything(clock: Clock) -> None:

@@ -35,6 +35,7 @@ from ..service_events import ServiceEvent
 from ..services.declaration import Retries
 from ..services.inner_events import FrontEnd, InnerReader, current_reader
 from ..services.outputs import Result
+from ..services.recording_needs import RecordedFailureError, RecordedToolError
 from ..store_clock import clock_of
 from ..tools.failures import message_of
 from .documents import RunDocument, with_cancellation
@@ -391,7 +392,8 @@ class RunExecution:
         """
         document = session.document
         if document is not None and document.cancels:
-            if not isinstance(error, RunCancelledError):
+            # A recorded failure is raised when the tools are undone: the run had failed when it was cancelled.
+            if not isinstance(error, (RunCancelledError, RecordedFailureError, RecordedToolError)):
                 logger.error("run %s was cancelled, but not all its tools are undone", session.id, exc_info=error)
             await session.write_end("cancelled", cancels=False)
             raise RunCancelledError(session.id, document.reason) from None

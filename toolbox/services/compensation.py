@@ -23,6 +23,7 @@ from ..chat import ToolExecution, ToolExecutionRequest, ToolExecutionResultMessa
 from ..context import Cancellation, current_invocation, in_tool
 from ..errors import Problem, ToolArgumentsError
 from ..events import CompensatedEvent, Listeners
+from ..execution.cancellation import finish_before_cancellation
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
 from ..introspection import admits_none, unwrapped
@@ -42,6 +43,9 @@ from .state import State, identity_of
 from .stored_forms import StoredExecution, fields_from_dict, fields_to_dict
 
 logger = logging.getLogger("toolbox.services")
+
+_LONGEST_UNDOING = 10.0
+"""Seconds that a call waits for its compensations after it was cancelled."""
 
 
 # --- reading compensations
@@ -351,6 +355,8 @@ async def _undo(
     compensations = _compensations_in(invocation)
     for each in listed:
         state, position, execution = invocation.state, each.position, each.execution
+        if position in state.undone:  # by an undoing that has begun before, and takes too long
+            continue
         compensation = compensations.get(_name_now(execution, invocation))
         if compensation is None:
             logger.error("cannot undo tool %r: this program has no compensation for it", execution.request.name)
@@ -456,8 +462,12 @@ def _arguments(compensation: Tool, undo: _Undo, invocation: Invocation) -> dict[
     return {each.name: given[each.name] for each in visible if each.name in given}
 
 
-async def _await_to_its_end(work: Coroutine[Any, Any, object], invocation: Invocation) -> None:
-    """Await `work`, which continues if the waiting is cancelled. The container knows it, and waits for it."""
+async def _await_to_its_end(work: Coroutine[Any, Any, None], invocation: Invocation) -> None:
+    """Await `work`, which the container knows and waits for. A cancellation of the call is raised afterwards.
+
+    A call that left at once would undo the same tools again: as the failure that its cancellation is, or in the next
+    execution of its run. And its turn would say that they remain done. Work that takes longer continues without it.
+    """
     where = f"{invocation.where} (compensation)"
 
     async def tracked() -> None:
@@ -469,8 +479,13 @@ async def _await_to_its_end(work: Coroutine[Any, Any, object], invocation: Invoc
             logger.error("%s failed: %s", where, error, exc_info=error)
 
     task = asyncio.create_task(tracked())
+
+    async def wait() -> None:
+        await asyncio.wait([task])
+
     try:
-        await asyncio.shield(task)
+        await finish_before_cancellation(wait(), undo_failed_round, _LONGEST_UNDOING)
     except asyncio.CancelledError:
         task.add_done_callback(log_error)  # nobody else sees it
         raise
+    await task
