@@ -252,7 +252,7 @@ class RequestScopes:
         exchange.outer = outer
         scope[EXCHANGE_KEY] = exchange
         if shutdown is not None:
-            shutdown.open.add(exchange)
+            shutdown.add_exchange(exchange)
         token = current_caller.set(exchange)
         raised: BaseException | None = None
         await beans.__aenter__()
@@ -377,8 +377,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Shutdown:
     """The open exchanges of an application, and whether it is shutting down (`begun`).
 
-    `timeout` seconds after the signal, running invocations are cancelled. `timeout` seconds after the lifespan starts
-    to end, open requests are cancelled.
+    `timeout` seconds after the signal, invocations are cancelled, also those that begin later. `timeout` seconds after
+    the lifespan starts to end, open requests are cancelled.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -388,6 +388,13 @@ class Shutdown:
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._ends_invocations = False
+
+    def add_exchange(self, exchange: ClientExchange) -> None:
+        """Add an exchange that begins."""
+        self.open.add(exchange)
+        if self._ends_invocations:
+            exchange.stop_invocations(ApplicationStoppingError())
 
     def forget_exchange(self, exchange: ClientExchange) -> None:
         """Remove an exchange whose scope is closed."""
@@ -432,8 +439,9 @@ class Shutdown:
             self._timer = self._loop.call_later(self._timeout, self._end_invocations)
 
     def _end_invocations(self) -> None:
+        self._ends_invocations = True
         for exchange in list(self.open):
-            exchange.end_invocations(ApplicationStoppingError())
+            exchange.stop_invocations(ApplicationStoppingError())
 
     # --- the end
 

@@ -85,6 +85,7 @@ class ClientExchange:
     completed = ended = left = entered = accepted = started = unsettled = False
     _receiving = 0
     _watchers: dict[object, Callable[[Exception], None]] | None = None
+    _stopped: Exception | None = None
     _ahead: deque[Message] | None = None
     reader: asyncio.Task[None] | None = None
     _arrived: asyncio.Event | None = None
@@ -228,34 +229,39 @@ class ClientExchange:
     def _notice_message(self, message: Message) -> None:
         if message["type"] in ("http.disconnect", "websocket.disconnect") and not (self.completed or self.left):
             self.left = True
-            self.end_invocations(ClientDisconnectedError())
+            self._end_invocations(ClientDisconnectedError())
 
     # --- a client that may leave
 
-    def end_invocations(self, error: Exception) -> None:
-        """Cancel the running invocations of this client; they raise `error`."""
+    def stop_invocations(self, error: Exception) -> None:
+        """Cancel the running invocations, also those of background tasks, and later ones; they raise `error`."""
+        self._stopped = error
+        self._end_invocations(error)
+
+    def _end_invocations(self, error: Exception) -> None:
         watchers, self._watchers = self._watchers, None
         for leave in (watchers or {}).values():
             leave(error)
 
     def watch(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
-        """Call `leave(error)` when the client disconnects. Return a function that stops watching.
+        """Call `leave(error)` when the client disconnects or the application stops. Return what stops watching.
 
-        Invocations that start after the response or the disconnect are not watched.
+        Invocations that start after the response or the disconnect go on without the client.
         """
-        if self.completed or self.left:
+        if self._stopped is not None:
+            leave(self._stopped)
             return _do_nothing
         if self._watchers is None:
             self._watchers = {}
         key, watchers = object(), self._watchers
         watchers[key] = leave
-        if self.reader is None or self.reader.done():
+        if not (self.completed or self.left) and (self.reader is None or self.reader.done()):
             assert self.task is not None, "an ASGI application runs in a task"
             call_on(self.task.get_loop(), self._read_ahead)
         return partial(watchers.pop, key, None)
 
     def _read_ahead(self) -> None:
-        if not self._watchers or self._receiving or self.left:
+        if not self._watchers or self._receiving or self.left or self.completed:
             return
         if self._ahead is None:
             self._ahead = deque()

@@ -198,6 +198,28 @@ async def test_a_call_that_is_cancelled_in_a_tool_stores_the_call_as_interrupted
     assert sent[-1] == AiMessage(NOTES["stopped"])
 
 
+def test_a_tool_that_the_user_interrupts_with_the_keyboard_stays_in_the_turn() -> None:
+    """A blocking tool runs on the thread that waits for the call, where Python raises the error."""
+
+    @tool
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    @register_ai_service(tools=interrupted, name="tests.interrupted")
+    class Terminal(Protocol):
+        def ask(self, room: MemoryId[str], text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("interrupted"), "go on"])
+    with Container(models={"default": model}).register(Terminal) as container:
+        with pytest.raises(KeyboardInterrupt):
+            container.get(Terminal).ask("room", "q1")
+        assert container.get(Terminal).ask("room", "q2") == "go on"
+
+    *turn, note, _ = model.requests[-1].messages
+    assert [each.text for each in turn] == ["q1", None, "interrupted"]
+    assert note.text == NOTES["stopped"]
+
+
 async def test_a_call_whose_time_is_up_has_failed_and_an_outer_limit_counts_too() -> None:
     async with Room(WAIT, timeout=0.05) as room:
         with pytest.raises(InvocationTimeoutError):

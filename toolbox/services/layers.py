@@ -89,7 +89,7 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
         try:
             async with with_beans(invocation, joined) if invocation.plan.keeps_beans else NOTHING:
                 yield  # also the compensation of a failure, so that what is stored says what was undone
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit) as error:
             await _keep_unfinished(error, invocation)
             raise
         finally:

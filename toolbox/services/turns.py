@@ -5,7 +5,6 @@ Not here: storing it (`layers`), the log itself (`conversations.log`), what undo
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -79,7 +78,8 @@ def state_after(error: BaseException, invocation: Invocation) -> TurnState:
         return "stopped"
     deadline = invocation.context.deadline  # also that of an outer call, at which this one is only cancelled
     is_late = deadline is not None and time.monotonic() >= deadline
-    was_cancelled = isinstance(invocation.error_behind(error), asyncio.CancelledError)
+    # A `KeyboardInterrupt` can arrive in a blocking tool, which runs on the thread that waits for the call.
+    was_cancelled = not isinstance(invocation.error_behind(error), Exception)
     return "stopped" if was_cancelled and not is_late else "failed"
 
 
