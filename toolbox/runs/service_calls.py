@@ -152,6 +152,10 @@ class RunPlace:
         """True if the reply to the next model request of this invocation is recorded."""
         return self.run.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None
 
+    def has_result(self, position: int) -> bool:
+        """Return True if the result of a tool call of this invocation is recorded."""
+        return self.run.has_result(place_below(self.path, position))
+
     @property
     def takes_messages(self) -> bool:
         """True if the user may add messages: to the outermost invocation of a stored run."""
