@@ -183,7 +183,8 @@ def produces(
     The code after `yield` closes the bean. `own_task=True` runs an async generator in a separate task from start to
     end: required if it holds an anyio task group or cancel scope across its `yield`. `name` is the name of the bean.
 
-    Raises `ValueError` for an unknown scope, and `TypeError` for a bound method and without parentheses.
+    Raises `ValueError` for an unknown scope, and `TypeError` for a bound method, for a built-in function and without
+    parentheses.
     """
     if callable(scope):
         name = getattr(scope, "__name__", scope)
@@ -199,8 +200,11 @@ def produces(
         if inspect.ismethod(function):
             fix = "decorate the function or the class method where it is defined"
             raise TypeError(f"@produces does not support bound methods, got {function.__qualname__}: {fix}")
-        # Not at a class method itself: its bound method would not show the mark.
-        setattr(getattr(function, "__func__", function), PRODUCER_MARK, mark)
+        try:  # not at a class method itself: its bound method would not show the mark
+            setattr(getattr(function, "__func__", function), PRODUCER_MARK, mark)
+        except (AttributeError, TypeError):  # a built-in one takes no mark
+            fix = "write a function that returns the bean"
+            raise TypeError(f"@produces: expected a Python function, got {function!r}; {fix}") from None
         return function
 
     return apply
