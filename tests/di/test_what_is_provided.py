@@ -323,6 +323,11 @@ def test_a_bound_method_cannot_be_marked_as_a_producer() -> None:
         produces()(Base().send)
 
 
+def test_a_built_in_function_cannot_be_marked_as_a_producer() -> None:
+    with pytest.raises(TypeError, match="expected a Python function, got <built-in function len>"):
+        produces()(len)
+
+
 # --- collections
 
 

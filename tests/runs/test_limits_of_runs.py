@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, Inject, Result, register_ai_service, tool
+from toolbox import Container, Inject, ModelConnectionError, Result, register_ai_service, tool
 from toolbox.errors import RunStoreError
 from toolbox.limits import CostEstimator, UsageLimitExceededError, UsageLimits, current_usage, usage_limits
 from toolbox.runs import RunFailedError, RunId, Runs, RunStore, approve
@@ -248,3 +248,20 @@ async def test_no_call_of_a_refused_reply_runs_when_its_run_is_retried(limits: A
 
     assert ran == before
     assert (again.value.limit, again.value.used) == (failed.value.limit, failed.value.used)
+
+
+async def test_the_replies_of_an_inner_service_that_goes_on_are_counted_once() -> None:
+    def fail(error: Exception, _: Any) -> str:
+        raise error
+
+    @register_ai_service(tools=Inner, limits=UsageLimits(model_calls=4), durable=True, on_tool_execution_error=fail)
+    class Strict(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    replies = [DELEGATE, LOOK, ModelConnectionError("down"), says("inner"), says("done")]
+    async with container(*replies, services=(Strict,)).register_instance(Kept(), RunStore) as here:
+        with pytest.raises(ModelConnectionError):
+            await here.get(Strict).ask("r", "x")
+
+        assert (await here.runs.retry("r")).content == "done"
+    assert ran == ["look"]

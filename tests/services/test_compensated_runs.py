@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from toolbox import (
     AiMessage,
     ChatMemoryKey,
     ChatMemoryStore,
+    ChatRequest,
+    ChatResponse,
     CompensatedEvent,
     Compensation,
     Container,
@@ -24,6 +26,7 @@ from toolbox import (
     InvocationTimeoutError,
     MemoryId,
     Result,
+    TokenUsage,
     ToolboxSettings,
     ToolExecution,
     ToolExecutionResult,
@@ -41,8 +44,10 @@ from toolbox.guardrails import (
     tool_output_guardrails,
 )
 from toolbox.interceptors import RetryOnError, ToolInterceptor, ToolInvocation, ToolProceed, interceptors
+from toolbox.limits import UsageLimitExceededError, UsageLimits
 from toolbox.runs import InMemoryRunStore, RunId, RunStore, approve, fail
 from toolbox.services.state import State
+from toolbox.store_clock import skip
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -479,3 +484,70 @@ async def test_a_call_that_a_person_declared_failed_is_so_for_every_process() ->
     async with stays(store, "failed") as here:
         result = await here.runs.resume("run", {})
     assert result.compensations == (Compensation("book", {"nights": 2}),)
+
+
+class DiesBeforeItFails(InMemoryRunStore):
+    """A store whose first process dies before it writes that the run has failed."""
+
+    persistent = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_booked, self.is_dead = asyncio.Event(), False
+
+    async def append(self, run_id: str, generation: int, records: Any, *args: Any) -> None:
+        if generation == 1 and (self.is_dead or not records or records[0].kind == "failed"):
+            self.is_dead = True
+            raise ConnectionError("the process died")
+        await super().append(run_id, generation, records, *args)
+        if any(each.key == "1" for each in records):
+            self.has_booked.set()
+
+    async def release(self, run_id: str, generation: int) -> None:
+        if not self.is_dead:
+            await super().release(run_id, generation)
+
+
+@register_ai_service
+class Inside(Protocol):
+    @tool
+    async def inside(self, text: str) -> str:
+        """Ask inside."""
+        ...
+
+
+@register_ai_service(
+    tools=[Inside, Bank],
+    durable=True,
+    concurrent_tools=True,
+    compensate_on_failure=True,
+    limits=UsageLimits(total_tokens=15),
+)
+class Limited(Protocol):
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+async def test_a_recorded_tool_is_undone_although_another_call_ends_the_run_at_once() -> None:
+    store, bank = DiesBeforeItFails(), Bank()
+
+    async def answer(_: ChatRequest) -> ChatResponse:
+        await store.has_booked.wait()
+        return ChatResponse(AiMessage("long"), TokenUsage(10, 10))
+
+    calls = AiMessage(None, (tool_call("inside", {"text": "x"}), tool_call("book", {"what": "room"})))
+    model = ScriptedChatModel({Limited: [ChatResponse(calls, TokenUsage(1, 1))], Inside: [answer]})
+
+    def container() -> Container:
+        made = Container(models={"default": model}, take_over_runs=False).register(Limited)
+        return made.register_instance(bank).register_instance(store, RunStore)
+
+    async with container() as first:
+        with pytest.raises(RunStoreError):
+            await first.get(Limited).ask("r", "q")
+    assert bank.undone == []
+    skip([store.clock], timedelta(seconds=store.lease))
+
+    async with container() as second:  # the first call only reads records, and reaches the limit again
+        with pytest.raises(UsageLimitExceededError):
+            await second.get(Limited).ask("r", "q")
+    assert bank.undone == [("room", 1)]

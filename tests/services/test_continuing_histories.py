@@ -127,6 +127,17 @@ async def test_the_context_has_the_last_user_message_of_the_history() -> None:
 
 
 @pytest.mark.parametrize(
+    ("history", "kind"), [(UserMessage("Hello"), "UserMessage"), ("Hello", "str"), ([1, UserMessage("Hello")], "int")]
+)
+async def test_a_history_of_other_types_names_its_parameter(history: Any, kind: str) -> None:
+    service, model = clerk("never")
+
+    with pytest.raises(TypeError, match=rf"Clerk\.go_on\(\): history: expected a list of messages, got {kind}$"):
+        await service.go_on(history)
+    assert model.requests == []
+
+
+@pytest.mark.parametrize(
     "history", [[], [AiMessage("Hello")], [UserMessage("Hello"), AiMessage("Hi")], [SystemMessage("Be brief.")]]
 )
 async def test_a_history_that_a_model_cannot_answer_is_a_value_error(history: list[Message]) -> None:

@@ -186,7 +186,8 @@ def produces(
     The code after `yield` closes the bean. `own_task=True` runs an async generator in a separate task from start to
     end: required if it holds an anyio task group or cancel scope across its `yield`. `name` is the name of the bean.
 
-    Raises `ValueError` for an unknown scope, and `TypeError` for a bound method and without parentheses.
+    Raises `ValueError` for an unknown scope, and `TypeError` for a bound method, for a built-in function and without
+    parentheses.
     """
     if callable(scope):
         name = getattr(scope, "__name__", scope)
@@ -204,7 +205,11 @@ def produces(
             raise TypeError(f"@produces does not support bound methods, got {function.__qualname__}: {fix}")
         # Not at a class method itself: its bound method would not show the mark.
         inner = getattr(function, "__func__", function)
-        setattr(inner, PRODUCER_MARK, replace(mark, local_names=local_names([inner], sys._getframe(1))))
+        try:
+            setattr(inner, PRODUCER_MARK, replace(mark, local_names=local_names([inner], sys._getframe(1))))
+        except (AttributeError, TypeError):  # a built-in one takes no mark
+            fix = "write a function that returns the bean"
+            raise TypeError(f"@produces: expected a Python function, got {function!r}; {fix}") from None
         return function
 
     return apply

@@ -34,6 +34,7 @@ from ..services.plans import MethodPlan
 from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage, TurnWrite
 from ..services.state import PendingToolCall, State
 from ..services.stored_forms import usage_from_dict, usage_to_dict
+from ..services.usage_layers import take_back_usage
 from ..settings import settings_key
 from ..store_clock import clock_of
 from ..tools.results import Encoded, EncodedInFull
@@ -153,6 +154,10 @@ class RunPlace:
     def has_recorded_reply(self) -> bool:
         """True if the reply to the next model request of this invocation is recorded."""
         return self.run.recorded(RecordKey(self.path, "r", self.body.at(self.path).next_reply)) is not None
+
+    def has_result(self, position: int) -> bool:
+        """Return True if the result of a tool call of this invocation is recorded."""
+        return self.run.has_result(place_below(self.path, position))
 
     @property
     def takes_messages(self) -> bool:
@@ -333,16 +338,21 @@ class ServiceCall:
 
         Not those that are replayed.
         """
+        return map(self._read_with_model, self._taken_replies(path))
+
+    def _taken_replies(self, path: str) -> Iterator[RecordKey]:
         session = self.session
         for key in session.keys_after(path):
             if key.fact != "r" or (path and not is_within(key.place, path)):
                 continue
-            replies = session.numbered(key.place, "r")
             has_ended = any(session.recorded(RecordKey(call)) is not None for call in calls_around(key.place))
-            if has_ended or key.number < max(replies):
-                written = session.read_record(replies[key.number])
-                with session.reading():
-                    yield reply_from_dict(written).response, written["before"]["state"].get("model")
+            if has_ended or key.number < max(session.numbered(key.place, "r")):
+                yield key
+
+    def _read_with_model(self, key: RecordKey) -> tuple[ChatResponse, str | None]:
+        written = self.session.read_record(self.session.numbered(key.place, "r")[key.number])
+        with self.session.reading():
+            return reply_from_dict(written).response, written["before"]["state"].get("model")
 
     def _make_cancelled_error(self) -> CancelledInsideError:
         """Return the error that ends the invocations of a cancelled run."""
@@ -443,7 +453,10 @@ class ServiceCall:
             if "error" not in self.session.facts_of(record) or tool is None:
                 raise
             if tool.is_service:
+                taken = [*self._taken_replies(path_of(invocation))]
                 self.tools.run_again(call)
+                again = {*taken} - {*self._taken_replies(path_of(invocation))}  # counted when they are replayed
+                await take_back_usage(map(self._read_with_model, again), invocation)
         return await self.run_call(running, invocation, perform)
 
     def _refusal_of(self, call: str) -> Encoded | None:

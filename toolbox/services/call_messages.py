@@ -54,7 +54,18 @@ class MethodMessages:
         object.__setattr__(self, "continues_history", continues)
 
     def check_history(self, arguments: Mapping[str, Any]) -> None:
-        """Raise `ValueError` for a history that is sent alone and that a model cannot answer."""
+        """Raise `TypeError` for anything but lists of messages.
+
+        Raises `ValueError` for a history that is sent alone and that a model cannot answer.
+        """
+        for name in self.history:
+            given = () if arguments[name] is None else arguments[name]
+            is_list = isinstance(given, Sequence) and not isinstance(given, str)
+            wrong = next((each for each in given if not isinstance(each, Message)), None) if is_list else given
+            if wrong is not None:
+                raise TypeError(f"{self.where}(): {name}: expected a list of messages, got {type(wrong).__name__}")
+        if not self.continues_history:
+            return
         last = next((given[-1] for name in reversed(self.history) if (given := arguments[name])), None)
         if not isinstance(last, (UserMessage, ToolExecutionResultMessage)):
             found = "nothing" if last is None else f"{type(last).__name__}"

@@ -208,14 +208,15 @@ class MethodPlan:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a call by name, with defaults.
 
-        Raises `TypeError`, and `ValueError` for a history that is sent alone and that a model cannot answer.
+        Raises `TypeError`, also for a history that is no list of messages, and `ValueError` for one that is sent alone
+        and that a model cannot answer.
         """
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.where}(): {error}") from None
         bound.apply_defaults()
-        if self.messages.continues_history:
+        if self.messages.history:
             self.messages.check_history(bound.arguments)
         return bound.arguments
 

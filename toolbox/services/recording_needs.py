@@ -269,6 +269,10 @@ class PlaceInRun(CallPlace, Protocol):
         """True if the reply to the next model request of this invocation is recorded."""
         ...
 
+    def has_result(self, position: int) -> bool:
+        """Return True if the result of a tool call of this invocation is recorded."""
+        ...
+
     @property
     def limits(self) -> UsageLimits | None:
         """The limits of the run itself, at its outermost invocation."""

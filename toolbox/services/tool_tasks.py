@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -104,17 +104,29 @@ class ToolTasks:
         """Start the calls of the complete reply that have not been started."""
         if not self._all_started:
             self._all_started = True
-            for index in effect.indexes:
+            # Recorded results first: a call that ends the invocation cancels the others, and what is recorded has
+            # happened. It must be in the state, to be undone.
+            recorded = [index for index in effect.indexes if self._has_result(index)]
+            for index in dict.fromkeys((*recorded, *effect.indexes)):
                 if index not in self._tasks:
-                    self._start(index, effect.pending[index].request)
+                    first = () if index in recorded else [self._tasks[each] for each in recorded]
+                    self._start(index, effect.pending[index].request, first)
 
-    def _start(self, index: int, request: ToolExecutionRequest) -> None:
+    def _has_result(self, index: int) -> bool:
+        """Return True if the result of a call is recorded, in a run that continues."""
+        invocation = self._invocation
+        return invocation.place is not None and invocation.place.has_result(invocation.state.position_of(index))
+
+    def _start(self, index: int, request: ToolExecutionRequest, first: Collection[asyncio.Task[Any]] = ()) -> None:
         if self._tell is not None:
             self._invocation.environment.on_progress = self._add_progress
-        task = self._tasks[index] = asyncio.create_task(self._run(RunTool(index, request)))
+        task = self._tasks[index] = asyncio.create_task(self._run(RunTool(index, request), first))
         task.add_done_callback(self._add)
 
-    async def _run(self, effect: RunTool) -> Any:
+    async def _run(self, effect: RunTool, first: Collection[asyncio.Task[Any]]) -> Any:
+        """Run a call when the calls of `first` have ended."""
+        if first:
+            await asyncio.wait(first)
         async with self._places:
             self._add(effect)
             around = current_reader.get()

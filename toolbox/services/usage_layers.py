@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -59,12 +59,23 @@ async def with_recorded_usage(invocation: Invocation) -> AsyncIterator[None]:
     account, stored = invocation.account, invocation.stored
     assert account is not None
     if stored is not None and account.limits is not None:
-        estimator = await _estimator(invocation)
-        for response, model in stored.inner_replies:
-            cost = cost_of(estimator, model_name(response, None, model), response.token_usage)
-            calls = sum(each.name != ANSWER_TOOL for each in response.ai_message.tool_execution_requests)
-            account.usage += Usage(1, calls, response.token_usage or NO_TOKENS, cost)
+        account.usage += await _usage_of(stored.inner_replies, invocation)
     yield
+
+
+async def take_back_usage(replies: Iterable[tuple[ChatResponse, str | None]], invocation: Invocation) -> None:
+    """Count less by recorded replies of services within, which are given again, and counted then."""
+    if (account := invocation.account) is not None:
+        account.restore(Usage() - await _usage_of(replies, invocation))
+
+
+async def _usage_of(replies: Iterable[tuple[ChatResponse, str | None]], invocation: Invocation) -> Usage:
+    estimator, used = await _estimator(invocation), Usage()
+    for response, model in replies:
+        cost = cost_of(estimator, model_name(response, None, model), response.token_usage)
+        calls = sum(each.name != ANSWER_TOOL for each in response.ai_message.tool_execution_requests)
+        used += Usage(1, calls, response.token_usage or NO_TOKENS, cost)
+    return used
 
 
 def limited(perform: Perform) -> Perform:
