@@ -1,6 +1,6 @@
-"""Durable calls that are handed over, as programs that tests kill at a statement of the database.
+"""Durable calls that are handed over, as programs that tests kill before a write of the database.
 
-`transfers` forks these programs. A step is before each statement and before each commit.
+`transfers` forks these programs, and says what a step is.
 """
 
 import asyncio
