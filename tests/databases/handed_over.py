@@ -1,6 +1,6 @@
-"""Durable calls that are handed over, as programs that tests kill at a statement of the database.
+"""Durable calls that are handed over, as programs that tests kill before a write of the database.
 
-`transfers` forks these programs. A step is before each statement and before each commit.
+`transfers` forks these programs, and says what a step is.
 """
 
 import asyncio
@@ -28,7 +28,10 @@ from toolbox.sql import SqlChatMemoryStore, SqlRunStore
 from toolbox.testing import tool_call
 
 from . import transfers
-from .transfers import PAUSE, kill_in
+from .transfers import kill_in
+
+PAUSE = 0.1
+"""Seconds in which a model writes, while another process adds messages."""
 
 TABLES = ("CREATE TABLE steps (taken INTEGER)", "CREATE TABLE accepted (run TEXT, message TEXT)")
 
@@ -59,10 +62,15 @@ class Desk(Protocol):
 
 
 class Model:
-    """Lets Desk hand over beside a tool; Billing finds an order, refunds it if the user says so, and answers."""
+    """Lets Desk hand over beside a tool; Billing finds an order, refunds it if the user says so, and answers.
+
+    A process sets `pause` if another one adds messages while the model writes a reply.
+    """
+
+    pause = 0.0
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(self.pause)
         results = [each.tool_name for each in request.messages if isinstance(each, ToolExecutionResultMessage)]
         said = [tool_call("find", {"order": 7}), tool_call("transfer_to_billing", {})]
         if "transfer_to_billing" in results:
@@ -89,8 +97,9 @@ def desk(url: str, lease: float) -> AbstractAsyncContextManager[tuple[Container,
 # --- the programs
 
 
-async def hand_over(url: str, lease: float, run_id: str, said: str, kill_at: int | None) -> None:
+async def hand_over(url: str, lease: float, run_id: str, said: str, kill_at: int | None, is_told: bool = False) -> None:
     """Makes a call in a room of its own that is handed over, in a process that is killed at a step."""
+    Model.pause = PAUSE if is_told else 0.0
     async with desk(url, lease) as (container, database):
 
         async def call() -> None:

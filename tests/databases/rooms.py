@@ -1,7 +1,7 @@
-"""Rooms whose calls wait for a person while others go on, as programs that tests kill at a statement of the database.
+"""Rooms whose calls wait for a person while others go on, as programs that tests kill before a write of the database.
 
-`transfers` forks these programs. A step is before each statement and before each commit, so that a process is killed
-between any two effects that the database keeps.
+`transfers` forks these programs, and says what a step is: a process is killed between any two effects that the
+database keeps.
 """
 
 from collections.abc import Sequence

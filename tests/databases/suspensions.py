@@ -1,7 +1,7 @@
-"""Suspended runs of nested services, as programs that tests kill at a statement of the database while they resume.
+"""Suspended runs of nested services, as programs that tests kill before a write of the database while they resume.
 
-`transfers` forks these programs. The steps are before each statement and before each commit, so a process is killed
-between any two effects that the database keeps.
+`transfers` forks these programs, and says what a step is: a process is killed between any two effects that the
+database keeps.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from toolbox.sql import SqlRunStore
 from toolbox.testing import tool_call
 
 from . import transfers
-from .transfers import STATEMENTS, step_at, steps
+from .transfers import kill_in
 
 TABLES = (
     "CREATE TABLE effects (name VARCHAR, tool VARCHAR)",
@@ -138,17 +138,16 @@ async def suspend(url: str, lease: float, names: Sequence[str]) -> None:
 
 
 async def resume(url: str, lease: float, name: str, kill_at: int | None) -> None:
-    """Answers a run, in a process that is killed at a statement. Writes the number of steps if it is not."""
+    """Answers a run, in a process that is killed at a step."""
     async with office(url, lease) as (container, database):
         run_id = await _run_of(database, name)
         run = await container.runs.get(run_id)
-        step_at(database, *STATEMENTS)
-        steps.kill_at = kill_at
-        result = await container.runs.resume(run_id, {each.id: approve() for each in run.pending}, by="boss")
-        assert result.content == "office done"
-        taken, steps.kill_at = len(steps.taken), None
-        async with database.begin() as connection:
-            await connection.execute(text("INSERT INTO steps VALUES (:taken)"), {"taken": taken})
+
+        async def answer() -> None:
+            result = await container.runs.resume(run_id, {each.id: approve() for each in run.pending}, by="boss")
+            assert result.content == "office done"
+
+        await kill_in(database, answer(), kill_at)
 
 
 async def finish(url: str, lease: float, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A process is killed at each statement in a hand-over, or while it adds a message, and another one goes on."""
+"""A process is killed before each write of a hand-over, or while it adds a message, and another one goes on."""
 
 import json
 import os
@@ -66,10 +66,11 @@ JOIN toolbox_conversations AS heads ON heads.id = turns.conversation
 
 def test_a_killed_hand_over_happens_once_and_no_message_beside_it_is_lost(forge: Forge, url: str) -> None:
     run(forge, url, "hand_over", "whole", "hi", None)
-    for step in range(1, number_of_steps(url) + 1, 3):
-        forge.begin("hand_over", url, LEASE, f"killed-at-{step}", "hi", step)
+    every = 1 if url.startswith("sqlite") else 2  # both write the same records
+    for begun, step in enumerate(range(1, number_of_steps(url) + 1, every), 1):
+        forge.begin("hand_over", url, LEASE, f"killed-at-{step}", "hi", step, True)
         forge.begin("tell_much", url, LEASE, f"killed-at-{step}")
-        if step % 9 == 1:
+        if begun % 4 == 0:
             assert set(forge.wait()) <= {-9, 0}
     assert set(forge.wait()) <= {-9, 0}
     run(forge, url, "finish_all")
@@ -86,7 +87,8 @@ def test_a_message_of_a_killed_process_is_read_once_or_not_at_all(forge: Forge, 
     run(forge, url, "tell_once", "whole", None)
     steps = range(1, number_of_steps(url) + 1)  # those of the message: the call has more
     for step in steps:
-        run(forge, url, "hand_over", f"killed-at-{step}", "refund", None)
+        forge.begin("hand_over", url, LEASE, f"killed-at-{step}", "refund", None)
+    assert set(forge.wait()) == {0}
     for step in steps:
         forge.begin("tell_once", url, LEASE, f"killed-at-{step}", step)
     assert set(forge.wait()) == {-9}

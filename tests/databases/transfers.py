@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
-from sqlalchemy import event, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
@@ -94,11 +94,28 @@ def step_at(engine: AsyncEngine, *events: str) -> None:
         event.listen(engine.sync_engine, name, happens)
 
 
+def step_before_writes(engine: AsyncEngine) -> None:
+    """Take a step before each commit, and before each statement that is committed at once.
+
+    These are all the states in which a process that is killed can leave the database: of a transaction that was not
+    committed, nothing is left.
+    """
+
+    for name, commits_at_once in (("before_cursor_execute", True), ("commit", False)):
+
+        def happens(connection: Connection, *_: object, at_once: bool = commits_at_once) -> None:
+            if at_once == (connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"):
+                steps.take("write")
+
+        event.listen(engine.sync_engine, name, happens)
+
+
 async def kill_in(database: AsyncEngine, work: Coroutine[Any, Any, object], kill_at: int | None) -> None:
-    """Await work that is killed at a statement. Writes the number of steps to the table `steps` if it is not."""
-    step_at(database, *STATEMENTS)
+    """Await work that is killed before a write or at its end. Writes the number of steps to `steps` if it is not."""
+    step_before_writes(database)
     steps.kill_at = kill_at
     await work
+    steps.take("end")
     taken, steps.kill_at = len(steps.taken), None
     async with database.begin() as connection:
         await connection.execute(text("INSERT INTO steps VALUES (:taken)"), {"taken": taken})
